@@ -1,0 +1,3 @@
+"""Source-free machine unlearning for PyTorch."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,64 @@
+"""The command ``sfu``: compose a configuration, run it (or a sweep of it), print and save the result."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sfu.errors import SfuError
+from sfu.experiment.paths import MAIN_CONFIG, config_dir
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def main() -> None:
+    """Entry point of ``sfu`` and ``python -m sfu``; exits with 1 after a clear message if anything failed."""
+    asked_for_tracebacks = "HYDRA_FULL_ERROR" in os.environ
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of being printed by Hydra
+
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from sfu.experiment.explain import explain
+    from sfu.experiment.schema import register
+
+    register()
+    failed = False
+    try:
+        start: Callable[[], None] = hydra.main(
+            version_base="1.3", config_path=str(config_dir()), config_name=MAIN_CONFIG
+        )(_job)
+        start()
+    except KeyboardInterrupt:
+        print("sfu: interrupted; what was finished is kept.", file=sys.stderr)
+        sys.exit(130)
+    except (SfuError, HydraException, OmegaConfBaseException, OSError) as error:
+        if asked_for_tracebacks:
+            raise
+        print(f"sfu: {explain(error)}", file=sys.stderr)
+        failed = True
+    finally:
+        _finish_sweep()
+    if failed:
+        sys.exit(1)
+
+
+def _job(config: DictConfig) -> None:
+    from sfu.experiment.job import run_job
+
+    run_job(config)
+
+
+def _finish_sweep() -> None:
+    """Print and save the table of a sweep, if this was one and any job left a result."""
+    from sfu.experiment.sweep import sweep_folder
+
+    folder = sweep_folder()
+    if folder is not None and folder.is_dir():
+        from sfu.experiment.sweep_report import report_sweep
+
+        report_sweep(folder)

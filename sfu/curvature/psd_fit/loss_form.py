@@ -1,0 +1,187 @@
+"""Loss measurements in standard form: ``A(Y)_i = 1/2 d_i^T Y d_i``.
+
+``A A* = (Delta Delta^T)^2 / 4`` elementwise, a P x P matrix; nothing of size P x D^2 is ever formed.
+
+Shapes: P perturbations, D features (the rank of the perturbations after reduction), R positive eigenvalues, K others,
+Q rank of the approximation in the preconditioner.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sfu.curvature.psd_fit.bounds import SymmetricTerm
+from sfu.curvature.psd_fit.measurements import LossMeasurements
+from sfu.curvature.psd_fit.projection import Spectrum
+from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm, perron_bound
+
+# Rank of the approximation of Omega in the preconditioner. 1 already keeps conjugate gradients under about ten steps;
+# each further one costs two P x P x D products per factorisation.
+PRECONDITIONER_RANK = 2
+
+
+class LossForm(StandardForm):
+    """``c = mu P / 2``, ``B = X0 - L``, ``t = target - A(L)``, ``scale = mu``.
+
+    When there are fewer perturbations than features and L and X0 are multiples of the identity, the data say nothing
+    outside the span of the perturbations: the solution there is ``max(L, X0)`` times the identity, and the problem is
+    solved inside the span (QR of ``Delta^T``).
+    """
+
+    def __init__(
+        self,
+        measurements: LossMeasurements,
+        lower: SymmetricTerm,
+        prior: SymmetricTerm,
+        mu: float | None,
+        prior_strength: float,
+        dtype: torch.dtype,
+        reduce: bool = True,
+    ) -> None:
+        delta_PD = measurements.delta_PD.double()
+        target_P = measurements.target_P.to(delta_PD)
+        count, dimension = delta_PD.shape
+        self._lower, self._basis_FD, self._outside = lower, None, 0.0
+        outside_objective = 0.0
+        if reduce and count < dimension and lower.scale is not None and prior.scale is not None:
+            self._basis_FD, triangle = torch.linalg.qr(delta_PD.T)
+            delta_PD = triangle.T.contiguous()
+            shift = prior.scale - lower.scale
+            self._outside = max(shift, 0.0)
+            outside_objective = (dimension - delta_PD.shape[1]) / 2 * min(shift, 0.0) ** 2
+            lower = SymmetricTerm(lower.scale, None, delta_PD.shape[1])
+            prior = SymmetricTerm(prior.scale, None, delta_PD.shape[1])
+        lower_DD = lower.dense(delta_PD)
+        base_DD = prior.dense(delta_PD) - lower_DD
+        target_P = target_P - ((delta_PD @ lower_DD) * delta_PD).sum(1) / 2
+
+        self.delta_PD = delta_PD.to(dtype)
+        self.gram_PP = (self.delta_PD @ self.delta_PD.T).square_().div_(4)
+        self._norm = perron_bound(self.gram_PP)
+        # with every perturbation zero the data say nothing: any positive mu gives the prior
+        self.mu = mu if mu is not None else prior_strength * 2 / count * self._norm or 1.0
+        self.base_DD = base_DD.to(dtype)
+        self.target = target_P.to(dtype)
+        self.weight = self.mu * count / 2
+        self.scale = self.mu
+        self.offset = self.mu * outside_objective
+        data_scale = float(target_P.square().mean())
+        self.floor = 1e-20 * (data_scale + self.mu / 2 * float(base_DD.square().sum()))
+        self._inactive: tuple[float, Tensor] | None = None
+
+    def forward(self, matrix_DD: Tensor) -> Tensor:
+        """``1/2 d_i^T Y d_i``."""
+        return ((self.delta_PD @ matrix_DD) * self.delta_PD).sum(1) / 2
+
+    def adjoint(self, dual: Tensor) -> Tensor:
+        """``1/2 sum_i z_i d_i d_i^T``."""
+        matrix_DD = self.delta_PD.T @ (dual[:, None] * self.delta_PD) / 2
+        return (matrix_DD + matrix_DD.T) / 2
+
+    def operator_norm(self) -> float:
+        """Collatz-Wielandt bound on the P x P matrix, whose entries are squares."""
+        return self._norm
+
+    def solve_inactive(self, weight: float) -> Tensor:
+        """One P x P Cholesky factorisation."""
+        factor_PP = self._inactive_factor(weight)
+        rhs_P = self.target - self.forward(self.base_DD)
+        dual_P = torch.cholesky_solve(rhs_P[:, None], factor_PP)[:, 0]
+        residual_P = rhs_P - self.gram_PP @ dual_P - weight * dual_P
+        return dual_P + torch.cholesky_solve(residual_P[:, None], factor_PP)[:, 0]
+
+    def _inactive_factor(self, weight: float) -> Tensor:
+        if self._inactive is None or self._inactive[0] != weight:
+            self._inactive = (weight, _factor(self.gram_PP.clone(), weight))
+        return self._inactive[1]
+
+    def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
+        """One eigendecomposition and two P x D x D products."""
+        spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
+        self._rotated = (spectrum, self.delta_PD @ spectrum.vector_DD)
+        split = spectrum.split
+        return spectrum, self._rotated[1][:, split:].square() @ spectrum.value_D[split:] / 2
+
+    def _blocks(self, spectrum: Spectrum) -> tuple[Tensor, Tensor, Tensor]:
+        """``Delta U`` whole, and its columns on the positive and on the other eigenvectors."""
+        cached, rotated_PD = self._rotated
+        if cached is not spectrum:
+            rotated_PD = self.delta_PD @ spectrum.vector_DD
+        return rotated_PD, rotated_PD[:, spectrum.split :], rotated_PD[:, : spectrum.split]
+
+    def jacobian(self, spectrum: Spectrum) -> LinearMap:
+        """``A Proj' A*`` in the eigenbasis, through whichever side of the spectrum is the smaller.
+
+        With few positive eigenvalues only their rows of ``U^T A*(v) U`` matter (4 P R D flops); with few others,
+        ``Proj' = I - (its complement)`` and ``A A*`` is at hand (2 P^2 + 4 P K D flops).
+        """
+        rotated_PD, positive_PR, other_PK = self._blocks(spectrum)
+        split, omega_RK = spectrum.split, spectrum.omega_RK
+        if split >= rotated_PD.shape[1] - split:
+
+            def from_positive(vector_P: Tensor) -> Tensor:
+                mixed_RD = positive_PR.T @ (vector_P[:, None] * rotated_PD)
+                mixed_RD[:, :split] *= 2 * omega_RK
+                return ((positive_PR @ mixed_RD) * rotated_PD).sum(1) / 4
+
+            return from_positive
+
+        def from_other(vector_P: Tensor) -> Tensor:
+            mixed_KD = other_PK.T @ (vector_P[:, None] * rotated_PD)
+            mixed_KD[:, split:] *= 2 * (1 - omega_RK.T)
+            return self.gram_PP @ vector_P - ((other_PK @ mixed_KD) * rotated_PD).sum(1) / 4
+
+        return from_other
+
+    def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
+        """Cholesky of the Jacobian with Omega replaced by a low-rank ``sum_q left_q right_q^T``.
+
+        Each rank-one term of Omega is the elementwise product of two P x P Gram matrices. Omega = a / (a + b) is a
+        Cauchy-like matrix, so its singular values fall geometrically.
+        """
+        _, positive_PR, other_PK = self._blocks(spectrum)
+        if spectrum.split == 0:
+            factor_PP = self._inactive_factor(weight)
+        else:
+            matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
+            if spectrum.split < spectrum.value_D.shape[0]:
+                left_RQ, right_QK = _low_rank(spectrum.omega_RK, PRECONDITIONER_RANK)
+                for left_R, right_K in zip(left_RQ.T, right_QK, strict=True):
+                    term_PP = (positive_PR * left_R) @ positive_PR.T
+                    matrix_PP.addcmul_(term_PP, (other_PK * right_K) @ other_PK.T, value=0.5)
+            factor_PP = _factor(matrix_PP, weight)
+        return lambda vector_P: torch.cholesky_solve(vector_P[:, None], factor_PP)[:, 0]
+
+    def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
+        """Undo the reduction to the span, add the lower bound."""
+        shifted_FF = matrix_DD.double()
+        if self._basis_FD is not None:
+            inside_FF = self._basis_FD @ shifted_FF @ self._basis_FD.T
+            eye_FF = torch.eye(inside_FF.shape[0], dtype=inside_FF.dtype, device=inside_FF.device)
+            shifted_FF = inside_FF + self._outside * (eye_FF - self._basis_FD @ self._basis_FD.T)
+        shifted_FF = (shifted_FF + shifted_FF.T) / 2
+        return shifted_FF, shifted_FF + self._lower.dense(shifted_FF)
+
+
+def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
+    """Cholesky factor of ``matrix + weight I`` (in place), raising the shift until it is positive definite."""
+    extra = float(matrix_PP.diagonal().mean()) * torch.finfo(matrix_PP.dtype).eps
+    matrix_PP.diagonal().add_(weight)
+    factor_PP, info = torch.linalg.cholesky_ex(matrix_PP)
+    while int(info) != 0:
+        matrix_PP.diagonal().add_(extra)
+        extra *= 10
+        factor_PP, info = torch.linalg.cholesky_ex(matrix_PP)
+    return factor_PP
+
+
+def _low_rank(omega_RK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Orthonormal ``left_RQ`` and ``right_QK = left_RQ^T omega_RK``, by two subspace iterations."""
+    size = omega_RK.shape[1]
+    rank = min(rank, *omega_RK.shape)
+    position_K = torch.linspace(-1, 1, size, dtype=omega_RK.dtype, device=omega_RK.device)
+    start_KQ = torch.stack([position_K**power for power in range(rank)], dim=1)
+    left_RQ = torch.linalg.qr(omega_RK @ start_KQ).Q
+    left_RQ = torch.linalg.qr(omega_RK @ (omega_RK.T @ left_RQ)).Q
+    return left_RQ, left_RQ.T @ omega_RK

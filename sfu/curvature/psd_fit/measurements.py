@@ -1,0 +1,143 @@
+"""What was observed about the unknown curvature: forget losses or forget gradients at perturbed weights.
+
+Shapes: P perturbations, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfu.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class LossMeasurements:
+    """Quadratic forms of the unknown X: ``target_i ~ 1/2 d_i^T X d_i`` (paper, eq. of the perturbed forget loss).
+
+    The data term of the fit is the mean square ``1/P sum_i (1/2 d_i^T X d_i - target_i)^2``.
+
+    Args:
+        delta_PD: the perturbations, one per row.
+        target_P: the observed second-order loss changes.
+
+    Raises:
+        DataError: no perturbation, shapes that do not match, or values that are not finite.
+    """
+
+    delta_PD: Tensor
+    target_P: Tensor
+
+    def __post_init__(self) -> None:
+        _require_matrix("delta_PD", self.delta_PD, "one perturbation per row")
+        if self.target_P.shape != self.delta_PD.shape[:1]:
+            raise DataError(
+                f"target_P has shape {tuple(self.target_P.shape)} but delta_PD has {self.delta_PD.shape[0]} rows: "
+                "give one scalar target per perturbation."
+            )
+        _require_finite("delta_PD", self.delta_PD, "lower the perturbation scale")
+        _require_finite("target_P", self.target_P, "drop the perturbations whose loss overflowed, or lower their scale")
+
+    @property
+    def dimension(self) -> int:
+        """D, the side of the unknown matrix."""
+        return self.delta_PD.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the measurements live; the fit runs and answers there."""
+        return self.delta_PD.device
+
+
+@dataclass(frozen=True, eq=False)
+class GradientMeasurements:
+    """Products with the unknown X: ``response_i ~ X d_i`` (a positive-semidefinite Procrustes problem).
+
+    The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations through three moments only, so these
+    are stored and the observations are not:
+
+    Args:
+        gram_DD: ``1/P sum_i d_i d_i^T``.
+        cross_DD: the symmetric part of ``1/P sum_i response_i d_i^T``.
+        response_square: ``1/P sum_i |response_i|^2``.
+        count: P.
+
+    Raises:
+        DataError: no observation, shapes that do not match, values that are not finite, or a ``gram_DD`` that is not
+            symmetric. Use :meth:`from_pairs` unless the moments were accumulated elsewhere.
+    """
+
+    gram_DD: Tensor
+    cross_DD: Tensor
+    response_square: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise DataError(f"gradient measurements: count is {self.count}; give at least one perturbation.")
+        _require_matrix("gram_DD", self.gram_DD, "the D x D second moment of the perturbations")
+        if self.gram_DD.shape[0] != self.gram_DD.shape[1] or self.cross_DD.shape != self.gram_DD.shape:
+            raise DataError(
+                f"gram_DD has shape {tuple(self.gram_DD.shape)} and cross_DD {tuple(self.cross_DD.shape)}: both must be "
+                "D x D."
+            )
+        _require_finite("gram_DD", self.gram_DD, "lower the perturbation scale")
+        _require_finite("cross_DD", self.cross_DD, "drop the perturbations whose gradient overflowed")
+        if not 0.0 <= self.response_square < float("inf"):
+            raise DataError(f"response_square is {self.response_square}: a mean of squares is finite and not negative.")
+        asymmetry = (self.gram_DD - self.gram_DD.T).abs().max()
+        if asymmetry > 1e-6 * self.gram_DD.abs().max():
+            raise DataError(f"gram_DD is not symmetric (largest difference {float(asymmetry):.1e}): use from_pairs.")
+        object.__setattr__(self, "cross_DD", (self.cross_DD + self.cross_DD.T) / 2)
+
+    @classmethod
+    def from_pairs(cls, delta_PD: Tensor, response_PD: Tensor) -> GradientMeasurements:
+        """Accumulate the moments, in float64, of perturbations ``d_i`` and responses ``X d_i``, one pair per row.
+
+        Raises:
+            DataError: no perturbation, shapes that differ, or values that are not finite.
+        """
+        _require_matrix("delta_PD", delta_PD, "one perturbation per row")
+        if response_PD.shape != delta_PD.shape:
+            raise DataError(
+                f"response_PD has shape {tuple(response_PD.shape)} and delta_PD {tuple(delta_PD.shape)}: give one "
+                "gradient difference per perturbation."
+            )
+        _require_finite("delta_PD", delta_PD, "lower the perturbation scale")
+        _require_finite("response_PD", response_PD, "drop the perturbations whose gradient overflowed")
+        delta_PD, response_PD = delta_PD.double(), response_PD.double()
+        count = delta_PD.shape[0]
+        return cls(
+            gram_DD=delta_PD.T @ delta_PD / count,
+            cross_DD=response_PD.T @ delta_PD / count,
+            response_square=float(response_PD.square().sum() / count),
+            count=count,
+        )
+
+    @property
+    def dimension(self) -> int:
+        """D, the side of the unknown matrix."""
+        return self.gram_DD.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the measurements live; the fit runs and answers there."""
+        return self.gram_DD.device
+
+
+Measurements = LossMeasurements | GradientMeasurements
+
+
+def _require_matrix(name: str, value: Tensor, meaning: str) -> None:
+    if value.ndim != 2 or value.shape[0] < 1 or value.shape[1] < 1:
+        raise DataError(
+            f"{name} has shape {tuple(value.shape)}: expected a matrix with at least one row and one column ({meaning})."
+        )
+
+
+def _require_finite(name: str, value: Tensor, remedy: str) -> None:
+    bad = int((~torch.isfinite(value)).sum())
+    if bad:
+        raise DataError(f"{name} holds {bad} values that are not finite: {remedy}.")

@@ -1,0 +1,127 @@
+"""The one problem every algorithm here solves, and its dual.
+
+Both kinds of measurement reduce, by shifting the lower bound to zero, to
+
+    minimise over Y >= 0    f(Y) = 1/2 |Y - B|^2 + 1/(2c) |A(Y) - t|^2.
+
+Its dual is the smooth convex problem of minimising over z, in the space of the targets,
+
+    phi(z) = 1/2 |Y(z)|^2 - <t, z> + c/2 |z|^2,        Y(z) = Proj_{>=0}(B + A*(z)),
+
+whose gradient is ``F(z) = A Y(z) - t + c z``. For any z, the primal value at Y(z) exceeds the dual value by exactly
+``|F(z)|^2 / (2c)`` (expand both and use ``<Y, B + A* z> = |Y|^2``): the residual of the dual is the certificate of the
+primal, without cancellation.
+
+Shapes: D features (or the rank of the perturbations after reduction), P measurements. ``z`` and ``t`` have the shape of
+the target space: (P,) for losses, (D, D) for gradients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sfu.curvature.psd_fit.projection import Spectrum
+
+LinearMap = Callable[[Tensor], Tensor]
+
+
+class StandardForm(ABC):
+    """``min over Y >= 0 of 1/2 |Y - B|^2 + 1/(2c) |A(Y) - t|^2``, and the way back to the problem it came from.
+
+    Attributes:
+        base_DD: B.
+        target: t.
+        weight: c > 0.
+        scale: the original objective is ``scale * f + offset``.
+        offset: see ``scale``.
+        floor: objectives below this are zero to working precision (the gap is relative to at least this much).
+        mu: weight of the prior in the original problem.
+    """
+
+    base_DD: Tensor
+    target: Tensor
+    weight: float
+    scale: float
+    offset: float
+    floor: float
+    mu: float
+
+    @abstractmethod
+    def forward(self, matrix_DD: Tensor) -> Tensor:
+        """A(Y) of a symmetric Y."""
+
+    @abstractmethod
+    def adjoint(self, dual: Tensor) -> Tensor:
+        """A*(z), symmetric."""
+
+    @abstractmethod
+    def operator_norm(self) -> float:
+        """An upper bound on the largest eigenvalue of ``A A*``, tight to about 1e-6 relative."""
+
+    @abstractmethod
+    def solve_inactive(self, weight: float) -> Tensor:
+        """The dual solution ``(A A* + weight I) z = t - A B`` when the constraint does not bind."""
+
+    @abstractmethod
+    def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
+        """The spectrum of ``B + A*(z)`` and ``A Y(z)``."""
+
+    @abstractmethod
+    def jacobian(self, spectrum: Spectrum) -> LinearMap:
+        """The map ``v -> A Proj'(A* v)``, an element of the generalised Jacobian of ``z -> A Y(z)``."""
+
+    @abstractmethod
+    def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
+        """An approximate inverse of ``A Proj' A* + weight I``."""
+
+    @abstractmethod
+    def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
+        """X - L and X of the original problem, in float64, of a solution Y."""
+
+    def value(self, matrix_DD: Tensor, image: Tensor, weight: float) -> float:
+        """f(Y), given A(Y)."""
+        fit = (image - self.target).square().sum() / (2 * weight)
+        return float((matrix_DD - self.base_DD).square().sum() / 2 + fit)
+
+    def objective(self, value: float) -> float:
+        """The objective of the original problem from f(Y)."""
+        return self.scale * value + self.offset
+
+    def relative_gap(self, gap: float, value: float) -> float:
+        """A gap in f, relative to the original objective."""
+        if gap == 0:
+            return 0.0
+        denominator = max(abs(self.objective(value)), self.floor)
+        return self.scale * gap / denominator if denominator > 0 else float("inf")
+
+
+def perron_bound(matrix_PP: Tensor, tolerance: float = 1e-7, iterations: int = 1000) -> float:
+    """Upper bound on the largest eigenvalue of a symmetric matrix without negative entries, by power iteration.
+
+    For every positive v, ``max_i (M v)_i / v_i`` bounds the eigenvalue from above and ``min_i`` from below
+    (Collatz-Wielandt), so the iteration stops on a proof.
+
+    Args:
+        matrix_PP: symmetric, entries >= 0; a zero row is one of the eigenvalue 0 and is left out.
+        tolerance: relative width of the bracket at which to stop.
+        iterations: at most this many products; the bound holds at whichever iteration ends it.
+    """
+    used = matrix_PP.diagonal() > 0
+    if not used.any():
+        return 0.0
+    if not used.all():
+        matrix_PP = matrix_PP[used][:, used]
+    vector_P = torch.ones_like(matrix_PP[0])
+    upper = float("inf")
+    for _ in range(iterations):
+        image_P = matrix_PP @ vector_P
+        ratio_P = image_P / vector_P
+        upper, lower = float(ratio_P.max()), float(ratio_P.min())
+        if upper - lower <= tolerance * upper:
+            break
+        vector_P = image_P / image_P.max()
+    return upper

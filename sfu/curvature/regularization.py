@@ -1,0 +1,100 @@
+r"""Damping rho and length c of the step, chosen by cross-validation on the forget set alone.
+
+The step :math:`u = c (H + \rho R)^{-1} g` misses the exact one by :math:`u^T H_r u - 2 u^T g + const` in the
+retain-Hessian norm. With the forget set in K folds, H and g are estimated on K - 1 of them and the error is scored with
+the held-out fold's own Hessian, which is independent of u: an unbiased estimate of the error that asks nothing of the
+source data. For every rho the best c is :math:`\langle u, g\rangle / \langle u, H u\rangle`. At the optimum the forget
+gradient is sampling noise and K - 1 folds have K/(K-1) times as much of it squared as the whole; the predicted gain is
+scaled back by (K-1)/K.
+
+Shapes: K folds, M values of rho, C classes, E = D (+ 1 with bias).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfu.curvature.spectral import SpectralInverse
+
+_GRID_POINTS = 81
+_GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold of the forget set.
+
+    Attributes:
+        inverse: The estimate from the other folds, decomposed.
+        gradient_CE: Right-hand side of the Newton step from the other folds.
+        held_out_EE: This fold's own Hessian.
+    """
+
+    inverse: SpectralInverse
+    gradient_CE: Tensor
+    held_out_EE: Tensor
+
+
+@dataclass(frozen=True)
+class StepChoice:
+    """How to damp and scale the step, and what that is expected to bring.
+
+    Attributes:
+        rho: Damping.
+        scale: c.
+        predicted_gain: Expected reduction of the squared distance to Retrained in the retain-Hessian norm, for a step
+            of ratio 1; negative if the step is expected to do harm.
+    """
+
+    rho: float
+    scale: float
+    predicted_gain: float
+
+
+def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[Tensor]:
+    """A random partition of ``range(n_rows)`` into ``n_folds`` parts of almost equal size."""
+    return list(torch.randperm(n_rows, generator=generator).tensor_split(n_folds))
+
+
+def choose_step(folds: Sequence[Fold]) -> StepChoice:
+    """The rho of a wide grid, and its c, of smallest held-out error."""
+    mean = sum(fold.inverse.mean_eigenvalue for fold in folds) / len(folds)
+    rhos = (mean * torch.logspace(*_GRID_DECADES, _GRID_POINTS, dtype=torch.float64)).tolist()
+    if all(_invertible(fold.inverse) for fold in folds):
+        rhos = [0.0, *rhos]
+    along_M, curved_M = _scores(folds, rhos)
+    best = int((along_M.square() / curved_M).argmax())
+    scale = float(along_M[best] / curved_M[best])
+    gain = float(along_M[best].square() / curved_M[best])
+    return StepChoice(rhos[best], scale, gain * _noise_factor(len(folds)))
+
+
+def predict_gain(folds: Sequence[Fold], rho: float, *, floor: float = 0.0) -> StepChoice:
+    """The expected gain of a given rho at c = 1."""
+    along_M, curved_M = _scores(folds, [rho], floor=floor)
+    noise = _noise_factor(len(folds))
+    return StepChoice(rho, 1.0, noise * float(2 * along_M[0] - curved_M[0]))
+
+
+def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Means over folds of ``<u, g>`` and ``<u, H_heldout u>`` at c = 1, ``[M]`` each."""
+    along = torch.zeros(len(rhos), dtype=torch.float64)
+    curved = torch.zeros_like(along)
+    for fold in folds:
+        step_MCE = fold.inverse.solve_many(fold.gradient_CE, rhos, floor=floor)
+        along += (step_MCE * fold.gradient_CE).sum((1, 2)).double().cpu() / len(folds)
+        curved += ((step_MCE @ fold.held_out_EE) * step_MCE).sum((1, 2)).double().cpu() / len(folds)
+    return along, curved
+
+
+def _invertible(inverse: SpectralInverse) -> bool:
+    eigenvalues = inverse.eigenvalues_D
+    return bool(eigenvalues[0] > eigenvalues.shape[0] * torch.finfo(eigenvalues.dtype).eps * eigenvalues[-1])
+
+
+def _noise_factor(n_folds: int) -> float:
+    return (n_folds - 1) / n_folds

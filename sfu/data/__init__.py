@@ -1,0 +1,1 @@
+"""Datasets, features and the split into forget and retained examples."""

@@ -1,0 +1,146 @@
+"""A dataset as feature rows and integer labels, checked once on entry.
+
+Shapes: N training rows, T test rows, D features, C classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfu.errors import DataError
+
+
+@dataclass(frozen=True)
+class FeatureData:
+    """Features and labels of one dataset, on the CPU.
+
+    Attributes:
+        name: The dataset's name.
+        train_features_ND: Training features, float32 or float64.
+        train_labels_N: Training labels, int64, in ``0 .. C-1``.
+        test_features_TD: Test features, same width and dtype.
+        test_labels_T: Test labels, int64.
+        n_classes: C.
+    """
+
+    name: str
+    train_features_ND: Tensor
+    train_labels_N: Tensor
+    test_features_TD: Tensor
+    test_labels_T: Tensor
+    n_classes: int
+
+    @property
+    def n_train(self) -> int:
+        """Number of training rows N."""
+        return self.train_labels_N.shape[0]
+
+    @property
+    def n_features(self) -> int:
+        """Feature width D."""
+        return self.train_features_ND.shape[1]
+
+    def fingerprint(self) -> str:
+        """SHA-256 (first 16 hex digits) over shapes, dtypes and bytes of the four arrays."""
+        digest = hashlib.sha256()
+        for array in (self.train_features_ND, self.train_labels_N, self.test_features_TD, self.test_labels_T):
+            values = array.contiguous().numpy()
+            digest.update(f"{values.dtype}{values.shape}".encode())
+            digest.update(values.data)
+        return digest.hexdigest()[:16]
+
+
+def make_feature_data(
+    name: str,
+    train_features: np.ndarray,
+    train_labels: np.ndarray,
+    test_features: np.ndarray,
+    test_labels: np.ndarray,
+    *,
+    n_classes: int | None = None,
+    normalize_rows: bool = False,
+    source: str = "dataset",
+) -> FeatureData:
+    """Check raw arrays and build a :class:`FeatureData`.
+
+    Args:
+        name: The dataset's name.
+        train_features: ``[N, D]`` numbers.
+        train_labels: ``[N]`` integers.
+        test_features: ``[T, D]`` numbers.
+        test_labels: ``[T]`` integers.
+        n_classes: C; ``None`` takes ``max(train_labels) + 1`` and requires every class to occur.
+        normalize_rows: Scale every row of both parts to Euclidean norm 1 (zero rows stay zero).
+        source: What to call the data in messages (a path, for example).
+
+    Raises:
+        DataError: A shape, dtype, label or value is unusable; the message says which and what to do.
+    """
+    train_x = _features(train_features, f"{source}: train_features")
+    test_x = _features(test_features, f"{source}: test_features")
+    if test_x.shape[1] != train_x.shape[1]:
+        raise DataError(
+            f"{source}: train_features have {train_x.shape[1]} columns but test_features have {test_x.shape[1]}; "
+            "extract both with the same backbone."
+        )
+    train_y = _labels(train_labels, train_x.shape[0], f"{source}: train_labels")
+    test_y = _labels(test_labels, test_x.shape[0], f"{source}: test_labels")
+    classes = _n_classes(train_y, n_classes, source)
+    for part, labels in (("train_labels", train_y), ("test_labels", test_y)):
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise DataError(
+                f"{source}: {part} run from {low} to {high}, outside 0 .. {classes - 1}; number the classes from 0 "
+                "without gaps, or give their number in dataset.n_classes."
+            )
+    dtype = np.result_type(train_x.dtype, test_x.dtype)
+    parts = [torch.from_numpy(np.array(x, dtype=dtype, order="C")) for x in (train_x, test_x)]
+    if normalize_rows:
+        parts = [torch.nn.functional.normalize(x, dim=1) for x in parts]
+    return FeatureData(name, parts[0], torch.from_numpy(train_y), parts[1], torch.from_numpy(test_y), classes)
+
+
+def _features(array: np.ndarray, what: str) -> np.ndarray:
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{what} has dtype {array.dtype}; real numbers are needed.")
+    if array.ndim != 2 or 0 in array.shape:
+        raise DataError(f"{what} has shape {list(array.shape)}; a non-empty [rows, features] array is needed.")
+    kept = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    finite = np.isfinite(kept)
+    if not finite.all():
+        rows = np.flatnonzero(~finite.all(axis=1))
+        raise DataError(
+            f"{what} has NaN or infinite values in {rows.size} of {len(kept)} rows (first: row {rows[0]}); "
+            "remove or repair those rows."
+        )
+    return kept
+
+
+def _labels(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
+    if array.dtype.kind not in "iu":
+        raise DataError(f"{what} has dtype {array.dtype}; integer class indices are needed (0 .. C-1).")
+    if array.shape != (n_rows,):
+        raise DataError(f"{what} has shape {list(array.shape)}; [{n_rows}] is needed, one label for each feature row.")
+    return array.astype(np.int64)
+
+
+def _n_classes(train_labels: np.ndarray, n_classes: int | None, source: str) -> int:
+    present = np.unique(train_labels)
+    if n_classes is None:
+        n_classes = int(present[-1]) + 1
+        if present[0] >= 0 and present.size < n_classes:
+            first_missing = int(np.setdiff1d(np.arange(min(n_classes, present.size + 1)), present)[0])
+            raise DataError(
+                f"{source}: train_labels reach {n_classes - 1} but class {first_missing} never occurs; number the "
+                "classes from 0 without gaps, or set dataset.n_classes."
+            )
+    if present.size < 2:
+        raise DataError(
+            f"{source}: train_labels hold one class only ({int(present[0])}); a classifier needs at least two."
+        )
+    return n_classes

@@ -1,0 +1,44 @@
+"""What a dataset file hands over: arrays as found, before any check; and the split of those without a test part."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sfu.errors import DataError
+
+
+class RawArrays(NamedTuple):
+    """Features ``[N, D]`` and labels ``[N]`` of the training part, ``[T, D]`` and ``[T]`` of the test part."""
+
+    train_features: np.ndarray
+    train_labels: np.ndarray
+    test_features: np.ndarray
+    test_labels: np.ndarray
+
+
+def stratified_test_split(
+    features: np.ndarray, labels: np.ndarray, *, test_fraction: float, seed: int, source: str
+) -> RawArrays:
+    """Hold out a seeded stratified test part (every class in proportion).
+
+    Raises:
+        DataError: A class is too small to appear on both sides.
+    """
+    from sklearn.model_selection import train_test_split
+
+    if labels.ndim != 1 or len(labels) != len(features):
+        raise DataError(f"{source}: {len(features)} feature rows but labels of shape {list(labels.shape)}.")
+    try:
+        train, test = train_test_split(
+            np.arange(len(labels)), test_size=test_fraction, random_state=seed, stratify=labels
+        )
+    except ValueError as error:
+        raise DataError(
+            f"{source}: no stratified test part of dataset.test_fraction={test_fraction} can be drawn ({error}) "
+            "Give a test part, more rows a class, or another fraction."
+        ) from error
+    train.sort()
+    test.sort()
+    return RawArrays(features[train], labels[train], features[test], labels[test])

@@ -1,0 +1,121 @@
+"""Which training rows are to be forgotten: a random fraction, whole classes, or an index file.
+
+Shapes: N training rows, F forget rows, R = N - F retained rows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfu.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from sfu.experiment.schema import ForgetConfig
+
+DEFAULT_FRACTION = 0.1
+
+
+@dataclass(frozen=True)
+class ForgetSplit:
+    """Sorted row numbers of the training part.
+
+    Attributes:
+        forget_F: Rows to forget, int64.
+        retain_R: All other rows, int64.
+        kind: ``fraction``, ``classes`` or ``indices``.
+    """
+
+    forget_F: Tensor
+    retain_R: Tensor
+    kind: str
+
+
+def make_split(config: ForgetConfig, labels_N: Tensor, n_classes: int, seed: int) -> ForgetSplit:
+    """Choose the forget set.
+
+    ``forget.indices`` stands alone. ``forget.classes`` takes all rows of those classes, or, with ``forget.fraction``,
+    a random part of them. Otherwise ``forget.fraction`` (0.1 unless given) of all rows is drawn at random.
+
+    Raises:
+        ConfigError: Settings contradict each other or are out of range.
+        DataError: The forget set is empty, is everything, or names rows that do not exist or twice.
+    """
+    n_train = labels_N.shape[0]
+    if config.indices is not None:
+        if config.classes is not None or config.fraction is not None:
+            raise ConfigError("forget.indices stands alone: leave out forget.fraction and forget.classes.")
+        forget, kind = _read_indices(Path(config.indices).expanduser(), n_train), "indices"
+    else:
+        pool, kind = torch.arange(n_train), "fraction"
+        fraction = config.fraction
+        if config.classes is not None:
+            pool, kind = _rows_of_classes(config.classes, labels_N, n_classes), "classes"
+        elif fraction is None:
+            fraction = DEFAULT_FRACTION
+        forget = pool if fraction is None else _draw(pool, fraction, seed)
+    if forget.numel() == n_train:
+        raise DataError(f"the forget set is all {n_train} training rows; nothing would be left to retain.")
+    keep = torch.ones(n_train, dtype=torch.bool)
+    keep[forget] = False
+    return ForgetSplit(forget.sort().values, keep.nonzero().squeeze(1), kind)
+
+
+def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:
+    if not 0.0 < fraction <= 1.0:
+        raise ConfigError(f"forget.fraction={fraction}; give a number above 0 and at most 1.")
+    count = round(fraction * pool.numel())
+    if count == 0:
+        raise DataError(
+            f"forget.fraction={fraction} of {pool.numel()} rows is an empty forget set; forget at least one row."
+        )
+    order = torch.randperm(pool.numel(), generator=torch.Generator().manual_seed(seed))
+    return pool[order[:count]]
+
+
+def _rows_of_classes(classes: list[int], labels_N: Tensor, n_classes: int) -> Tensor:
+    if not classes:
+        raise DataError("forget.classes=[] is an empty forget set; name at least one class.")
+    unknown = [c for c in classes if not 0 <= c < n_classes]
+    if unknown:
+        raise DataError(f"forget.classes={list(classes)} names {unknown}; the classes are 0 .. {n_classes - 1}.")
+    if len(set(classes)) != len(classes):
+        raise DataError(f"forget.classes={list(classes)} names a class twice.")
+    rows = torch.isin(labels_N, torch.tensor(list(classes))).nonzero().squeeze(1)
+    if rows.numel() == 0:
+        raise DataError(f"forget.classes={list(classes)}: no training row has these labels; the forget set is empty.")
+    return rows
+
+
+def _read_indices(path: Path, n_train: int) -> Tensor:
+    where = f"forget.indices={path}"
+    if not path.is_file():
+        raise DataError(f"{where} is not a file; give .txt (one row number a line), .json (a list) or .npy.")
+    try:
+        if path.suffix == ".npy":
+            values = np.load(path, allow_pickle=False)
+        elif path.suffix == ".json":
+            values = np.array(json.loads(path.read_text()))
+        else:
+            values = np.array([int(word) for word in path.read_text().split()], dtype=np.int64)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where} cannot be read as row numbers ({error}); one integer a line is enough.") from error
+    if values.size == 0:
+        raise DataError(f"{where} is an empty forget set; forget at least one row.")
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise DataError(
+            f"{where} holds {values.dtype} of shape {list(values.shape)}; a flat list of integers is needed."
+        )
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= n_train:
+        raise DataError(f"{where} names rows {low} .. {high}; the training rows are 0 .. {n_train - 1}.")
+    unique, counts = np.unique(values, return_counts=True)
+    if unique.size != values.size:
+        raise DataError(f"{where} names row {int(unique[counts > 1][0])} more than once; list every row once.")
+    return torch.from_numpy(values.astype(np.int64))

@@ -1,0 +1,1 @@
+"""What an unlearned head is measured by."""

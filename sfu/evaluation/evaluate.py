@@ -1,0 +1,112 @@
+"""Score heads against Retrained, on data reloaded after unlearning is done.
+
+Shapes: R retained rows, F forget rows, T test rows, C classes, E = D (+ 1 with bias).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sfu.data.feature_data import FeatureData
+from sfu.data.split import ForgetSplit
+from sfu.evaluation.measures import accuracy, agreement, mean_kl, squared_norm
+from sfu.evaluation.membership import MembershipScore, cross_entropy_per_sample, membership_attack
+from sfu.heads.linear import LinearHead
+from sfu.heads.moments import compute_moments
+
+Metrics = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class _Scores:
+    test: float
+    remain: float
+    forget: float
+    membership: MembershipScore
+
+
+class Evaluator:
+    """Holds what every row is compared with: the retained Hessian, Original and Retrained."""
+
+    def __init__(
+        self,
+        data: FeatureData,
+        split: ForgetSplit,
+        original: LinearHead,
+        retrained: LinearHead,
+        *,
+        membership_splits: int = 5,
+        seed: int = 0,
+    ) -> None:
+        """Compute the retained moments and Retrained's own scores.
+
+        Args:
+            data: The dataset.
+            split: Which training rows were forgotten.
+            original: The head before unlearning.
+            retrained: The head trained on the retained rows.
+            membership_splits: Splits of the membership attack.
+            seed: Of the membership attack.
+        """
+        parameters = original.parameters_CE
+        self._device = parameters.device
+        self._retain = (data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
+        self._forget = (data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
+        self._test = (data.test_features_TD, data.test_labels_T)
+        self._forgotten_classes = self._forget[1].unique()
+        self._n_splits, self._seed = membership_splits, seed
+        self._moments = compute_moments(
+            *self._retain, data.n_classes, bias=original.bias, device=self._device, dtype=parameters.dtype
+        )
+        self._hessian = self._moments.hessian(original.l2, original.regularized_E)
+        self._original, self._retrained = original, retrained
+        self._reference_scores = self._scores(retrained)
+        self._nothing = squared_norm(parameters - retrained.parameters_CE, self._hessian)
+
+    def evaluate(self, head: LinearHead) -> Metrics:
+        """All metrics of one head.
+
+        Percentages are 0 to 100; gaps are the head's value minus Retrained's, in points. ``distance`` is
+        ``|w - w_r| / |w* - w_r|`` in the retain-Hessian norm (0: Retrained, 1: nothing done), and
+        ``measured_distance_gain`` the fall of its squared numerator from doing nothing.
+        """
+        scores, reference = self._scores(head), self._reference_scores
+        square = squared_norm(head.parameters_CE - self._retrained.parameters_CE, self._hessian)
+        mia, mia_reference = scores.membership.mean, reference.membership.mean
+        test_logits, forget_logits = head.logits(self._test[0]), head.logits(self._forget[0])
+        gradient = self._moments.gradient(head.parameters_CE, head.l2, head.regularized_E, head.target_scale)
+        return {
+            "test_accuracy": scores.test,
+            "remain_accuracy": scores.remain,
+            "forget_accuracy": scores.forget,
+            "test_gap": scores.test - reference.test,
+            "remain_gap": scores.remain - reference.remain,
+            "forget_gap": scores.forget - reference.forget,
+            "mia": mia,
+            "mia_std": scores.membership.std,
+            "mia_gap": None if mia is None or mia_reference is None else mia - mia_reference,
+            "distance": math.sqrt(square / self._nothing) if self._nothing > 0 else None,
+            "agreement": agreement(test_logits, self._retrained.logits(self._test[0])),
+            "forget_kl": mean_kl(self._retrained.logits(self._forget[0]), forget_logits),
+            "retain_gradient_norm": float(gradient.norm()),
+            "measured_distance_gain": self._nothing - square,
+        }
+
+    def _scores(self, head: LinearHead) -> _Scores:
+        test, remain, forget = (head.logits(part[0]) for part in (self._test, self._retain, self._forget))
+        same_class = torch.isin(self._test[1], self._forgotten_classes)
+        membership = membership_attack(
+            cross_entropy_per_sample(forget, self._forget[1]),
+            cross_entropy_per_sample(test, self._test[1])[same_class.to(test.device)],
+            n_splits=self._n_splits,
+            seed=self._seed,
+        )
+        return _Scores(
+            accuracy(test, self._test[1]),
+            accuracy(remain, self._retain[1]),
+            accuracy(forget, self._forget[1]),
+            membership,
+        )

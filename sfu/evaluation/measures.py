@@ -1,0 +1,33 @@
+"""Accuracy, distance, agreement and divergence of two heads.
+
+Shapes: N rows, C classes, E = D (+ 1 with bias).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accuracy(logits_NC: Tensor, labels_N: Tensor) -> float:
+    """Share of rows whose largest logit is the label's, in per cent."""
+    return 100.0 * float((logits_NC.argmax(1) == labels_N.to(logits_NC.device)).double().mean())
+
+
+def agreement(logits_NC: Tensor, reference_NC: Tensor) -> float:
+    """Share of rows on which both predict the same class, in per cent."""
+    return 100.0 * float((logits_NC.argmax(1) == reference_NC.argmax(1)).double().mean())
+
+
+def mean_kl(reference_NC: Tensor, logits_NC: Tensor) -> float:
+    """Mean over rows of ``KL(softmax(reference) || softmax(logits))`` in nats."""
+    return float(
+        torch.nn.functional.kl_div(
+            logits_NC.log_softmax(1), reference_NC.log_softmax(1), log_target=True, reduction="batchmean"
+        ).clamp(min=0)
+    )
+
+
+def squared_norm(difference_CE: Tensor, hessian_EE: Tensor) -> float:
+    """``sum over classes of v^T H v``: the squared distance in the norm of one Hessian block for all classes."""
+    return max(0.0, float(((difference_CE @ hessian_EE) * difference_CE).sum()))

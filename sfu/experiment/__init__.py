@@ -1,0 +1,1 @@
+"""Configuration, stages, artifacts and the runner."""

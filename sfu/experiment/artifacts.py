@@ -1,0 +1,61 @@
+"""What a run leaves in its folder, written atomically: a file is either whole or absent.
+
+config.yaml          the resolved configuration
+status.json          running, finished or failed (with the error)
+split.safetensors    forget_indices, retain_indices (training row numbers, int64)
+heads/NAME.*         Original and every row's head, safetensors + JSON
+metrics.json         the result (schema 1), also as metrics.csv, table.md, figure.png
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sfu.data.split import ForgetSplit
+from sfu.errors import ArtifactError
+from sfu.files import write_tensors, write_text
+
+METRICS_SCHEMA = 1
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON; NaN and infinity are refused, since no reader agrees on them.
+
+    Raises:
+        ArtifactError: The file cannot be written.
+    """
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def save_split(path: Path, split: ForgetSplit) -> None:
+    """Write the row numbers of both sides as safetensors."""
+    write_tensors(path, {"forget_indices": split.forget_F, "retain_indices": split.retain_R}, {"kind": split.kind})
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """Read a metrics.json.
+
+    Raises:
+        ArtifactError: It is missing, damaged, or of another schema.
+    """
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error}).") from error
+    schema = metrics.get("schema") if isinstance(metrics, dict) else None
+    if schema != METRICS_SCHEMA:
+        raise ArtifactError(f"{path} has schema {schema}; this sfu reads schema {METRICS_SCHEMA}.")
+    return dict(metrics)
+
+
+def finite(value: Any) -> Any:
+    """``value`` with NaN and infinities replaced by ``None``, through mappings and lists."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value

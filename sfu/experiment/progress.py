@@ -1,0 +1,47 @@
+"""A progress bar for what takes more than a second, on standard error; silent where that is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+Tick = Callable[[int, int], None]
+
+
+class ProgressDisplay:
+    """One line at a time: the stage at work, how far it is, and how long it has taken."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        console = Console(stderr=True)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not (enabled and console.is_terminal),
+        )
+
+    def __enter__(self) -> ProgressDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    @contextmanager
+    def stage(self, description: str) -> Iterator[Tick]:
+        """Show ``description`` until the block ends; the value is called with (done, total)."""
+        task = self._bar.add_task(description, total=None)
+
+        def tick(done: int, total: int) -> None:
+            self._bar.update(task, completed=done, total=total)
+
+        try:
+            yield tick
+        finally:
+            self._bar.remove_task(task)

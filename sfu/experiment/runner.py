@@ -1,0 +1,173 @@
+"""Run one experiment from configuration to metrics: train, discard, unlearn, score."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sfu
+from sfu.data.seal import sealed
+from sfu.evaluation.evaluate import Evaluator
+from sfu.experiment import stages
+from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split
+from sfu.experiment.progress import ProgressDisplay
+from sfu.experiment.schema import RunConfig
+from sfu.experiment.seeds import resolve_seeds
+from sfu.experiment.stages import Prepared, RowResult
+from sfu.experiment.validate import resolve_device, resolve_dtype, validate
+from sfu.heads.linear import LinearHead
+from sfu.unlearning.method import Access, RetainedSet, Tools, UnlearningMethod
+from sfu.unlearning.methods.retrained import Retrained
+from sfu.unlearning.registry import make_methods
+
+_PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "hydra-core", "omegaconf", "safetensors")
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    overrides: list[str] | None = None,
+    show_progress: bool = True,
+    on_stage: Callable[[str, float], None] | None = None,
+) -> dict[str, Any]:
+    """Run ``config``, leaving heads and split in ``folder``, and return the metrics (schema 1).
+
+    Args:
+        config: The whole configuration.
+        folder: An existing folder.
+        overrides: What the user changed, for the record.
+        show_progress: Show a progress bar on a terminal.
+        on_stage: Called with the name and seconds of every stage done.
+
+    Raises:
+        ConfigError: A setting cannot work; raised before any data are loaded.
+        DataError: The data or the forget set cannot be used.
+        SfuError: Training failed.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    validate(config)
+    device, dtype = resolve_device(config.device), resolve_dtype(config.dtype)
+    torch.set_float32_matmul_precision("highest")  # no TF32 in curvature and solves
+    methods = make_methods(config)
+    seeds = resolve_seeds(config)
+    report = on_stage or (lambda name, seconds: None)
+    with ProgressDisplay(show_progress) as display:
+        with display.stage("training the original head") as tick, stages.measured(device) as usage:
+            prepared = stages.prepare(config, seeds, device, dtype, methods.values(), tick)
+        report("prepare", usage.seconds)
+        save_split(folder / "split.safetensors", prepared.split)
+        prepared.request.head.save(folder / "heads" / "original")
+        stages.discard(prepared)
+        results = _run_source_free(methods, prepared, seeds, display, report)
+        data = stages.reload(config, seeds, prepared)
+        retained = RetainedSet(
+            data.train_features_ND[prepared.split.retain_R], data.train_labels_N[prepared.split.retain_R]
+        )
+        results |= _run_with_data(methods, prepared, seeds, retained, display, report)
+        reference = _reference(config, methods, results, prepared, seeds, retained)
+        with display.stage("evaluating") as tick, stages.measured(device) as usage:
+            evaluator = Evaluator(
+                data, prepared.split, prepared.request.head, reference,
+                membership_splits=config.evaluation.membership_splits, seed=seeds["evaluation"],
+            )  # fmt: skip
+            rows = {}
+            for done, name in enumerate(methods, start=1):
+                rows[name] = _row(methods[name], results[name], evaluator, folder / "heads" / name)
+                tick(done, len(methods))
+        report("evaluate", usage.seconds)
+    about = {
+        "name": folder.name,
+        "sfu_version": sfu.__version__,
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}},
+        "device": str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})",
+        "threads": torch.get_num_threads(),
+        "dtype": config.dtype,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": time.perf_counter() - clock,
+        "overrides": list(overrides or []),
+        "seeds": {"seed": config.seed, **seeds},
+        "data": prepared.data,
+        "forget": {"kind": prepared.split.kind, **asdict(config.forget)},
+        "head": {
+            "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
+            "gradient_norm": float(prepared.request.head.gradient_CE.norm()),
+            "target_scale": config.loss.target_scale,
+        },
+    }  # fmt: skip
+    return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": rows}))
+
+
+def _run_source_free(
+    methods: dict[str, UnlearningMethod],
+    prepared: Prepared,
+    seeds: dict[str, int],
+    display: ProgressDisplay,
+    report: Callable[[str, float], None],
+) -> dict[str, RowResult]:
+    results = {}
+    with sealed(prepared.sources):
+        for name, method in methods.items():
+            if method.access is not Access.RETAINED:
+                with display.stage(f"{name} (source-free)") as tick:
+                    results[name] = stages.run_method(name, method, prepared.request, Tools(seeds, tick))
+                report(name, results[name].usage.seconds)
+    return results
+
+
+def _run_with_data(
+    methods: dict[str, UnlearningMethod],
+    prepared: Prepared,
+    seeds: dict[str, int],
+    retained: RetainedSet,
+    display: ProgressDisplay,
+    report: Callable[[str, float], None],
+) -> dict[str, RowResult]:
+    results = {}
+    for name, method in methods.items():
+        if method.access is Access.RETAINED:
+            with display.stage(f"{name} (with the retained data)") as tick:
+                results[name] = stages.run_method(name, method, prepared.request, Tools(seeds, tick), retained)
+            report(name, results[name].usage.seconds)
+    return results
+
+
+def _reference(
+    config: RunConfig,
+    methods: dict[str, UnlearningMethod],
+    results: dict[str, RowResult],
+    prepared: Prepared,
+    seeds: dict[str, int],
+    retained: RetainedSet,
+) -> LinearHead:
+    """Retrained's head: the row's, if there is one, else trained for the comparison alone."""
+    for name, method in methods.items():
+        outcome = results[name].unlearned
+        if isinstance(method, Retrained) and outcome is not None:
+            return outcome.head
+    return Retrained(config.head, config.loss).unlearn(prepared.request, Tools(seeds), retained).head
+
+
+def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"access": method.access.value}
+    if result.unlearned is not None:
+        outcome = result.unlearned
+        outcome.head.save(stem)
+        row |= evaluator.evaluate(outcome.head)
+        row |= {
+            "applied": outcome.applied,
+            "predicted_distance_gain": outcome.predicted_gain,
+            "details": outcome.details,
+            "note": outcome.note,
+        }
+    else:
+        row |= {"applied": False, "details": {}, "note": f"failed: {result.error}", "error": result.error}
+    return row | {"seconds": result.usage.seconds, "peak_memory_mb": result.usage.peak_memory_mb}

@@ -1,0 +1,232 @@
+"""The typed configuration. Every key a user may set stands here with its type, default and meaning.
+
+Group files in ``configs/`` fill these; an unknown key or a value of the wrong type is refused when they are composed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class Training(Enum):
+    """How a head is trained."""
+
+    exact = "exact"
+    adam = "adam"
+
+
+class Estimator(Enum):
+    """Where the Hessian of the Newton step comes from; one file each in ``sfu/curvature/estimators``."""
+
+    psd_fit = "psd_fit"
+    closed_form = "closed_form"
+    exact = "exact"
+
+
+class Measurement(Enum):
+    """What is observed at a perturbed point."""
+
+    loss = "loss"
+    gradient = "gradient"
+
+
+class Pairs(Enum):
+    """Independent perturbations, or +d and -d together."""
+
+    single = "single"
+    antithetic = "antithetic"
+
+
+class GradientTerm(Enum):
+    """The sign of ``g^T d`` in the residual of a loss measurement: as published, as it should be, or left out."""
+
+    paper = "paper"
+    exact = "exact"
+    none = "none"
+
+
+class LowerBound(Enum):
+    """The L of ``X >= L``: 0, ``l2 R``, or the forget set's share ``N_f/N H_f``."""
+
+    zero = "zero"
+    l2 = "l2"
+    forget_share = "forget_share"
+
+
+class Prior(Enum):
+    """The X0 of the fit: 0, ``l2 R``, or the identity matched in trace to the measurements."""
+
+    zero = "zero"
+    l2 = "l2"
+    identity = "identity"
+
+
+class Regularization(Enum):
+    """How the estimate is damped before it is inverted."""
+
+    none = "none"
+    fixed = "fixed"
+    mean_eigenvalue = "mean_eigenvalue"
+    cross_validated = "cross_validated"
+
+
+@dataclass
+class DatasetConfig:
+    """Group ``dataset``."""
+
+    name: str = MISSING
+    path: str | None = None  # a feature file, for dataset=features
+    test_fraction: float = 0.2  # held out where the dataset has no test part
+    normalize_rows: bool = False  # every row of every part to norm 1
+    n_classes: int | None = None  # None: counted from the labels
+
+
+@dataclass
+class BackboneConfig:
+    """Group ``backbone``: what turns inputs into features."""
+
+    name: str = MISSING
+
+
+@dataclass
+class AdamConfig:
+    """Settings of ``head.training=adam``."""
+
+    lr: float = 1e-2
+    batch_size: int = 256
+    max_epochs: int = 100
+    patience: int = 5
+    tolerance: float = 1e-4
+
+
+@dataclass
+class HeadConfig:
+    """Group ``head``."""
+
+    name: str = MISSING
+    l2: float = 1e-3  # of the mean objective
+    bias: bool = False  # never regularised
+    training: Training = Training.exact
+    adam: AdamConfig = field(default_factory=AdamConfig)
+
+
+@dataclass
+class LossConfig:
+    """Group ``loss``."""
+
+    name: str = MISSING
+    target_scale: float = 1.0
+
+
+@dataclass
+class ForgetConfig:
+    """What to forget; see :func:`sfu.data.split.make_split`."""
+
+    fraction: float | None = None  # 0.1 if nothing else is given
+    classes: list[int] | None = None
+    indices: str | None = None  # a file of training row numbers
+
+
+@dataclass
+class CurvatureConfig:
+    """Group ``curvature``: the estimate of the retained data's Hessian, and its regularisation."""
+
+    estimator: Estimator = Estimator.psd_fit
+    # what is observed
+    perturbations: int = 500
+    measurement: Measurement = Measurement.gradient
+    pairs: Pairs = Pairs.single
+    per_class: bool = True  # False: one perturbation shared by all classes
+    scale: float = 1.0  # standard deviation of a perturbation's entries
+    gradient_term: GradientTerm = GradientTerm.exact
+    # the fit
+    lower_bound: LowerBound = LowerBound.l2
+    subtract_lower_bound: bool = False  # use X - L, as the authors' notebook does
+    prior: Prior = Prior.identity
+    prior_strength: float = 1e-8  # mu, relative to the operator's largest eigenvalue
+    tolerance: float = 1e-8
+    max_iterations: int = 500
+    # the inverse
+    regularization: Regularization = Regularization.cross_validated
+    rho: float = 0.0  # for regularization=fixed
+    folds: int = 5
+    force: bool = False  # apply a step that is predicted to be worse than nothing
+
+
+@dataclass
+class NewtonConfig:
+    """Settings of every Newton step."""
+
+    noise_sigma: float = 0.0  # Gaussian noise on the parameters, as in certified removal
+
+
+@dataclass
+class MethodConfig:
+    """A row of the table: a file of ``configs/method``, or an entry of ``variants``."""
+
+    base: str | None = None  # variants only: the method to start from
+    method: str | None = None  # a file in sfu/unlearning/methods
+    curvature: Any = None  # a file of configs/curvature, a mapping, or None: over the run's `curvature`
+    settings: dict[str, Any] = field(default_factory=dict)  # of the method itself
+
+
+@dataclass
+class SeedsConfig:
+    """Seeds; those left out are derived from ``seed``."""
+
+    split: int | None = None
+    training: int | None = None
+    perturbation: int | None = None
+    noise: int | None = None
+    evaluation: int | None = None
+
+
+@dataclass
+class EvaluationConfig:
+    """Settings of the evaluation."""
+
+    membership_splits: int = 5
+
+
+@dataclass
+class LoggerConfig:
+    """Group ``logger``."""
+
+    name: str = MISSING
+    mode: str | None = None
+    project: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RunConfig:
+    """The whole configuration of a run."""
+
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    curvature: CurvatureConfig = field(default_factory=CurvatureConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    newton: NewtonConfig = field(default_factory=NewtonConfig)
+    forget: ForgetConfig = field(default_factory=ForgetConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    methods: list[str] = field(default_factory=list)
+    variants: dict[str, MethodConfig] = field(default_factory=dict)
+    seed: int = 0
+    seeds: SeedsConfig = field(default_factory=SeedsConfig)
+    device: str = "auto"
+    dtype: str = "float64"
+
+
+def register() -> None:
+    """Make the schema known to Hydra as ``sfu_schema``."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="sfu_schema", node=RunConfig)

@@ -1,0 +1,39 @@
+"""Print and save the table and picture of a sweep."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from sfu.errors import SfuError
+from sfu.experiment.artifacts import write_json
+from sfu.experiment.sweep import collect
+from sfu.files import write_text
+
+
+def report_sweep(folder: Path) -> None:
+    """Aggregate the jobs in ``folder`` over their seeds; write sweep.json, sweep.csv, sweep.md and sweep.png there.
+
+    A failure to write is reported and does not hide the jobs' own outcome.
+    """
+    from sfu.reporting.aggregate import aggregate
+    from sfu.reporting.sweep_plot import save_sweep_plot
+    from sfu.reporting.sweep_table import csv_sweep_table, markdown_sweep_table, terminal_sweep_table
+
+    runs = collect(folder)
+    if not runs:
+        return
+    total = aggregate(runs)
+    Console().print(terminal_sweep_table(total))
+    try:
+        write_json(folder / "sweep.json", total)
+        write_text(folder / "sweep.csv", csv_sweep_table(total))
+        write_text(folder / "sweep.md", markdown_sweep_table(total))
+        if any("error" not in metrics for _, metrics in runs):
+            save_sweep_plot(total, folder / "sweep.png")
+    except (SfuError, OSError) as error:
+        print(f"sfu: the sweep's table could not be saved: {error}", file=sys.stderr)
+        return
+    print(f"Saved in {folder}")

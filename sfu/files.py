@@ -1,0 +1,60 @@
+"""Writing files so that they are either whole or absent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from sfu.errors import ArtifactError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, renamed to it when the block succeeds and removed when it does not.
+
+    Raises:
+        ArtifactError: The file cannot be written (full disk, no permission).
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path} ({error}); free some space or choose another folder.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text.
+
+    Raises:
+        ArtifactError: The file cannot be written.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Write tensors as safetensors, each in storage of its own, with ``about`` as metadata.
+
+    Raises:
+        ArtifactError: The file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with replacing(path) as temporary:
+        try:
+            save_file(
+                {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+                temporary,
+                dict(about or {}),
+            )
+        except SafetensorError as error:
+            raise OSError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Classifier heads and their training to the optimum."""

@@ -1,0 +1,176 @@
+"""The linear head: weights, bias and what must be known about its training to unlearn from it later.
+
+Shapes: D features, E = D (+ 1 with bias), C classes, N training rows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sfu.errors import ArtifactError, DataError
+from sfu.files import write_tensors, write_text
+from sfu.heads.moments import CHUNK_ROWS, design_matrix
+from sfu.losses import QuadraticLoss
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """A trained linear classifier ``f(x) = W x + b`` under the quadratic loss of :mod:`sfu.losses`.
+
+    Attributes:
+        parameters_CE: Weights, with the bias as last column if ``bias``.
+        gradient_CE: Gradient of the mean training objective at these parameters; 0 at the optimum. The Newton step
+            corrects for it, so a head that was stopped early can be unlearned from too.
+        l2: Weight of the regulariser (of the mean objective; never on the bias).
+        n_train: Number N of training rows.
+        bias: Whether there is a bias.
+        target_scale: Value of the hot target in training.
+    """
+
+    parameters_CE: Tensor
+    gradient_CE: Tensor
+    l2: float
+    n_train: int
+    bias: bool = False
+    target_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check shapes and values.
+
+        Raises:
+            DataError: Parameters and gradient differ in shape, or are not finite.
+        """
+        if self.parameters_CE.ndim != 2 or self.parameters_CE.shape != self.gradient_CE.shape:
+            raise DataError(
+                f"head parameters {list(self.parameters_CE.shape)} and gradient {list(self.gradient_CE.shape)} must "
+                "both be [classes, features (+ 1 with bias)]."
+            )
+        if not (torch.isfinite(self.parameters_CE).all() and torch.isfinite(self.gradient_CE).all()):
+            raise DataError("the head has NaN or infinite parameters or gradient; it cannot be unlearned from.")
+
+    @classmethod
+    def from_module(
+        cls,
+        module: torch.nn.Linear,
+        *,
+        l2: float,
+        n_train: int,
+        gradient_CE: Tensor | None = None,
+        target_scale: float = 1.0,
+    ) -> LinearHead:
+        """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum."""
+        parameters = module.weight.detach().double()
+        if module.bias is not None:
+            parameters = torch.cat([parameters, module.bias.detach().double()[:, None]], dim=1)
+        gradient = torch.zeros_like(parameters) if gradient_CE is None else gradient_CE.to(parameters)
+        return cls(parameters.clone(), gradient, l2, n_train, module.bias is not None, target_scale)
+
+    def to_module(self) -> torch.nn.Linear:
+        """A :class:`torch.nn.Linear` with these weights (same dtype)."""
+        weight = self.weight_CD
+        module = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=self.bias, dtype=weight.dtype)
+        with torch.no_grad():
+            module.weight.copy_(weight)
+            if self.bias:
+                module.bias.copy_(self.parameters_CE[:, -1])
+        return module
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return self.parameters_CE.shape[0]
+
+    @property
+    def n_features(self) -> int:
+        """D, without the bias column."""
+        return self.parameters_CE.shape[1] - int(self.bias)
+
+    @property
+    def weight_CD(self) -> Tensor:
+        """Weights without the bias column."""
+        return self.parameters_CE[:, : self.n_features]
+
+    @property
+    def regularized_E(self) -> Tensor:
+        """1 for each regularised parameter of a class, 0 for the bias."""
+        mask = torch.ones_like(self.parameters_CE[0])
+        if self.bias:
+            mask[-1] = 0.0
+        return mask
+
+    def loss(self) -> QuadraticLoss:
+        """The loss this head was trained with."""
+        return QuadraticLoss(self.l2, self.target_scale, self.regularized_E, self.n_classes)
+
+    def after_unlearning(self, parameters_CE: Tensor, n_retain: int) -> LinearHead:
+        """The head of the retained data at ``parameters_CE``, taken to be at its optimum there."""
+        return replace(self, parameters_CE=parameters_CE, gradient_CE=torch.zeros_like(parameters_CE), n_train=n_retain)
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> LinearHead:
+        """The same head on another device or in another dtype."""
+        return replace(
+            self,
+            parameters_CE=self.parameters_CE.to(device, dtype),
+            gradient_CE=self.gradient_CE.to(device, dtype),
+        )
+
+    def logits(self, features_ND: Tensor) -> Tensor:
+        """Outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks."""
+        parameters = self.parameters_CE
+        chunks = [
+            design_matrix(chunk, self.bias, parameters.device, parameters.dtype) @ parameters.T
+            for chunk in features_ND.split(CHUNK_ROWS)
+        ]
+        return torch.cat(chunks) if chunks else parameters.new_empty(0, self.n_classes)
+
+    def save(self, stem: Path) -> list[Path]:
+        """Write ``stem.safetensors`` (tensors) and ``stem.json`` (settings); returns both paths.
+
+        Raises:
+            ArtifactError: A file cannot be written.
+        """
+        tensors, settings = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
+        write_tensors(tensors, {"parameters": self.parameters_CE, "gradient": self.gradient_CE})
+        about = {
+            "schema": SCHEMA, "kind": "linear", "loss": "quadratic", "n_classes": self.n_classes,
+            "n_features": self.n_features, "bias": self.bias, "l2": self.l2, "n_train": self.n_train,
+            "target_scale": self.target_scale,
+        }  # fmt: skip
+        write_text(settings, json.dumps(about, indent=2) + "\n")
+        return [tensors, settings]
+
+    @classmethod
+    def load(cls, stem: Path) -> LinearHead:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ArtifactError: A file is missing, damaged, of another schema, or the two disagree.
+        """
+        from safetensors.torch import load_file
+
+        tensors, settings = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
+        try:
+            about = json.loads(settings.read_text())
+            arrays = load_file(tensors)
+            if about["schema"] != SCHEMA:
+                raise ArtifactError(f"{settings} has schema {about['schema']}; this sfu reads schema {SCHEMA}.")
+            head = cls(
+                arrays["parameters"], arrays["gradient"], float(about["l2"]), int(about["n_train"]),
+                bool(about["bias"]), float(about["target_scale"]),
+            )  # fmt: skip
+        except ArtifactError:
+            raise
+        except FileNotFoundError as error:
+            raise ArtifactError(f"no head at {stem}: {error.filename or tensors} is missing.") from error
+        except Exception as error:
+            raise ArtifactError(f"the head at {stem} cannot be read ({type(error).__name__}: {error}).") from error
+        if (head.n_classes, head.n_features) != (about["n_classes"], about["n_features"]):
+            raise ArtifactError(f"{settings} and {tensors} do not belong together: their shapes differ.")
+        return head

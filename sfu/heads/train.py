@@ -1,0 +1,46 @@
+"""Train a head as configured: the one entry that both Original and Retrained go through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sfu.heads.adam import train_adam
+from sfu.heads.exact import train_exact
+from sfu.heads.linear import LinearHead
+from sfu.heads.moments import compute_moments
+
+if TYPE_CHECKING:
+    from sfu.experiment.schema import HeadConfig, LossConfig
+
+
+def train_head(
+    features_ND: Tensor,
+    labels_N: Tensor,
+    n_classes: int,
+    head: HeadConfig,
+    loss: LossConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None = None,
+) -> LinearHead:
+    """Train on all rows given, by ``head.training`` (``exact`` or ``adam``).
+
+    Raises:
+        SingularHessianError: Exact training with a singular Gram matrix and no regularisation.
+    """
+    if head.training.value == "adam":
+        return train_adam(
+            features_ND, labels_N, n_classes, head.adam,
+            l2=head.l2, bias=head.bias, target_scale=loss.target_scale, seed=seed,
+            device=device, dtype=dtype, progress=progress,
+        )  # fmt: skip
+    moments = compute_moments(
+        features_ND, labels_N, n_classes, bias=head.bias, device=device, dtype=dtype, progress=progress
+    )
+    return train_exact(moments, l2=head.l2, bias=head.bias, target_scale=loss.target_scale)

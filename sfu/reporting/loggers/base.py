@@ -1,0 +1,106 @@
+"""The interface of an experiment logger, and the promise that logging never costs a run its result.
+
+Use one as a context manager around the whole run::
+
+    with make_logger("wandb", dir=folder) as logger:
+        logger.start(config, run_info)
+        ...
+        logger.log_result(metrics, folder / "result.png")
+
+Leaving the block closes it with exit code 0, 130 after Ctrl-C, and 1 after any other error.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """The exit code of a process that ended with ``error``: 0 for none, 130 for Ctrl-C, a SystemExit's own, else 1."""
+    if error is None:
+        return 0
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        return 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+    return 1
+
+
+class RunLogger(ABC):
+    """Receives what happens in one run.
+
+    Only ``start`` may raise, and then only ``ConfigError``, before any work is lost. After it, a failure of the logger
+    is a warning and the run goes on. Subclasses fill in ``_start``, ``_log_stage``, ``_log_result`` and ``_finish``.
+    """
+
+    name = "logger"
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def start(self, config: Mapping[str, Any], run_info: Mapping[str, Any] | None = None) -> None:
+        """Opens the log.
+
+        Args:
+            config: The resolved configuration as plain containers.
+            run_info: What else is known at the start (the ``run`` block of metrics.json as far as it is known).
+
+        Raises:
+            ConfigError: If the logger cannot be used as it is configured.
+        """
+        self._start(config, run_info or {})
+        self._open = True
+
+    def log_stage(self, name: str, seconds: float) -> None:
+        """Records that a stage took so many seconds."""
+        self._attempt("log a stage", lambda: self._log_stage(name, seconds))
+
+    def log_result(self, metrics: Mapping[str, Any], picture_path: str | Path | None = None) -> None:
+        """Records the metrics (the content of metrics.json) and the picture of the run."""
+        self._attempt("log the result", lambda: self._log_result(metrics, Path(picture_path) if picture_path else None))
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Closes the log; a second call does nothing."""
+        if self._open:
+            self._attempt("finish", lambda: self._finish(exit_code))
+            self._open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish(exit_code_of(error))
+
+    def _attempt(self, what: str, action: Callable[[], None]) -> None:
+        """Runs an action of an open logger; an ordinary error becomes a warning."""
+        if not self._open:
+            return
+        try:
+            action()
+        except Exception as error:
+            log.warning(
+                "logger=%s could not %s (%s: %s); the run goes on", self.name, what, type(error).__name__, error
+            )
+
+    @abstractmethod
+    def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def _log_stage(self, name: str, seconds: float) -> None: ...
+
+    @abstractmethod
+    def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None: ...
+
+    @abstractmethod
+    def _finish(self, exit_code: int) -> None: ...

@@ -1,0 +1,139 @@
+"""``logger=wandb``: scalars, table, picture and configuration of a run to Weights & Biases, offline by default.
+
+In the run's summary: ``rows/<method>/<metric>``, ``rows/<method>/details/<key>``, ``stages/<name>/seconds`` and
+``run/<key>``. In its media: the table ``results`` and the image ``figure``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sfu.errors import ConfigError
+from sfu.reporting.columns import flatten, is_scalar, rows_of, scalar_keys
+from sfu.reporting.loggers.base import RunLogger
+
+MODES = ("offline", "online", "disabled")
+REMEDY = "use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`"
+PICTURES = (".png", ".jpg", ".jpeg")
+
+
+def summary_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars of a result by their name in the summary; what is null is left out."""
+    found: dict[str, Any] = {}
+    for name, row in rows_of(metrics).items():
+        for key, value in flatten(row).items():
+            if value is not None:
+                found[f"rows/{name}/{key.replace('details.', 'details/', 1)}"] = value
+    for key, value in (metrics.get("run") or {}).items():
+        if value is not None and is_scalar(value):
+            found[f"run/{key}"] = value
+    return found
+
+
+def table_of(metrics: Mapping[str, Any]) -> tuple[list[str | int], list[list[Any]]]:
+    """Column names and rows of the result, one row a method."""
+    rows = rows_of(metrics)
+    keys = scalar_keys(rows.values())
+    flat = {name: flatten(row) for name, row in rows.items()}
+    return ["method", *keys], [[name, *(flat[name].get(key) for key in keys)] for name in rows]
+
+
+class WandbLogger(RunLogger):
+    """Records one run with W&B.
+
+    Args:
+        dir: Where W&B keeps its files; the run's folder. Defaults to ``run_info["folder"]``, then the current folder.
+        mode: ``offline`` (no account, no network), ``online`` or ``disabled``.
+        project: The project's name.
+        entity: The account or team, online only.
+        group: What ties the runs of one sweep together.
+        job_type: What kind of run this is, for example ``run`` or ``sweep``.
+        tags: Words to find the run by.
+        name: The run's name; defaults to ``run_info["name"]``.
+        init_timeout: Seconds to wait for the server, online only.
+
+    Raises:
+        ConfigError: If ``mode`` is not one of the three.
+    """
+
+    name = "wandb"
+
+    def __init__(
+        self,
+        dir: str | Path | None = None,
+        mode: str = "offline",
+        project: str = "sfu",
+        entity: str | None = None,
+        group: str | None = None,
+        job_type: str | None = None,
+        tags: Sequence[str] = (),
+        name: str | None = None,
+        init_timeout: float = 30.0,
+    ) -> None:
+        super().__init__()
+        if mode not in MODES:
+            raise ConfigError(f"logger.mode is {mode!r}; accepted are {', '.join(MODES)}")
+        self.dir, self.mode, self.project, self.entity = dir, mode, project, entity
+        self.group, self.job_type, self.tags, self.run_name = group, job_type, tuple(tags or ()), name
+        self.init_timeout = init_timeout
+        self._run: Any = None
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder W&B writes this run to (what ``wandb sync`` and ``wandb leet inspect`` take), once started."""
+        return Path(self._run.dir).parent if self._run is not None and self.mode != "disabled" else None
+
+    def _refuse(self, why: str) -> ConfigError:
+        return ConfigError(f"logger=wandb with logger.mode={self.mode}: {why}; {REMEDY}")
+
+    def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError(
+                f"logger=wandb with logger.mode={self.mode} needs the wandb package ({error}); "
+                "install it with `pip install wandb`, or use `logger=none`"
+            ) from error
+        mode: Any = self.mode
+        folder = Path(self.dir or run_info.get("folder") or ".").absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if self.mode == "online" and not wandb.login(prompt=False):
+                raise self._refuse("there is no W&B login on this machine (run `wandb login`)")
+            self._run = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                dir=str(folder),
+                group=self.group,
+                job_type=self.job_type,
+                tags=list(self.tags),
+                name=self.run_name or run_info.get("name"),
+                config={**config, "run_info": dict(run_info)} if run_info else dict(config),
+                mode=mode,
+                reinit="finish_previous",
+                settings=wandb.Settings(
+                    silent=True, console="off", save_code=False, disable_git=True, init_timeout=self.init_timeout
+                ),
+            )
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise self._refuse(f"W&B did not start ({type(error).__name__}: {error})") from error
+
+    def _log_stage(self, name: str, seconds: float) -> None:
+        self._run.summary[f"stages/{name}/seconds"] = float(seconds)
+
+    def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
+        import wandb
+
+        self._run.summary.update(summary_of(metrics))
+        columns, data = table_of(metrics)
+        if data:
+            self._run.log({"results": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+        if picture_path is not None and picture_path.suffix.lower() in PICTURES:
+            self._run.log({"figure": wandb.Image(str(picture_path))})
+
+    def _finish(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)

@@ -1,0 +1,1 @@
+"""What may be seen, the Newton step, and one file per method."""

@@ -1,0 +1,116 @@
+"""The interface of a method, and what it declares it may see.
+
+A new method is one file in ``sfu/unlearning/methods`` holding one subclass of :class:`UnlearningMethod`, and one yaml
+in ``configs/method``. Nothing else is edited.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from sfu.errors import ConfigError
+from sfu.heads.linear import LinearHead
+from sfu.unlearning.request import ForgetRequest
+
+if TYPE_CHECKING:
+    from sfu.experiment.schema import RunConfig
+
+
+class Access(Enum):
+    """What a method may see. The runner enforces it."""
+
+    NONE = "none"  # looks at nothing, changes nothing
+    FORGET = "forget"  # the request alone: source-free
+    RETAINED = "retained"  # the request and the retained data
+
+
+@dataclass(frozen=True)
+class RetainedSet:
+    """The retained rows, handed only to methods of :attr:`Access.RETAINED`."""
+
+    features_RD: Tensor
+    labels_R: Tensor
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the runner lends to every method.
+
+    Attributes:
+        seeds: Derived seeds by name: ``training``, ``perturbation``, ``noise``.
+        progress: Called with (done, total) by long work.
+    """
+
+    seeds: dict[str, int] = field(default_factory=dict)
+    progress: Callable[[int, int], None] | None = None
+
+    def generator(self, name: str) -> torch.Generator:
+        """A fresh CPU generator for ``name``; the same numbers on every device."""
+        return torch.Generator().manual_seed(self.seeds.get(name, 0))
+
+
+@dataclass(frozen=True)
+class Unlearned:
+    """What a method returns.
+
+    Attributes:
+        head: The head after unlearning.
+        applied: Whether anything was changed; ``False`` if the method predicted harm and kept the head.
+        predicted_gain: Predicted reduction of the squared distance to Retrained, in the retain-Hessian norm.
+        details: Scalars worth keeping (chosen damping, solver status, ...).
+        note: One sentence for the reader of the table.
+    """
+
+    head: LinearHead
+    applied: bool = True
+    predicted_gain: float | None = None
+    details: dict[str, float | int | str | bool | None] = field(default_factory=dict)
+    note: str | None = None
+
+
+class UnlearningMethod(ABC):
+    """Turns a request into an unlearned head."""
+
+    @property
+    def access(self) -> Access:
+        """What the method may see; source-free unless overridden."""
+        return Access.FORGET
+
+    @classmethod
+    def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
+        """Build from the run's configuration.
+
+        Args:
+            run: The whole configuration.
+            curvature: The row's own curvature settings, already laid over the run's (a ``CurvatureConfig``).
+            settings: The ``settings`` of the method's yaml; by default the constructor's arguments.
+
+        Raises:
+            ConfigError: A setting the method does not have.
+        """
+        import inspect
+
+        accepted = sorted(set(inspect.signature(cls).parameters))
+        unknown = sorted(set(settings) - set(accepted))
+        if unknown:
+            known = f"it takes {', '.join(accepted)}" if accepted else "it takes none"
+            raise ConfigError(f"{cls.__name__} has no setting {', '.join(unknown)}; {known}.")
+        return cls(**settings)
+
+    def check(self, n_forget: int) -> None:  # noqa: B027
+        """Refuse, before anything is trained, a forget set of a size the method cannot handle.
+
+        Raises:
+            ConfigError: Naming the setting to change.
+        """
+
+    @abstractmethod
+    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+        """Unlearn; ``retained`` is ``None`` unless :attr:`access` is :attr:`Access.RETAINED`."""

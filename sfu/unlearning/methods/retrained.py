@@ -1,0 +1,54 @@
+"""Retrained from scratch on the retained data: what every method is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from sfu.errors import SourceFreeError
+from sfu.heads.train import train_head
+from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
+from sfu.unlearning.request import ForgetRequest
+
+if TYPE_CHECKING:
+    from sfu.experiment.schema import HeadConfig, LossConfig, RunConfig
+
+
+@dataclass(frozen=True)
+class Retrained(UnlearningMethod):
+    """Trains as Original was trained, on the retained rows alone."""
+
+    head: HeadConfig
+    loss: LossConfig
+
+    @property
+    def access(self) -> Access:
+        """Retraining is what needs the data."""
+        return Access.RETAINED
+
+    @classmethod
+    def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
+        """Takes the run's ``head`` and ``loss``."""
+        return super().from_config(run, curvature, {"head": run.head, "loss": run.loss, **settings})
+
+    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+        """Train on ``retained``.
+
+        Raises:
+            SourceFreeError: No retained data were given.
+        """
+        if retained is None:
+            raise SourceFreeError("retrained needs the retained data.")
+        parameters = request.head.parameters_CE
+        head = train_head(
+            retained.features_RD,
+            retained.labels_R,
+            request.head.n_classes,
+            self.head,
+            self.loss,
+            seed=tools.seeds.get("training", 0),
+            device=parameters.device,
+            dtype=parameters.dtype,
+            progress=tools.progress,
+        )
+        return Unlearned(head, details={"gradient_norm": float(head.gradient_CE.norm())})

@@ -1,0 +1,106 @@
+"""The whole of what a source-free method may see: the head, the examples to forget, and how many there were in all.
+
+Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfu.errors import DataError
+from sfu.heads.linear import LinearHead
+from sfu.heads.moments import Moments, compute_moments, design_matrix
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRequest:
+    """A deletion request. Frozen, and holding private copies: no retained example can be reached from it.
+
+    Attributes:
+        head: The trained head.
+        features_FD: Features of the examples to forget, on the head's device.
+        labels_F: Their labels.
+    """
+
+    head: LinearHead
+    features_FD: Tensor
+    labels_F: Tensor
+
+    def __post_init__(self) -> None:
+        """Check the examples against the head, and copy them out of whatever storage they came from.
+
+        Raises:
+            DataError: The forget set is empty, is everything, is not finite, or does not fit the head.
+        """
+        features, labels, head = self.features_FD, self.labels_F, self.head
+        if features.ndim != 2 or features.shape[0] == 0:
+            raise DataError(f"the forget set has shape {list(features.shape)}; at least one row [F, D] is needed.")
+        if features.shape[1] != head.n_features:
+            raise DataError(
+                f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}; extract them "
+                "with the backbone the head was trained on."
+            )
+        if labels.shape != features.shape[:1] or labels.is_floating_point():
+            raise DataError(
+                f"the forget labels must be {features.shape[0]} integers, not {labels.dtype} {list(labels.shape)}."
+            )
+        if int(labels.min()) < 0 or int(labels.max()) >= head.n_classes:
+            raise DataError(
+                f"the forget labels run from {int(labels.min())} to {int(labels.max())}; the head has classes "
+                f"0 .. {head.n_classes - 1}."
+            )
+        if not torch.isfinite(features).all():
+            raise DataError("the forget features have NaN or infinite values; remove or repair those rows.")
+        if features.shape[0] >= head.n_train:
+            raise DataError(
+                f"{features.shape[0]} examples to forget of N = {head.n_train} leave none retained; check n_train."
+            )
+        device = head.parameters_CE.device
+        object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
+        object.__setattr__(self, "labels_F", labels.detach().to(device, torch.int64, copy=True).contiguous())
+
+    @property
+    def n_forget(self) -> int:
+        """N_f."""
+        return self.labels_F.shape[0]
+
+    @property
+    def n_retain(self) -> int:
+        """N_r = N - N_f."""
+        return self.head.n_train - self.n_forget
+
+    @property
+    def step_ratio(self) -> float:
+        """N_f / N_r, the length of the Newton step under mean-normalised curvature and gradient."""
+        return self.n_forget / self.n_retain
+
+    @property
+    def design_FE(self) -> Tensor:
+        """Forget rows in the head's dtype, with the bias column."""
+        head = self.head.parameters_CE
+        return design_matrix(self.features_FD, self.head.bias, head.device, head.dtype)
+
+    def rows(self, index: Tensor) -> ForgetRequest:
+        """The same request for some of its rows (a cross-validation fold)."""
+        return ForgetRequest(self.head, self.features_FD[index], self.labels_F[index])
+
+    def moments(self) -> Moments:
+        """Second moments of the forget rows, in the head's dtype."""
+        head = self.head
+        return compute_moments(
+            self.features_FD,
+            self.labels_F,
+            head.n_classes,
+            bias=head.bias,
+            device=head.parameters_CE.device,
+            dtype=head.parameters_CE.dtype,
+        )
+
+    def newton_gradient(self) -> Tensor:
+        """``g_f - (N / N_f) g``: the right-hand side of the Newton step, ``[C, E]``."""
+        head = self.head
+        forget = head.loss().gradients(self.design_FE, self.labels_F, head.parameters_CE[None])[0]
+        return forget - (head.n_train / self.n_forget) * head.gradient_CE

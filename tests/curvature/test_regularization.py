@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfu.curvature.regularization import Fold, choose_step, fold_indices, predict_gain
+from sfu.curvature.spectral import SpectralInverse
+
+
+def folds_of(n_folds: int = 4, width: int = 6, rows: int = 40):
+    generator = torch.Generator().manual_seed(3)
+    parts = [torch.randn(rows // n_folds, width, generator=generator, dtype=torch.float64) for _ in range(n_folds)]
+    gradient = torch.randn(n_folds, 2, width, generator=generator, dtype=torch.float64)
+    mask = torch.ones(width, dtype=torch.float64)
+    folds = []
+    for k, part in enumerate(parts):
+        others = torch.cat([p for j, p in enumerate(parts) if j != k])
+        estimate = others.T @ others / others.shape[0]
+        folds.append(Fold(SpectralInverse(estimate, mask), gradient[k], part.T @ part / part.shape[0]))
+    return folds, parts, gradient
+
+
+def held_out_error(folds, parts, gradient, rho, scale):
+    """The score by its definition, with dense solves."""
+    total = 0.0
+    for k, part in enumerate(parts):
+        others = torch.cat([p for j, p in enumerate(parts) if j != k])
+        damped = others.T @ others / others.shape[0] + rho * torch.eye(6).double()
+        step = scale * torch.linalg.solve(damped, gradient[k].T).T
+        held_out = part.T @ part / part.shape[0]
+        total += float(((step @ held_out) * step).sum() - 2 * (step * gradient[k]).sum()) / len(parts)
+    return total
+
+
+def test_the_choice_is_the_best_of_its_neighbourhood_by_the_definition():
+    folds, parts, gradient = folds_of()
+    choice = choose_step(folds)
+    best = held_out_error(folds, parts, gradient, choice.rho, choice.scale)
+    assert choice.predicted_gain == pytest.approx(-best * 3 / 4, rel=1e-10)
+    for rho in (choice.rho * 0.5, choice.rho * 2.0):
+        for scale in (choice.scale * 0.9, choice.scale, choice.scale * 1.1):
+            assert held_out_error(folds, parts, gradient, rho, scale) > best
+
+
+def test_a_given_rho_is_scored_at_full_length_and_may_be_worse_than_nothing():
+    folds, parts, gradient = folds_of()
+    for rho in (0.0, 0.3):
+        expected = -held_out_error(folds, parts, gradient, rho, 1.0) * 3 / 4
+        assert predict_gain(folds, rho).predicted_gain == pytest.approx(expected, rel=1e-10)
+    tiny = [
+        Fold(SpectralInverse(1e-3 * torch.eye(6).double(), torch.ones(6).double()), f.gradient_CE, f.held_out_EE)
+        for f in folds
+    ]
+    assert predict_gain(tiny, 0.0).predicted_gain < 0
+
+
+def test_a_singular_estimate_is_never_used_undamped():
+    folds, _, _ = folds_of()
+    flat = torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0]).double())
+    singular = [Fold(SpectralInverse(flat, torch.ones(6).double()), f.gradient_CE, f.held_out_EE) for f in folds]
+    assert choose_step(singular).rho > 0
+
+
+def test_folds_partition_the_rows():
+    parts = fold_indices(23, 5, torch.Generator().manual_seed(0))
+    assert sorted(p.numel() for p in parts) == [4, 4, 5, 5, 5]
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(23))
+
+
+def test_the_predicted_gain_is_unbiased_at_the_optimum():
+    """Over many random forget sets of one population, predicted and true gain agree on average."""
+    generator = torch.Generator().manual_seed(0)
+    n, n_forget, width, n_folds = 4000, 200, 8, 5
+    scale = torch.logspace(0, -1, width, dtype=torch.float64)
+    rows = torch.randn(n, width, generator=generator, dtype=torch.float64) * scale
+    noise = torch.randn(n, generator=generator, dtype=torch.float64)
+    second = rows.T @ rows / n
+    optimum = torch.linalg.solve(second, rows.T @ noise / n)
+    mask = torch.ones(width, dtype=torch.float64)
+    predicted, true = [], []
+    for _ in range(60):
+        forget = torch.randperm(n, generator=generator)[:n_forget]
+        keep = torch.ones(n, dtype=torch.bool)
+        keep[forget] = False
+        hessian = rows[keep].T @ rows[keep] / (n - n_forget)
+        per_row = (rows @ optimum - noise)[:, None] * rows
+        parts = forget.tensor_split(n_folds)
+        folds = []
+        for k, part in enumerate(parts):
+            others = torch.cat([p for j, p in enumerate(parts) if j != k])
+            estimate = SpectralInverse(rows[others].T @ rows[others] / others.numel(), mask)
+            folds.append(Fold(estimate, per_row[others].mean(0)[None], rows[part].T @ rows[part] / part.numel()))
+        choice = choose_step(folds)
+        gradient = per_row[forget].mean(0)
+        whole = SpectralInverse(rows[forget].T @ rows[forget] / n_forget, mask)
+        step = choice.scale * whole.solve(gradient[None], choice.rho)[0]
+        exact = torch.linalg.solve(hessian, gradient)
+        true.append(float(exact @ hessian @ exact - (step - exact) @ hessian @ (step - exact)))
+        predicted.append(choice.predicted_gain)
+    assert sum(predicted) / sum(true) == pytest.approx(1.0, abs=0.1)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfu.data.split import make_split
+from sfu.errors import ConfigError, DataError
+from sfu.experiment.schema import ForgetConfig
+
+LABELS = torch.arange(40) % 4
+
+
+def split(seed: int = 0, **settings: object):
+    return make_split(ForgetConfig(**settings), LABELS, 4, seed)
+
+
+@given(n=st.integers(2, 200), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**31))
+def test_both_sides_partition_the_rows(n, fraction, seed):
+    if not 0 < round(fraction * n) < n:
+        return
+    made = make_split(ForgetConfig(fraction=fraction), torch.arange(n) % 2, 2, seed)
+    assert made.forget_F.numel() == round(fraction * n)
+    assert torch.equal(torch.cat([made.forget_F, made.retain_R]).sort().values, torch.arange(n))
+
+
+def test_a_tenth_unless_something_else_is_asked_for():
+    assert split().forget_F.numel() == 4
+    assert split().kind == "fraction"
+
+
+def test_the_seed_decides():
+    assert torch.equal(split(1, fraction=0.3).forget_F, split(1, fraction=0.3).forget_F)
+    assert not torch.equal(split(1, fraction=0.3).forget_F, split(2, fraction=0.3).forget_F)
+
+
+def test_classes_whole_and_in_part():
+    whole = split(classes=[1, 3])
+    assert whole.forget_F.tolist() == [i for i in range(40) if i % 4 in (1, 3)]
+    part = split(classes=[1, 3], fraction=0.5)
+    assert part.forget_F.numel() == 10
+    assert set(part.forget_F.tolist()) < set(whole.forget_F.tolist())
+    assert (whole.kind, part.kind) == ("classes", "classes")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".json", ".npy"])
+def test_index_files(tmp_path, suffix):
+    path = tmp_path / f"rows{suffix}"
+    rows = [7, 0, 39]
+    if suffix == ".npy":
+        np.save(path, np.array(rows))
+    else:
+        path.write_text(json.dumps(rows) if suffix == ".json" else "7\n0\n39\n")
+    made = split(indices=str(path))
+    assert made.forget_F.tolist() == [0, 7, 39]
+    assert made.retain_R.numel() == 37
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty forget set"),
+        ("1\n1\n", "row 1 more than once"),
+        ("40\n", r"rows 40 \.\. 40; the training rows are 0 \.\. 39"),
+        ("-1\n", r"rows -1"),
+        ("1.5\n", "cannot be read as row numbers"),
+        ("one\n", "cannot be read as row numbers"),
+        ("\n".join(map(str, range(40))), "all 40 training rows"),
+    ],
+)
+def test_index_files_that_cannot_work(tmp_path, text, message):
+    path = tmp_path / "rows.txt"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        split(indices=str(path))
+
+
+@pytest.mark.parametrize("value", ['{"a": 1}', "[[1, 2]]", "[1.5]", '["a"]', "[true]"])
+def test_json_must_be_a_flat_list_of_integers(tmp_path, value):
+    path = tmp_path / "rows.json"
+    path.write_text(value)
+    with pytest.raises(DataError, match=r"rows\.json"):
+        split(indices=str(path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"fraction": 0.0}, ConfigError, r"forget\.fraction=0\.0"),
+        ({"fraction": -0.1}, ConfigError, r"forget\.fraction=-0\.1"),
+        ({"fraction": 1.5}, ConfigError, r"forget\.fraction=1\.5"),
+        ({"fraction": 1.0}, DataError, "all 40 training rows"),
+        ({"fraction": 0.001}, DataError, "empty forget set"),
+        ({"classes": []}, DataError, "empty forget set"),
+        ({"classes": [4]}, DataError, r"names \[4\]; the classes are 0 \.\. 3"),
+        ({"classes": [1, 1]}, DataError, "twice"),
+        ({"classes": [0, 1, 2, 3]}, DataError, "all 40 training rows"),
+        ({"indices": "x", "fraction": 0.1}, ConfigError, "stands alone"),
+        ({"indices": "no-such-file"}, DataError, "is not a file"),
+    ],
+)
+def test_settings_that_cannot_work(settings, error, message):
+    with pytest.raises(error, match=message):
+        split(**settings)
+
+
+def test_a_class_without_rows_is_an_empty_forget_set():
+    with pytest.raises(DataError, match="no training row has these labels"):
+        make_split(ForgetConfig(classes=[4]), LABELS, 5, 0)

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from sfu.errors import ConfigError
+from sfu.reporting.loggers import NullLogger, RunLogger, WandbLogger, exit_code_of, make_logger
+from sfu.reporting.loggers.wandb_logger import summary_of
+
+from .samples import catastrophic_run
+
+
+class Recorder(RunLogger):
+    """A logger that remembers its calls and fails on demand."""
+
+    name = "recorder"
+
+    def __init__(self, fail: bool = False) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+        self.fail = fail
+
+    def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
+        self.calls.append(("start", config, run_info))
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.fail:
+            raise OSError("disk full")
+
+    def _log_stage(self, name: str, seconds: float) -> None:
+        self._note("stage", name, seconds)
+
+    def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
+        self._note("result", picture_path)
+
+    def _finish(self, exit_code: int) -> None:
+        self._note("finish", exit_code)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (ValueError(), 1),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(), 0),
+        (SystemExit(3), 3),
+        (SystemExit("x"), 1),
+    ],
+)
+def test_finish_is_always_called_with_the_right_code(error: BaseException | None, code: int) -> None:
+    assert exit_code_of(error) == code
+    logger = Recorder()
+
+    def run() -> None:
+        with logger:
+            logger.start({})
+            if error is not None:
+                raise error
+
+    if error is None:
+        run()
+    else:
+        with pytest.raises(type(error)):
+            run()
+    assert logger.calls[-1] == ("finish", code)
+    assert [call[0] for call in logger.calls].count("finish") == 1
+
+
+def test_a_failing_logger_warns_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    logger = Recorder(fail=True)
+    with caplog.at_level(logging.WARNING), logger:
+        logger.start({"a": 1}, {"name": "x"})
+        logger.log_stage("train", 1.0)
+        logger.log_result({"rows": {}}, "p.png")
+    assert [call[0] for call in logger.calls] == ["start", "stage", "result", "finish"]
+    assert caplog.text.count("disk full") == 3
+    assert "logger=recorder could not log the result (OSError: disk full); the run goes on" in caplog.text
+
+
+def test_finish_twice_and_before_start_do_nothing() -> None:
+    logger = Recorder()
+    logger.finish(0)
+    logger.log_stage("early", 1.0)
+    with logger:
+        logger.start({})
+        logger.finish(7)
+    assert logger.calls == [("start", {}, {}), ("finish", 7)]
+
+
+def test_make_logger() -> None:
+    assert isinstance(make_logger("none", dir="x", group="g"), NullLogger)
+    assert isinstance(make_logger(None), NullLogger)
+    made = make_logger("wandb", dir="x", group="g", tags=["a"])
+    assert isinstance(made, WandbLogger)
+    assert (made.mode, made.group, made.tags) == ("offline", "g", ("a",))
+    with pytest.raises(ConfigError, match=r"logger is 'mlflow'; accepted are none, wandb"):
+        make_logger("mlflow")
+    with pytest.raises(ConfigError, match="no setting grop"):
+        make_logger("wandb", grop="x")
+    with pytest.raises(ConfigError, match=r"logger\.mode is 'onlin'; accepted are offline, online, disabled"):
+        make_logger("wandb", mode="onlin")
+
+
+def test_null_logger_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with make_logger("none") as logger:
+        logger.start({})
+        logger.log_stage("train", 1.0)
+        logger.log_result(catastrophic_run(), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_wandb_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"logger\.mode=offline needs the wandb package.*logger=none"):
+        make_logger("wandb").start({})
+
+
+def test_summary_leaves_nulls_out() -> None:
+    found = summary_of({"run": {"seconds": 2.0, "data": {}}, "rows": {"a": {"mia": None, "details": {"rho": 0.1}}}})
+    assert found == {"rows/a/details/rho": 0.1, "run/seconds": 2.0}
+
+
+@pytest.fixture
+def wandb_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keeps W&B out of the user's folders, logins and settings."""
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
+        folder = tmp_path / name.lower()
+        folder.mkdir()
+        monkeypatch.setenv(name, str(folder))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nothing answers here
+    return tmp_path
+
+
+def inspect(run_dir: Path) -> dict[str, Any]:
+    """The run as the public reader gives it back."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(run_dir)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_offline_run_reads_back(wandb_home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    metrics = catastrophic_run()
+    metrics["rows"]["v1.5"] = {**metrics["rows"]["closed_form"], "details": {"rho": "auto"}}
+    picture = wandb_home / "result.png"
+    Figure(figsize=(1, 1)).savefig(picture)
+    folder = wandb_home / "run"
+    capfd.readouterr()
+    with make_logger("wandb", dir=folder, group="sweep7", job_type="run", tags=["digits"]) as logger:
+        logger.start({"head": {"l2": 5e-4}, "methods": ["original"]}, {"name": "digits", "device": "cpu"})
+        logger.log_stage("train", 1.5)
+        logger.log_result(metrics, picture)
+        assert isinstance(logger, WandbLogger)
+        run_dir = logger.run_dir
+    assert capfd.readouterr() == ("", "")
+    assert run_dir is not None
+    assert run_dir.is_relative_to(folder)
+
+    found = inspect(run_dir)
+    assert (found["exit_code"], found["state"], found["name"]) == (0, "finished", "digits")
+    assert (found["project"], found["tags"]) == ("sfu", ["digits"])
+    assert found["config"]["head"] == {"l2": 5e-4}
+    assert found["config"]["run_info"]["device"] == "cpu"
+    summary = found["summary"]
+    assert summary["stages/train/seconds"] == 1.5
+    expected = {
+        f"rows/{name}/{key}": value
+        for name, row in metrics["rows"].items()
+        for key, value in row.items()
+        if value is not None and key != "details"
+    }
+    assert {key: summary.get(key) for key in expected} == expected
+    assert summary["rows/unlearned_minus/details/rho"] == 1e-3
+
+    table = json.loads((run_dir / "files" / summary["results"]["path"]).read_text())
+    cells = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["data"]}
+    assert list(cells) == list(metrics["rows"])
+    assert cells["unlearned_minus_paper"]["distance"] == 801.3
+    assert cells["original"]["note"] is None
+    assert (run_dir / "files" / summary["figure"]["path"]).read_bytes() == picture.read_bytes()
+
+
+def test_an_interrupted_run_is_recorded_as_failed(wandb_home: Path) -> None:
+    logger = WandbLogger(dir=wandb_home / "run")
+
+    def run() -> None:
+        with logger:
+            logger.start({})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert logger.run_dir is not None
+    found = inspect(logger.run_dir)
+    assert (found["exit_code"], found["state"]) == (130, "failed")
+
+
+def test_a_lost_picture_does_not_lose_the_numbers(wandb_home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = WandbLogger(dir=wandb_home / "run")
+    with caplog.at_level(logging.WARNING), logger:
+        logger.start({})
+        logger.log_result(catastrophic_run(), wandb_home / "absent.png")
+    assert "could not log the result" in caplog.text
+    assert logger.run_dir is not None
+    found = inspect(logger.run_dir)
+    assert found["summary"]["rows/closed_form/distance"] == 0.351
+    assert found["summary"]["results"]["nrows"] == 6
+    assert found["exit_code"] == 0
+
+
+def test_online_without_login_names_the_remedy(wandb_home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"logger\.mode=online: .*wandb login.*logger\.mode=offline.*logger=none"):
+        make_logger("wandb", mode="online", dir=wandb_home / "run").start({})
+
+
+def test_online_without_network_names_the_remedy(wandb_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    def refuse(**settings: Any) -> None:
+        assert settings["mode"] == "online"
+        raise wandb.errors.CommError("failed to upsert bucket")
+
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(ConfigError, match=r"CommError: failed to upsert.*logger\.mode=offline.*logger=none"):
+        make_logger("wandb", mode="online", dir=wandb_home / "run").start({})
+
+
+def test_disabled_mode_keeps_nothing(wandb_home: Path) -> None:
+    logger = WandbLogger(dir=wandb_home / "run", mode="disabled")
+    with logger:
+        logger.start({})
+        logger.log_result(catastrophic_run(), None)
+    assert logger.run_dir is None
+    assert not list((wandb_home / "run").rglob("*.wandb"))
