@@ -124,7 +124,7 @@ def test_colour_marks_best_and_worse() -> None:
 
 def test_headline_says_what_was_forgotten() -> None:
     first = render(terminal_table(good_run()), 80).splitlines()[0]
-    assert first == "digits: forgot 144 of 1437 training examples (random 10 %), l2 0.0005, seed 0"
+    assert first == "digits: forgot 144 of 1437 examples (random 10 %), l2 0.0005, seed 0"
 
 
 def test_long_names_fold_without_losing_a_character() -> None:

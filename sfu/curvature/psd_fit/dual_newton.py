@@ -1,13 +1,13 @@
 """Semismooth Newton on the dual, with a preconditioned conjugate-gradient inner solve and a path in the weight.
 
-The dual ``phi(z)`` is convex and once differentiable; its gradient is strongly semismooth, so Newton steps with an element
-of the generalised Jacobian converge quadratically (Qi & Sun, 2006, "A quadratically convergent Newton method for
-computing the nearest correlation matrix", is the case of A = the diagonal).
+The dual ``phi(z)`` is convex and once differentiable; its gradient is strongly semismooth, so Newton steps with an
+element of the generalised Jacobian converge quadratically (Qi & Sun, 2006, "A quadratically convergent Newton method
+for computing the nearest correlation matrix", is the case of A = the diagonal).
 
 If the data can be met (nearly) by some X >= L, z stays bounded as mu -> 0 and a handful of steps from the closed form
-without the constraint suffices. If they cannot, z grows like 1/mu and Newton from there takes minute steps; then the same
-problem is solved for a falling sequence of weights c, each start predicted from the two before by ``z = a/c + b``, which
-is exact to first order in both situations.
+without the constraint suffices. If they cannot, z grows like 1/mu and Newton from there takes minute steps; then the
+same problem is solved for a falling sequence of weights c, each start predicted from the two before by ``z = a/c + b``,
+which is exact to first order in both situations.
 
 Shapes: z has the shape of the targets, (P,) or (D, D).
 """
@@ -86,7 +86,11 @@ class _Point:
 
 
 def solve_dual_newton(
-    form: StandardForm, tolerance: float, max_iterations: int, start: Tensor | None = None
+    form: StandardForm,
+    tolerance: float,
+    max_iterations: int,
+    start: Tensor | None = None,
+    path: bool = True,
 ) -> Solution:
     """Minimise the dual of a standard form.
 
@@ -95,11 +99,12 @@ def solve_dual_newton(
         tolerance: relative duality gap at which to stop.
         max_iterations: at most this many Newton steps in all.
         start: z to start from; the closed form without the constraint when None.
+        path: follow the path of weights when a few steps at the weight wanted were not enough.
     """
     solver = _Newton(form, max_iterations)
     point = _Point.at(form, form.solve_inactive(form.weight) if start is None else start, form.weight)
     point = solver.run(point, tolerance, DIRECT_LIMIT, SHORT_STEP)
-    if point.relative_gap(form) > tolerance:
+    if path and point.relative_gap(form) > tolerance:
         on_path = solver.follow_path(tolerance)
         if on_path.relative_gap(form) < point.relative_gap(form):
             point = on_path
@@ -118,6 +123,7 @@ class _Newton:
         self.form = form
         self.left = max_iterations
         self._inverse: LinearMap | None = None
+        self._reuse = True
 
     def run(self, point: _Point, tolerance: float, limit: int, shortest: float) -> _Point:
         """Newton steps at the weight of ``point`` until the tolerance, the limit, or a step below ``shortest``."""
@@ -137,10 +143,8 @@ class _Newton:
     def _direction(self, point: _Point) -> Tensor:
         """The Newton direction, with the preconditioner of an earlier step while that serves."""
         jacobian = self.form.jacobian(point.spectrum)
-        if self._inverse is not None:
-            direction, solved = conjugate_gradients(
-                jacobian, self._inverse, -point.residual, point.weight, STALE_LIMIT
-            )
+        if self._inverse is not None and self._reuse:
+            direction, solved = conjugate_gradients(jacobian, self._inverse, -point.residual, point.weight, STALE_LIMIT)
             if solved:
                 return direction
         self._inverse = self.form.preconditioner(point.spectrum, point.weight)
@@ -164,12 +168,12 @@ class _Newton:
     def follow_path(self, tolerance: float) -> _Point:
         """Solve for weights that fall to the one wanted, each started from the two before."""
         form = self.form
+        self._reuse = False  # on the path the spectrum changes too much from step to step
         weight = max(PATH_START * form.operator_norm(), form.weight)
         dual = form.solve_inactive(weight)
         before: tuple[float, Tensor] | None = None
         while True:
             last = weight == form.weight
-            self._inverse = None
             point = _Point.at(form, dual, weight)
             point = self.run(point, tolerance if last else PATH_TOLERANCE, self.left if last else 30, 0.0)
             if last or self.left <= 0:

@@ -1,7 +1,8 @@
 """Gradient measurements in standard form, after a congruence that makes them well conditioned.
 
 With ``G`` the second moment of the perturbations and ``K`` the cross moment, the data term is
-``tr(X G X) - 2 <K, X> + const``; in the eigenbasis of G its Hessian (with the prior) is elementwise, ``g_i + g_j + mu``.
+``tr(X G X) - 2 <K, X> + const``; in the eigenbasis of G its Hessian (with the prior) is elementwise,
+``g_i + g_j + mu``.
 The congruence ``Y = T Z T`` with ``T_i = (2 g_i + mu)^(-1/4)`` keeps ``Y >= 0`` and turns the Hessian into
 
     h_ij = (g_i + g_j + mu) / sqrt((2 g_i + mu) (2 g_j + mu))  >= 1,
@@ -111,14 +112,13 @@ class GradientForm(StandardForm):
         Entry ij of the diagonal of ``Proj'`` on symmetric matrices is a quadratic form of Omega in the squares of the
         eigenvectors (plus an exchange term, left out).
         """
-        split, size = spectrum.split, spectrum.value_D.shape[0]
+        split = spectrum.split
         omega_DD = torch.zeros_like(spectrum.vector_DD)
         omega_DD[split:, split:] = 1
         omega_DD[split:, :split] = spectrum.omega_RK
         omega_DD[:split, split:] = spectrum.omega_RK.T
         square_DD = spectrum.vector_DD.square()
         diagonal_DD = self.excess_DD * (square_DD @ omega_DD @ square_DD.T) + weight
-        assert diagonal_DD.shape == (size, size)
         return lambda vector_DD: vector_DD / diagonal_DD
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,7 @@
 
 ``A A* = (Delta Delta^T)^2 / 4`` elementwise, a P x P matrix; nothing of size P x D^2 is ever formed.
 
-Shapes: P perturbations, D features (the rank of the perturbations after reduction), R positive eigenvalues, K others,
-Q rank of the approximation in the preconditioner.
+Shapes: P perturbations, D features (the rank of the perturbations after reduction), R positive eigenvalues, K others.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from sfu.curvature.psd_fit.measurements import LossMeasurements
 from sfu.curvature.psd_fit.projection import Spectrum
 from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm, perron_bound
 
-# Rank of the approximation of Omega in the preconditioner. 1 already keeps conjugate gradients under about ten steps;
-# each further one costs two P x P x D products per factorisation.
-PRECONDITIONER_RANK = 2
+# Typical counts for data that no X >= L can meet: steps of projected gradient, and Newton steps on the path of weights.
+# They decide which of the two is the cheaper.
+FIRST_ORDER_STEPS = 1000
+PATH_STEPS = 40
 
 
 class LossForm(StandardForm):
@@ -135,23 +135,39 @@ class LossForm(StandardForm):
         return from_other
 
     def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
-        """Cholesky of the Jacobian with Omega replaced by a low-rank ``sum_q left_q right_q^T``.
+        """Cholesky of the Jacobian with the mixed block of Omega replaced by its best rank-one ``left right^T``.
 
-        Each rank-one term of Omega is the elementwise product of two P x P Gram matrices. Omega = a / (a + b) is a
-        Cauchy-like matrix, so its singular values fall geometrically.
+        A rank-one block makes that part of the Jacobian the elementwise product of two P x P Gram matrices. Both
+        vectors are positive (Perron), so the matrix stays positive semidefinite; Omega = a / (a + b) is Cauchy-like and
+        near rank one, and two to ten conjugate-gradient steps remain. Ranks 2 and 3 cost more than they save.
         """
-        _, positive_PR, other_PK = self._blocks(spectrum)
         if spectrum.split == 0:
             factor_PP = self._inactive_factor(weight)
         else:
+            _, positive_PR, other_PK = self._blocks(spectrum)
             matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
-            if spectrum.split < spectrum.value_D.shape[0]:
-                left_RQ, right_QK = _low_rank(spectrum.omega_RK, PRECONDITIONER_RANK)
-                for left_R, right_K in zip(left_RQ.T, right_QK, strict=True):
-                    term_PP = (positive_PR * left_R) @ positive_PR.T
-                    matrix_PP.addcmul_(term_PP, (other_PK * right_K) @ other_PK.T, value=0.5)
+            if positive_PR.shape[1] > 0:
+                left_R, right_K = _rank_one(spectrum.omega_RK)
+                mixed_PP = (positive_PR * left_R) @ positive_PR.T
+                matrix_PP.addcmul_(mixed_PP, (other_PK * right_K) @ other_PK.T, value=0.5)
             factor_PP = _factor(matrix_PP, weight)
         return lambda vector_P: torch.cholesky_solve(vector_P[:, None], factor_PP)[:, 0]
+
+    def prefers_first_order(self) -> bool:
+        """Whether a fit whose data no X >= L can meet is cheaper by projected gradient than by Newton on the path.
+
+        Counted in flops: a gradient step is two P x D x D products and an eigendecomposition (about 15 D^3); a Newton
+        step is three P x P x D products, a P x P Cholesky factorisation and about ten Jacobian products.
+        """
+        count, size = self.delta_PD.shape
+        first_order = 4 * count * size**2 + 15 * size**3
+        newton = 6 * count**2 * size + count**3 / 3 + 20 * count * size**2 + 15 * size**3
+        return FIRST_ORDER_STEPS * first_order < PATH_STEPS * newton
+
+    def overdetermined(self) -> bool:
+        """More measurements than unknowns: whatever noise they hold, no X meets them."""
+        count, size = self.delta_PD.shape
+        return count > size * (size + 1) // 2
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         """Undo the reduction to the span, add the lower bound."""
@@ -176,12 +192,11 @@ def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
     return factor_PP
 
 
-def _low_rank(omega_RK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Orthonormal ``left_RQ`` and ``right_QK = left_RQ^T omega_RK``, by two subspace iterations."""
-    size = omega_RK.shape[1]
-    rank = min(rank, *omega_RK.shape)
-    position_K = torch.linspace(-1, 1, size, dtype=omega_RK.dtype, device=omega_RK.device)
-    start_KQ = torch.stack([position_K**power for power in range(rank)], dim=1)
-    left_RQ = torch.linalg.qr(omega_RK @ start_KQ).Q
-    left_RQ = torch.linalg.qr(omega_RK @ (omega_RK.T @ left_RQ)).Q
-    return left_RQ, left_RQ.T @ omega_RK
+def _rank_one(omega_RK: Tensor) -> tuple[Tensor, Tensor]:
+    """The leading singular pair of a matrix with positive entries, the singular value in ``right_K``."""
+    right_K = torch.ones_like(omega_RK[0])
+    for _ in range(4):
+        left_R = omega_RK @ right_K
+        left_R = left_R / left_R.norm()
+        right_K = left_R @ omega_RK
+    return left_R, right_K

@@ -40,6 +40,12 @@ class LossMeasurements:
         _require_finite("delta_PD", self.delta_PD, "lower the perturbation scale")
         _require_finite("target_P", self.target_P, "drop the perturbations whose loss overflowed, or lower their scale")
 
+    def mean_square(self, value_DD: Tensor) -> Tensor:
+        """The data term at X: the mean square of the residuals."""
+        delta_PD = self.delta_PD.to(value_DD)
+        fitted_P = ((delta_PD @ value_DD) * delta_PD).sum(1) / 2
+        return (fitted_P - self.target_P.to(value_DD)).square().mean()
+
     @property
     def dimension(self) -> int:
         """D, the side of the unknown matrix."""
@@ -55,8 +61,8 @@ class LossMeasurements:
 class GradientMeasurements:
     """Products with the unknown X: ``response_i ~ X d_i`` (a positive-semidefinite Procrustes problem).
 
-    The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations through three moments only, so these
-    are stored and the observations are not:
+    The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations through three moments only, so
+    these are stored and the observations are not:
 
     Args:
         gram_DD: ``1/P sum_i d_i d_i^T``.
@@ -80,8 +86,8 @@ class GradientMeasurements:
         _require_matrix("gram_DD", self.gram_DD, "the D x D second moment of the perturbations")
         if self.gram_DD.shape[0] != self.gram_DD.shape[1] or self.cross_DD.shape != self.gram_DD.shape:
             raise DataError(
-                f"gram_DD has shape {tuple(self.gram_DD.shape)} and cross_DD {tuple(self.cross_DD.shape)}: both must be "
-                "D x D."
+                f"gram_DD has shape {tuple(self.gram_DD.shape)} and cross_DD {tuple(self.cross_DD.shape)}: "
+                "both must be D x D."
             )
         _require_finite("gram_DD", self.gram_DD, "lower the perturbation scale")
         _require_finite("cross_DD", self.cross_DD, "drop the perturbations whose gradient overflowed")
@@ -116,6 +122,11 @@ class GradientMeasurements:
             count=count,
         )
 
+    def mean_square(self, value_DD: Tensor) -> Tensor:
+        """The data term at X: the mean over perturbations of the squared norm of the residual."""
+        fitted = ((value_DD @ self.gram_DD.to(value_DD)) * value_DD).sum()
+        return fitted - 2 * (self.cross_DD.to(value_DD) * value_DD).sum() + self.response_square
+
     @property
     def dimension(self) -> int:
         """D, the side of the unknown matrix."""
@@ -132,9 +143,7 @@ Measurements = LossMeasurements | GradientMeasurements
 
 def _require_matrix(name: str, value: Tensor, meaning: str) -> None:
     if value.ndim != 2 or value.shape[0] < 1 or value.shape[1] < 1:
-        raise DataError(
-            f"{name} has shape {tuple(value.shape)}: expected a matrix with at least one row and one column ({meaning})."
-        )
+        raise DataError(f"{name} has shape {tuple(value.shape)}: expected at least one row and one column ({meaning}).")
 
 
 def _require_finite(name: str, value: Tensor, remedy: str) -> None:

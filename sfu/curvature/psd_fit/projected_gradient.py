@@ -2,8 +2,9 @@
 
 FISTA on the standard form with the constant step of the true Lipschitz constant, ``1 + |A A*| / c``, and the gradient
 restart of O'Donoghue & Candes (2015). It needs only products and projections, so it is the method for hardware on which
-an eigendecomposition is the bottleneck (see :func:`~sfu.curvature.psd_fit.projection.project_newton_schulz`), and the
-independent check of the dual Newton method; its iteration count grows with the square root of ``|A A*| / c``.
+an eigendecomposition is the bottleneck (see :func:`~sfu.curvature.psd_fit.projection.project_newton_schulz`), for
+losses that outnumber the unknowns, and as the independent check of the dual Newton method. Where the data leave
+directions to the prior alone its iteration count grows with the square root of ``|A A*| / c``.
 
 Shapes: D features.
 """
@@ -12,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from sfu.curvature.psd_fit.dual_newton import Solution
 from sfu.curvature.psd_fit.projection import project_eigh
 from sfu.curvature.psd_fit.standard_form import StandardForm
 
-CHECK_EVERY = 10
+CHECK_EVERY = 20
 
 
 def solve_projected_gradient(
@@ -70,8 +70,8 @@ def _gradient(form: StandardForm, matrix_DD: Tensor, image: Tensor) -> Tensor:
 def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Solution:
     """The better of Y and Y(z), for the dual point ``z = (t - A Y) / c`` that Y implies, with its duality gap.
 
-    The gap of the pair (Y(z), z) is ``|F(z)|^2 / (2c)``, that of (Y, z) is ``1/2 |Y - Y(z)|^2 + <Y, Proj(-(B + A* z))>``:
-    sums of terms that are not negative, so no digits cancel.
+    The gap of the pair (Y(z), z) is ``|F(z)|^2 / (2c)``; that of (Y, z) is
+    ``1/2 |Y - Y(z)|^2 + <Y, Proj(-(B + A* z))>``: terms that are not negative, so no digits cancel.
     """
     feasible_DD = project_eigh(matrix_DD)
     feasible_image = form.forward(feasible_DD)

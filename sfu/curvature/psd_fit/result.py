@@ -31,8 +31,7 @@ class PsdFitResult:
         status: CONVERGED when ``gap <= tolerance``; anything else must be handled by the caller (see :meth:`require`).
         iterations: Newton steps or projected-gradient steps.
         objective: ``1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2`` at ``value_DD``.
-        gap: objective minus a lower bound on its minimum (the dual value), over the objective. For the closed form,
-            the norm of the gradient over the norm of its terms.
+        gap: objective minus a lower bound on its minimum (the dual value), over the objective.
         min_eigenvalue: smallest eigenvalue of ``X - L``.
         mu: the weight of the prior that was used.
         seconds: wall clock.

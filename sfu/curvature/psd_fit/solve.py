@@ -58,7 +58,8 @@ def fit_psd(
         prior_strength: see ``mu``.
         tolerance: relative duality gap to reach.
         max_iterations: Newton steps (200 when None) or projected-gradient steps (5000 when None).
-        algorithm: "auto" tries the closed form and goes on with "dual_newton" when the constraint binds.
+        algorithm: "auto" tries the closed form, goes on with "dual_newton" when the constraint binds, and takes
+            "projected_gradient" for loss data that no X >= L meets when P is large against D.
         dtype: float64, or float32 for the search with a float64 refinement. The answer is float64 either way.
         projection: "eigh", or "newton_schulz" (matrix products only) for "projected_gradient".
 
@@ -89,7 +90,7 @@ def fit_psd(
             f"measurements is a {type(measurements).__name__}; accepted are LossMeasurements and GradientMeasurements."
         )
 
-    with _no_tf32(measurements):
+    with torch.no_grad(), _no_tf32(measurements):
         form = build(torch.float64)
         solution, used, spent = _run(form, build, algorithm, tolerance, limit, dtype, PROJECTIONS[projection])
         if solution is None:
@@ -122,14 +123,16 @@ def fit_psd_batch(
         settings: as for :func:`fit_psd`; a list gives one value per problem, anything else is shared.
 
     Returns:
-        One result per problem, in order; status FAILED, and the message of the error, where a problem could not be solved.
+        One result per problem, in order; status FAILED, with the message of the error, where one could not be solved.
 
     Raises:
         ConfigError: a list of settings whose length is not the number of problems.
     """
     for name, value in settings.items():
         if isinstance(value, list) and len(value) != len(measurements):
-            raise ConfigError(f"{name} lists {len(value)} values for {len(measurements)} problems: give one per problem.")
+            raise ConfigError(
+                f"{name} lists {len(value)} values for {len(measurements)} problems: give one per problem."
+            )
     results = []
     for index, entry in enumerate(measurements):
         own = {name: value[index] if isinstance(value, list) else value for name, value in settings.items()}
@@ -157,11 +160,36 @@ def _run(
         closed = solve_unconstrained(form)
         if algorithm == "unconstrained" or (closed is not None and closed.relative_gap <= tolerance):
             return closed, "unconstrained", 0
+    if algorithm == "dual_newton":
+        return _newton(form, build, tolerance, limit, dtype)
+    spent, used, best = 0, "dual_newton", None
+    if not form.overdetermined():
+        best, used, spent = _newton(form, build, tolerance, limit, dtype, path=not form.prefers_first_order())
+    if form.prefers_first_order() and (best is None or best.relative_gap > tolerance):
+        steps = max(limit, DEFAULT_ITERATIONS["projected_gradient"])
+        best, used = solve_projected_gradient(form, tolerance, steps, project), "projected_gradient"
+        spent = best.iterations
+        if best.relative_gap > tolerance:
+            other, _, steps = _newton(form, build, tolerance, limit, dtype)
+            if other.relative_gap < best.relative_gap:
+                best, used, spent = other, "dual_newton", steps
+    assert best is not None
+    return best, used, spent
+
+
+def _newton(
+    form: StandardForm,
+    build: Callable[[torch.dtype], StandardForm],
+    tolerance: float,
+    limit: int,
+    dtype: torch.dtype,
+    path: bool = True,
+) -> tuple[Solution, str, int]:
     start, spent = None, 0
     if dtype is torch.float32:
-        rough = solve_dual_newton(build(torch.float32), max(tolerance, 1e-4), limit)
+        rough = solve_dual_newton(build(torch.float32), max(tolerance, 1e-4), limit, path=path)
         start, spent = rough.dual.double(), rough.iterations
-    solution = solve_dual_newton(form, tolerance, limit - spent, start)
+    solution = solve_dual_newton(form, tolerance, limit - spent, start, path=path)
     return solution, "dual_newton", spent + solution.iterations
 
 
@@ -218,5 +246,3 @@ def _no_tf32(measurements: Measurements) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-

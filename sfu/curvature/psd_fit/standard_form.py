@@ -82,6 +82,14 @@ class StandardForm(ABC):
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         """X - L and X of the original problem, in float64, of a solution Y."""
 
+    def prefers_first_order(self) -> bool:
+        """Whether projected gradient is the cheaper way when Newton from the closed form fails."""
+        return False
+
+    def overdetermined(self) -> bool:
+        """Whether the measurements outnumber the unknowns, so that noise alone keeps them from being met."""
+        return False
+
     def value(self, matrix_DD: Tensor, image: Tensor, weight: float) -> float:
         """f(Y), given A(Y)."""
         fit = (image - self.target).square().sum() / (2 * weight)

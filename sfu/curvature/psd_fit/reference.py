@@ -1,0 +1,112 @@
+"""The same fit by a modelling language and a conic solver: slow, differentiable, and written by others.
+
+cvxpylayers is imported on first use. Its gradient mode is ``dense``: the default (``lsqr``) disagrees with finite
+differences when the fit is under-determined. Its MOREAU backend drops the positive-semidefinite cone and is never used.
+
+Shapes: P perturbations, D features.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfu.curvature.psd_fit.bounds import MatrixLike, symmetric_term
+from sfu.curvature.psd_fit.measurements import LossMeasurements, Measurements
+from sfu.curvature.psd_fit.projection import eigh
+from sfu.curvature.psd_fit.result import PsdFitResult, Status
+from sfu.errors import ConfigError
+
+LARGEST_DIMENSION = 64
+SOLVER_ARGS = {"solve_method": "SCS", "eps": 1e-9, "max_iters": 100_000}
+GRADIENT_ARGS = {"mode": "dense"}
+
+
+def fit_psd_reference(
+    measurements: Measurements,
+    *,
+    mu: float,
+    lower_bound: MatrixLike = 0.0,
+    prior: MatrixLike = 0.0,
+    solver_args: dict[str, Any] | None = None,
+) -> PsdFitResult:
+    """Solve the problem of :func:`~sfu.curvature.psd_fit.fit_psd` with cvxpylayers.
+
+    The value is differentiable with respect to ``target_P`` (losses) or ``cross_DD`` (gradients) when these require it.
+    The conic solver's own tolerance decides the accuracy; no duality gap of the original problem is computed (NaN).
+
+    Args:
+        measurements: losses or gradients, D <= 64, on the CPU.
+        mu: weight of the prior, > 0.
+        lower_bound: as for ``fit_psd``.
+        prior: as for ``fit_psd``.
+        solver_args: passed to diffcp over ``SOLVER_ARGS``.
+
+    Raises:
+        ConfigError: D > 64, mu not positive, or cvxpylayers is not installed.
+    """
+    dimension = measurements.dimension
+    if dimension > LARGEST_DIMENSION:
+        raise ConfigError(
+            f"the cvxpylayers reference is for D <= {LARGEST_DIMENSION}, and D is {dimension}: its dense gradient takes "
+            "a minute at 64 and did not return in nine at 128. Use fit_psd."
+        )
+    if not 0 < mu < float("inf"):
+        raise ConfigError(f"mu is {mu}: the reference needs a finite mu > 0.")
+    started = time.perf_counter()
+    like = torch.zeros((), dtype=torch.float64)
+    lower_DD = symmetric_term("lower_bound", lower_bound, dimension).dense(like)
+    prior_DD = symmetric_term("prior", prior, dimension).dense(like)
+    shifted_DD = _solve(measurements, lower_DD, prior_DD, mu, SOLVER_ARGS | (solver_args or {}))
+    value_DD = shifted_DD + lower_DD
+    found_DD = value_DD.detach()
+    objective = measurements.mean_square(found_DD).detach() + mu / 2 * (found_DD - prior_DD).square().sum()
+    return PsdFitResult(
+        value_DD=value_DD,
+        status=Status.CONVERGED,
+        iterations=0,
+        objective=float(objective),
+        gap=float("nan"),
+        min_eigenvalue=float(torch.linalg.eigvalsh(shifted_DD.detach())[0]),
+        mu=mu,
+        seconds=time.perf_counter() - started,
+        algorithm="cvxpylayers",
+        message="solved by cvxpylayers; the accuracy is that of its conic solver",
+    )
+
+
+def _solve(
+    measurements: Measurements, lower_DD: Tensor, prior_DD: Tensor, mu: float, solver_args: dict[str, Any]
+) -> Tensor:
+    """X - L, differentiable with respect to the observations."""
+    try:
+        import cvxpy
+        from cvxpylayers.torch import CvxpyLayer
+    except ImportError as error:
+        raise ConfigError(f"the reference solver needs cvxpylayers (pip install cvxpylayers): {error}") from error
+    size = measurements.dimension
+    shifted = cvxpy.Variable((size, size), PSD=True)
+    value = shifted + lower_DD.numpy()
+    anchor = mu / 2 * cvxpy.sum_squares(value - prior_DD.numpy())
+    if isinstance(measurements, LossMeasurements):
+        observed = measurements.target_P.double()
+        delta_PD = measurements.delta_PD.detach().double()
+        rows = (delta_PD[:, :, None] * delta_PD[:, None, :]).flatten(1) / 2
+        parameter = cvxpy.Parameter(observed.shape[0])
+        fitted = rows.numpy() @ cvxpy.vec(value, order="C")
+        data = cvxpy.sum_squares(fitted - parameter) / observed.shape[0]
+    else:
+        observed = measurements.cross_DD.double()
+        square_D, vector_DD = eigh(measurements.gram_DD.detach().double())
+        root_DD = (vector_DD * square_D.clamp(min=0).sqrt()) @ vector_DD.T
+        parameter = cvxpy.Parameter((size, size))
+        data = cvxpy.sum_squares(root_DD.numpy() @ value) - 2 * cvxpy.sum(cvxpy.multiply(parameter, value))
+    problem = cvxpy.Problem(cvxpy.Minimize(data + anchor))
+    if observed.requires_grad:
+        solver_args = solver_args | GRADIENT_ARGS
+    layer = CvxpyLayer(problem, parameters=[parameter], variables=[shifted], solver_args=solver_args)
+    (solution_DD,) = layer(observed)
+    return (solution_DD + solution_DD.T) / 2

@@ -1,0 +1,50 @@
+"""Unlearn in one call, for those who hold a head and a deletion request."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sfu.errors import ConfigError
+from sfu.experiment.schema import CurvatureConfig
+from sfu.experiment.seeds import PURPOSES, derive_seed
+from sfu.experiment.validate import validate_curvature
+from sfu.heads.linear import LinearHead
+from sfu.unlearning.method import Access, Tools, Unlearned
+from sfu.unlearning.methods.newton import Newton
+from sfu.unlearning.request import ForgetRequest
+
+
+def unlearn(
+    head: LinearHead,
+    features: Tensor,
+    labels: Tensor,
+    *,
+    curvature: CurvatureConfig | None = None,
+    noise_sigma: float = 0.0,
+    seed: int = 0,
+) -> Unlearned:
+    """One source-free Newton step: sfu's ``unlearned_minus`` outside the experiment framework.
+
+    Args:
+        head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient.
+        features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on.
+        labels: Their labels, ``[F]`` integers.
+        curvature: Estimator and regularisation; the default is the cross-validated PSD fit.
+        noise_sigma: Standard deviation of Gaussian noise on the parameters.
+        seed: Of the perturbations, folds and noise.
+
+    Returns:
+        The unlearned head, whether the step was applied, its predicted gain, and notes.
+
+    Raises:
+        DataError: The examples do not fit the head.
+        ConfigError: The settings cannot work, or need the retained data.
+        SingularHessianError: The curvature estimate cannot be inverted.
+    """
+    config = curvature or CurvatureConfig()
+    validate_curvature(config, "")
+    method = Newton(config, noise_sigma)
+    if method.access is not Access.FORGET:
+        raise ConfigError(f"curvature.estimator={config.estimator.value} needs the retained data; unlearn has none.")
+    seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
+    return method.unlearn(ForgetRequest(head, features, labels), Tools(seeds))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sfu.data.feature_data import make_feature_data
+from sfu.data.split import ForgetSplit
+from sfu.evaluation.evaluate import Evaluator
+from sfu.evaluation.measures import accuracy, agreement, mean_kl, squared_norm
+from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
+from sfu.heads.linear import LinearHead
+
+
+def test_accuracy_and_agreement_by_hand():
+    logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 4.0], [1.0, 2.0]])
+    assert accuracy(logits, torch.tensor([0, 1, 1, 1])) == 75.0
+    assert agreement(logits, -logits) == 0.0
+    assert agreement(logits, logits * 3) == 100.0
+
+
+def test_kl_by_hand():
+    reference, other = torch.tensor([[0.0, 0.0]]), torch.tensor([[math.log(3.0), 0.0]])
+    expected = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    assert mean_kl(reference, other) == pytest.approx(expected, rel=1e-6)
+    assert mean_kl(other, other) == 0.0
+
+
+def test_squared_norm_sums_over_classes():
+    difference = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    hessian = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    assert squared_norm(difference, hessian) == pytest.approx((2 + 4 + 12) + 3)
+
+
+def test_cross_entropy_by_hand():
+    loss = cross_entropy_per_sample(torch.tensor([[0.0, math.log(3.0)]]), torch.tensor([0]))
+    assert float(loss) == pytest.approx(math.log(4.0))
+
+
+def test_the_attack_sees_what_is_there_and_nothing_else():
+    rng = np.random.default_rng(0)
+    same = [torch.from_numpy(rng.exponential(size=n)) for n in (3000, 500)]
+    score = membership_attack(*same, n_splits=5, seed=0)
+    assert abs(score.mean - 50) < 5
+    apart = membership_attack(same[0] * 0.01, same[1] + 1, n_splits=5, seed=0)
+    assert (apart.mean, apart.std) == (100.0, 0.0)
+    assert membership_attack(*same, n_splits=5, seed=0) == score
+
+
+def test_half_the_members_far_away_gives_three_quarters():
+    """Half of the forget losses lie apart, the rest look like test losses: the best threshold scores 75 %."""
+    forget = torch.cat([torch.zeros(200), torch.ones(200)])
+    score = membership_attack(forget, torch.ones(400), n_splits=5, seed=1)
+    assert score.mean == pytest.approx(75.0, abs=0.01)
+
+
+def test_an_attack_on_too_few_is_not_reported():
+    score = membership_attack(torch.rand(9), torch.rand(100), n_splits=5, seed=0)
+    assert (score.mean, score.std) == (None, None)
+
+
+def tiny():
+    """Two classes in the plane; everything below is worked out by hand."""
+    train = np.array([[1, 0], [0, 1], [1, 0], [0, 1], [2, 0]], dtype=np.float32)
+    data = make_feature_data(
+        "tiny", train, np.array([0, 1, 0, 1, 1]), np.array([[1, 0], [0, 1]], dtype=np.float32), np.array([0, 1])
+    )
+    split = ForgetSplit(torch.tensor([4]), torch.tensor([0, 1, 2, 3]), "indices")
+    heads = [
+        LinearHead(torch.tensor(p).double(), torch.zeros(2, 2).double(), 0.5, 5)
+        for p in ([[0.2, 0.0], [0.4, 0.3]], [[0.5, 0.0], [0.0, 0.5]], [[0.5, 0.0], [0.0, 0.3]])
+    ]
+    return data, split, heads
+
+
+def test_every_metric_by_hand():
+    data, split, (original, retrained, unlearned) = tiny()
+    metrics = Evaluator(data, split, original, retrained).evaluate(unlearned)
+    # retained rows (1,0) (0,1) twice each: second moments I/2, Hessian I
+    nothing = 0.3**2 + 0.4**2 + 0.2**2
+    assert metrics["distance"] == pytest.approx(math.sqrt(0.2**2 / nothing))
+    assert metrics["measured_distance_gain"] == pytest.approx(nothing - 0.2**2)
+    # gradient W (I/2) - I/2 + W/2 = W - I/2
+    assert metrics["retain_gradient_norm"] == pytest.approx(0.2)
+    assert (metrics["test_accuracy"], metrics["remain_accuracy"], metrics["forget_accuracy"]) == (100.0, 100.0, 0.0)
+    assert (metrics["test_gap"], metrics["forget_gap"], metrics["agreement"]) == (0.0, 0.0, 100.0)
+    assert metrics["mia"] is None  # one forget row is too few
+    assert metrics["forget_kl"] == pytest.approx(0.0)  # both heads say (1, 0) for the row (2, 0)
+
+
+def test_original_and_retrained_are_the_ends_of_the_scale():
+    data, split, (original, retrained, _) = tiny()
+    evaluator = Evaluator(data, split, original, retrained)
+    first, last = evaluator.evaluate(original), evaluator.evaluate(retrained)
+    assert (first["distance"], last["distance"]) == (1.0, 0.0)
+    assert first["measured_distance_gain"] == 0.0
+    assert first["test_accuracy"] == 50.0
+    assert first["test_gap"] == -50.0
+    assert last["retain_gradient_norm"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_no_distance_when_retraining_changes_nothing():
+    data, split, (original, _, unlearned) = tiny()
+    assert Evaluator(data, split, original, original).evaluate(unlearned)["distance"] is None
+
+
+def test_the_attack_uses_test_rows_of_the_forgotten_classes_only(monkeypatch):
+    from sfu.evaluation import evaluate
+
+    seen = []
+    real = evaluate.membership_attack
+    monkeypatch.setattr(
+        evaluate, "membership_attack", lambda f, t, **k: seen.append((f.numel(), t.numel())) or real(f, t, **k)
+    )
+    data, split, heads = tiny()
+    Evaluator(data, split, heads[0], heads[1])
+    assert seen == [(1, 1)]  # the forgotten row is of class 1; one of the two test rows is

@@ -1,0 +1,156 @@
+"""The contract that matters most: a source-free method cannot reach a retained row."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sfu.data.load import load_dataset
+from sfu.errors import SourceFreeError
+from sfu.experiment import runner, stages
+from sfu.experiment.schema import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
+from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
+from sfu.unlearning.request import ForgetRequest
+from tests.conftest import make_arrays
+
+
+def config_for(path: Path) -> RunConfig:
+    config = RunConfig(
+        dataset=DatasetConfig(name="features", path=str(path)),
+        head=HeadConfig(name="linear"),
+        loss=LossConfig(name="quadratic"),
+        logger=LoggerConfig(name="none"),
+        methods=["original"],
+    )
+    config.backbone.name = "none"
+    return config
+
+
+class Probe(UnlearningMethod):
+    """Runs ``attempt(request, retained)`` as a source-free method and keeps what it found."""
+
+    def __init__(self, attempt, access: Access = Access.FORGET) -> None:
+        self.attempt, self._access, self.found = attempt, access, None
+
+    @property
+    def access(self) -> Access:
+        return self._access
+
+    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+        self.found = self.attempt(request, retained)
+        return Unlearned(request.head)
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, probe: Probe) -> dict:
+    monkeypatch.setattr(runner, "make_methods", lambda config: {"probe": probe})
+    return runner.run(config_for(path), folder, show_progress=False)
+
+
+def row_keys(array: np.ndarray) -> set[bytes]:
+    return {row.tobytes() for row in array.astype(np.float64)}
+
+
+def keys_in_memory(wanted: set[bytes], width: int) -> set[bytes]:
+    """The wanted rows that occur in any tensor or array that can be reached through the garbage collector."""
+    gc.collect()
+    found: set[bytes] = set()
+    for holder in gc.get_objects():
+        for value in (holder, *(gc.get_referents(holder) if type(holder) in (dict, list, tuple) else ())):
+            if type(value) is torch.Tensor:
+                value = value.detach().numpy()
+            if type(value) is np.ndarray and value.shape[1:] == (width,) and value.dtype.kind == "f":
+                found |= wanted & row_keys(value)
+    return found
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> tuple[Path, set[bytes]]:
+    """A feature file, and its training rows as bytes: no array of them is left alive."""
+    path = tmp_path / "secret.npz"
+    np.savez(path, **make_arrays(seed=99))
+    return path, row_keys(np.load(path)["train_features"])
+
+
+def test_no_retained_row_is_in_memory_while_a_source_free_method_runs(monkeypatch, tmp_path, secret):
+    path, keys = secret
+
+    def search(request: ForgetRequest, retained: RetainedSet | None):
+        return retained, row_keys(request.features_FD.numpy()), keys_in_memory(keys, 12)
+
+    probe = Probe(search)
+    run_with(monkeypatch, path, tmp_path, probe)
+    retained, forget, found = probe.found
+    assert retained is None
+    assert len(keys) == 400
+    assert len(forget) == 40
+    assert found == forget  # the search does see: it finds the forget rows, and those alone
+
+
+def test_a_discard_that_does_not_discard_is_noticed_and_the_search_would_find_the_rows(monkeypatch, tmp_path, secret):
+    path, keys = secret
+    kept = []
+    real = stages.load_dataset
+    monkeypatch.setattr(stages, "load_dataset", lambda *a: kept.append(real(*a)) or kept[-1])
+    with pytest.raises(SourceFreeError, match="still referenced after the discard"):
+        run_with(monkeypatch, path, tmp_path, Probe(lambda *_: None))
+    assert kept[0].n_train == 400
+    assert keys_in_memory(keys, 12) == keys
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        lambda path: load_dataset(DatasetConfig(name="features", path=str(path)), 0),
+        lambda path: np.load(path),
+        lambda path: path.read_bytes(),
+        lambda path: (path.parent / ".." / path.parent.name / path.name).open("rb"),
+        lambda path: load_dataset(DatasetConfig(name="digits"), 0),
+    ],
+    ids=["loader", "numpy", "pathlib", "other-spelling", "another-dataset"],
+)
+def test_reaching_for_the_data_again_ends_the_row(monkeypatch, tmp_path, secret, reach):
+    path, _ = secret
+    metrics = run_with(monkeypatch, path, tmp_path, Probe(lambda *_: reach(path)))
+    row = metrics["rows"]["probe"]
+    assert "SourceFreeError" in row["error"]
+    assert "discarded" in row["error"]
+    assert "distance" not in row
+
+
+def test_a_method_that_declares_it_gets_the_retained_data_and_only_then(monkeypatch, tmp_path, secret):
+    path, keys = secret
+    probe = Probe(lambda request, retained: retained, Access.RETAINED)
+    metrics = run_with(monkeypatch, path, tmp_path, probe)
+    assert probe.found.features_RD.shape == (360, 12)
+    assert metrics["rows"]["probe"]["access"] == "retained"
+    assert len(row_keys(probe.found.features_RD.numpy()) & keys) == 360
+
+
+def test_nothing_in_the_request_leads_to_another_row(secret):
+    path, keys = secret
+    data = load_dataset(DatasetConfig(name="features", path=str(path)), 0)
+    config = config_for(path)
+    seeds = {"split": 0, "training": 0}
+    prepared = stages.prepare(config, seeds, torch.device("cpu"), torch.float64, [], lambda *_: None)
+    others = keys - row_keys(data.train_features_ND[prepared.split.forget_F].numpy())
+    assert len(others) == 360
+    seen, todo = set(), [prepared.request]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type) or callable(item):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            whole = torch.tensor([], dtype=item.dtype).set_(item.untyped_storage())
+            assert whole.numel() == item.numel()
+            if item.ndim == 2 and item.shape[1] == 12:
+                assert not others & row_keys(item.numpy())
+        elif hasattr(item, "__dataclass_fields__"):
+            todo.extend(getattr(item, name) for name in item.__dataclass_fields__)
+        else:
+            todo.extend(gc.get_referents(item))
+    assert len(seen) > 5

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfu.errors import ConfigError, SourceFreeError
+from sfu.evaluation.measures import squared_norm
+from sfu.experiment.schema import (
+    AdamConfig,
+    CurvatureConfig,
+    Estimator,
+    HeadConfig,
+    LossConfig,
+    LowerBound,
+    Measurement,
+    Pairs,
+    Prior,
+    Regularization,
+    Training,
+)
+from sfu.heads.moments import compute_moments
+from sfu.heads.train import train_head
+from sfu.unlearning.method import Access, RetainedSet, Tools
+from sfu.unlearning.methods.newton import Newton
+from sfu.unlearning.methods.retrained import Retrained
+from sfu.unlearning.request import ForgetRequest
+from tests.conftest import make_arrays
+
+LOSS = LossConfig(name="quadratic", target_scale=2.0)
+EXACT = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
+TOOLS = Tools({"training": 1, "perturbation": 2, "noise": 3, "folds": 4})
+
+
+def situation(
+    bias: bool = False, l2: float = 1e-3, training: Training = Training.exact, n_forget: int = 60, seed: int = 0
+):
+    """(request, retained, head config) of a small classification problem."""
+    arrays = make_arrays(seed=seed)
+    features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
+    adam = AdamConfig(lr=1e-2, batch_size=100, max_epochs=5, patience=5)
+    config = HeadConfig(name="linear", l2=l2, bias=bias, training=training, adam=adam)
+    head = train_head(features, labels, 4, config, LOSS, seed=1, device=torch.device("cpu"), dtype=torch.float64)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
+    forget, keep = order[:n_forget], order[n_forget:]
+    return ForgetRequest(head, features[forget], labels[forget]), RetainedSet(features[keep], labels[keep]), config
+
+
+def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:
+    return float(difference.norm() / reference.norm())
+
+
+@settings(max_examples=25, deadline=None)
+@given(bias=st.booleans(), l2=st.sampled_from([1e-6, 1e-3, 1.0]), n_forget=st.integers(1, 350), seed=st.integers(0, 50))
+def test_unlearned_plus_is_retrained(bias, l2, n_forget, seed):
+    request, retained, config = situation(bias, l2, n_forget=n_forget, seed=seed)
+    retrained = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head
+    unlearned = Newton(EXACT).unlearn(request, TOOLS, retained).head
+    assert relative(unlearned.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
+    assert relative(request.head.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) > 1e-7
+    assert unlearned.n_train == 400 - n_forget
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_early_stop_is_corrected_by_the_stored_gradient(bias):
+    request, retained, config = situation(bias, training=Training.adam)
+    assert float(request.head.gradient_CE.norm()) > 1e-3
+    config.training = Training.exact
+    optimum = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head
+    corrected = Newton(EXACT).unlearn(request, TOOLS, retained).head
+    assert relative(corrected.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) < 1e-8
+    forgetful = dataclasses.replace(request.head, gradient_CE=torch.zeros_like(request.head.gradient_CE))
+    blind = Newton(EXACT).unlearn(ForgetRequest(forgetful, request.features_FD, request.labels_F), TOOLS, retained).head
+    assert relative(blind.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) > 1e-3
+
+
+def test_forgetting_half_then_the_other_half_is_forgetting_both():
+    request, retained, _ = situation(n_forget=80)
+    both = Newton(EXACT).unlearn(request, TOOLS, retained).head
+    first, second = torch.arange(40), torch.arange(40, 80)
+    rest = RetainedSet(
+        torch.cat([retained.features_RD, request.features_FD[second]]),
+        torch.cat([retained.labels_R, request.labels_F[second]]),
+    )
+    half = Newton(EXACT).unlearn(request.rows(first), TOOLS, rest).head
+    then = (
+        Newton(EXACT)
+        .unlearn(ForgetRequest(half, request.features_FD[second], request.labels_F[second]), TOOLS, retained)
+        .head
+    )
+    assert relative(then.parameters_CE - both.parameters_CE, both.parameters_CE) < 1e-8
+
+
+def distance(head, request, retained, config) -> float:
+    retrained = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head.parameters_CE
+    moments = compute_moments(retained.features_RD, retained.labels_R, 4, bias=config.bias, device=torch.device("cpu"))
+    hessian = moments.hessian(config.l2, request.head.regularized_E)
+    nothing = squared_norm(request.head.parameters_CE - retrained, hessian)
+    return (squared_norm(head.parameters_CE - retrained, hessian) / nothing) ** 0.5
+
+
+CLOSED = CurvatureConfig(estimator=Estimator.closed_form)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("pairs", list(Pairs))
+@pytest.mark.parametrize("per_class", [True, False])
+def test_gradient_measurements_that_determine_the_hessian_give_the_closed_form(bias, pairs, per_class):
+    request, _, _ = situation(bias)
+    fit = CurvatureConfig(measurement=Measurement.gradient, perturbations=60, pairs=pairs, per_class=per_class)
+    closed, fitted = (Newton(c).unlearn(request, TOOLS) for c in (CLOSED, fit))
+    assert fitted.details["fit_status"] == "converged"
+    assert relative(fitted.head.parameters_CE - closed.head.parameters_CE, closed.head.parameters_CE) < 1e-7
+    assert fitted.predicted_gain == pytest.approx(closed.predicted_gain, rel=1e-6)
+
+
+@pytest.mark.parametrize("settings_", [{"gradient_term": "exact"}, {"pairs": "antithetic", "gradient_term": "paper"}])
+def test_enough_exact_loss_measurements_give_the_closed_form(settings_):
+    from omegaconf import OmegaConf
+
+    request, _, _ = situation()
+    base = CurvatureConfig(
+        measurement=Measurement.loss, perturbations=200, per_class=False, lower_bound=LowerBound.zero, prior=Prior.zero
+    )
+    base.prior_strength = 1e-14
+    fit = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(base), settings_))
+    closed, fitted = (Newton(c).unlearn(request, TOOLS) for c in (CLOSED, fit))
+    assert relative(fitted.head.parameters_CE - closed.head.parameters_CE, closed.head.parameters_CE) < 1e-3
+
+
+def test_the_default_brings_the_head_nearer_to_retrained_and_says_so_beforehand():
+    gains = []
+    for seed in range(6):
+        request, retained, config = situation(seed=seed, n_forget=120)
+        result = Newton(CurvatureConfig()).unlearn(request, TOOLS)
+        assert result.applied
+        assert result.predicted_gain > 0
+        gains.append(distance(result.head, request, retained, config))
+    assert sum(gains) / len(gains) < 0.6
+
+
+def test_a_step_predicted_to_do_harm_is_withheld_unless_forced():
+    request, retained, config = situation(n_forget=13)  # 12 features: the forget Hessian is almost singular
+    harmful = CurvatureConfig(estimator=Estimator.closed_form, regularization=Regularization.none)
+    withheld = Newton(harmful).unlearn(request, TOOLS)
+    assert not withheld.applied
+    assert withheld.predicted_gain < 0
+    assert "worse than nothing" in withheld.note
+    assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
+    forced = Newton(dataclasses.replace(harmful, force=True)).unlearn(request, TOOLS)
+    assert forced.applied
+    assert "curvature.force=true" in forced.note
+    assert distance(forced.head, request, retained, config) > 1
+
+
+def test_damping_rules():
+    request, _, _ = situation()
+    seen = {}
+    for rule in (Regularization.fixed, Regularization.mean_eigenvalue, Regularization.none):
+        config = CurvatureConfig(estimator=Estimator.closed_form, regularization=rule, rho=0.25, folds=0)
+        seen[rule] = Newton(config).unlearn(request, TOOLS)
+        assert seen[rule].predicted_gain is None
+    hessian = request.moments().hessian(1e-3, request.head.regularized_E)
+    assert seen[Regularization.fixed].details["rho"] == 0.25
+    assert seen[Regularization.mean_eigenvalue].details["rho"] == pytest.approx(float(hessian.trace()) / 12)
+    expected = (
+        request.head.parameters_CE + request.step_ratio * torch.linalg.solve(hessian, request.newton_gradient().T).T
+    )
+    torch.testing.assert_close(seen[Regularization.none].head.parameters_CE, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_authors_notebook_bound_is_subtracted():
+    request, _, _ = situation()
+    config = CurvatureConfig(
+        measurement=Measurement.gradient, perturbations=60, lower_bound=LowerBound.forget_share,
+        subtract_lower_bound=True, regularization=Regularization.none, folds=0,
+    )  # fmt: skip
+    hessian = request.moments().hessian(1e-3, request.head.regularized_E) * (1 - 60 / 400)
+    step = torch.linalg.solve(hessian, request.newton_gradient().T).T * request.step_ratio
+    result = Newton(config).unlearn(request, TOOLS)
+    torch.testing.assert_close(result.head.parameters_CE, request.head.parameters_CE + step, rtol=1e-6, atol=1e-9)
+
+
+def test_noise_has_the_size_asked_for_and_follows_its_seed():
+    request, _, _ = situation()
+    plain = Newton(CLOSED).unlearn(request, TOOLS).head.parameters_CE
+    noisy = [Newton(CLOSED, noise_sigma=0.5).unlearn(request, TOOLS).head.parameters_CE for _ in range(2)]
+    other = Newton(CLOSED, noise_sigma=0.5).unlearn(request, Tools({**TOOLS.seeds, "noise": 9})).head.parameters_CE
+    assert torch.equal(*noisy)
+    assert not torch.equal(noisy[0], other)
+    assert float((noisy[0] - plain).std()) == pytest.approx(0.5, rel=0.3)
+    with pytest.raises(ConfigError, match=r"newton\.noise_sigma=-1"):
+        Newton(CLOSED, noise_sigma=-1)
+
+
+def test_more_folds_than_rows_are_refused():
+    request, _, _ = situation(n_forget=4)
+    with pytest.raises(ConfigError, match=r"curvature\.folds=5 but there are only 4 rows"):
+        Newton(CLOSED).unlearn(request, TOOLS)
+
+
+def test_exact_curvature_needs_the_retained_data():
+    request, _, config = situation()
+    assert Newton(EXACT).access is Access.RETAINED
+    for method in (Newton(EXACT), Retrained(config, LOSS)):
+        with pytest.raises(SourceFreeError, match="needs the retained data"):
+            method.unlearn(request, TOOLS)
+
+
+def test_same_result_on_every_device(device):
+    request, _, _ = situation()
+    here = ForgetRequest(request.head.to(device), request.features_FD, request.labels_F)
+    results = [
+        Newton(CurvatureConfig(perturbations=60)).unlearn(r, TOOLS).head.parameters_CE.cpu() for r in (request, here)
+    ]
+    assert relative(results[0] - results[1], results[0]) < 1e-9
