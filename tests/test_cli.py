@@ -42,7 +42,8 @@ def subprocess_sfu(where: Path, *arguments: str, **environment: str) -> subproce
     kept = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
     return subprocess.run(
         [sys.executable, "-m", "sfu", *arguments],
-        cwd=where, env={**kept, "COLUMNS": "80", **environment}, capture_output=True, text=True, timeout=300, check=False,
+        cwd=where, env={**kept, "COLUMNS": "80", **environment}, capture_output=True, text=True, timeout=300,
+        check=False,
     )  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from sfu.experiment.schema import CurvatureConfig, Measurement, Pairs
 from sfu.heads.moments import Moments
-from sfu.unlearning.method import Tools
 from sfu.unlearning.request import ForgetRequest
 
 _CHUNK_ELEMENTS = 1 << 22
@@ -67,15 +66,14 @@ def draw_perturbations(config: CurvatureConfig, n_classes: int, width: int, gene
     return delta.expand(count, n_classes, width)
 
 
-def observe(config: CurvatureConfig, request: ForgetRequest, tools: Tools) -> Observations:
-    """Observe the forget set of ``request`` at the perturbed heads.
+def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor) -> Observations:
+    """Observe the forget set of ``request`` at the heads perturbed by ``delta_PCE``.
 
     Losses and gradients are evaluated on the examples, in chunks of perturbations that bound memory.
     """
     head = request.head
     base_CE = head.parameters_CE
     n_classes, width = base_CE.shape
-    delta_PCE = draw_perturbations(config, n_classes, width, tools.generator("perturbation")).to(base_CE)
     loss, design, labels = head.loss(), request.design_FE, request.labels_F
     by_gradient = config.measurement is Measurement.gradient
     evaluate = loss.gradients if by_gradient else loss.values

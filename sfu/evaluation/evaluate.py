@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from sfu.data.feature_data import FeatureData
 from sfu.data.split import ForgetSplit
@@ -22,10 +23,14 @@ Metrics = dict[str, float | None]
 
 @dataclass(frozen=True)
 class _Scores:
+    """Accuracies and attack score of one head, and the outputs they came from (``test_TC``, ``forget_FC``)."""
+
     test: float
     remain: float
     forget: float
     membership: MembershipScore
+    test_TC: Tensor
+    forget_FC: Tensor
 
 
 class Evaluator:
@@ -76,7 +81,6 @@ class Evaluator:
         scores, reference = self._scores(head), self._reference_scores
         square = squared_norm(head.parameters_CE - self._retrained.parameters_CE, self._hessian)
         mia, mia_reference = scores.membership.mean, reference.membership.mean
-        test_logits, forget_logits = head.logits(self._test[0]), head.logits(self._forget[0])
         gradient = self._moments.gradient(head.parameters_CE, head.l2, head.regularized_E, head.target_scale)
         return {
             "test_accuracy": scores.test,
@@ -89,8 +93,8 @@ class Evaluator:
             "mia_std": scores.membership.std,
             "mia_gap": None if mia is None or mia_reference is None else mia - mia_reference,
             "distance": math.sqrt(square / self._nothing) if self._nothing > 0 else None,
-            "agreement": agreement(test_logits, self._retrained.logits(self._test[0])),
-            "forget_kl": mean_kl(self._retrained.logits(self._forget[0]), forget_logits),
+            "agreement": agreement(scores.test_TC, reference.test_TC),
+            "forget_kl": mean_kl(reference.forget_FC, scores.forget_FC),
             "retain_gradient_norm": float(gradient.norm()),
             "measured_distance_gain": self._nothing - square,
         }
@@ -109,4 +113,6 @@ class Evaluator:
             accuracy(remain, self._retain[1]),
             accuracy(forget, self._forget[1]),
             membership,
+            test,
+            forget,
         )

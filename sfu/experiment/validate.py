@@ -48,6 +48,8 @@ def validate(config: RunConfig) -> None:
         value = config.seed if key == "seed" else getattr(config.seeds, key.split(".")[1])
         if value is not None:
             _between(key, value, -1, 2**32)
+    if config.threads is not None:
+        _at_least("threads", config.threads, 1)
     _at_least("newton.noise_sigma", config.newton.noise_sigma, 0.0)
 
 

@@ -11,17 +11,21 @@ published (``gradient_term=paper``, which keeps an odd term :math:`2 g_f^T d`), 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
-from sfu.curvature.measurements import Observations, observe
+from sfu.curvature.measurements import Observations, draw_perturbations, observe
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Status, fit_psd
 from sfu.errors import SolverError
 from sfu.experiment.schema import GradientTerm, LowerBound, Measurement, Pairs, Prior
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
+
+if TYPE_CHECKING:
+    from sfu.experiment.schema import CurvatureConfig
 
 _SLOPE_SIGN = {GradientTerm.paper: 1.0, GradientTerm.exact: -1.0, GradientTerm.none: 0.0}
 
@@ -29,9 +33,23 @@ _SLOPE_SIGN = {GradientTerm.paper: 1.0, GradientTerm.exact: -1.0, GradientTerm.n
 class PsdFit(CurvatureEstimator[Observations]):
     """Fits ``X >= L`` to loss or gradient measurements of the forget set, near a prior X0."""
 
+    def __init__(self, config: CurvatureConfig) -> None:
+        super().__init__(config)
+        self._drawn: tuple[tuple[object, ...], Tensor] | None = None
+
     def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Observations:
         """Perturb the head and observe the forget rows."""
-        return observe(self.config, request, tools)
+        return observe(self.config, request, self._perturbations(request, tools))
+
+    def _perturbations(self, request: ForgetRequest, tools: Tools) -> Tensor:
+        """Drawn once for all folds of a request: ``[P, C, E]`` on the head's device, in its dtype."""
+        like = request.head.parameters_CE
+        key = (tools.seeds.get("perturbation"), like.shape, like.device, like.dtype)
+        if self._drawn is None or self._drawn[0] != key:
+            n_classes, width = like.shape
+            delta = draw_perturbations(self.config, n_classes, width, tools.generator("perturbation"))
+            self._drawn = (key, delta.to(like))
+        return self._drawn[1]
 
     def merge(self, observations: Sequence[Observations]) -> Observations:
         """Observations of the union."""
@@ -59,9 +77,9 @@ class PsdFit(CurvatureEstimator[Observations]):
             tolerance=config.tolerance,
             max_iterations=config.max_iterations,
         )
-        if result.status is Status.FAILED:
-            raise SolverError(result.message)
         hessian = result.value_DD
+        if hessian is None:
+            raise SolverError(result.message)
         if config.subtract_lower_bound:
             hessian = hessian - _as_matrix(bound, hessian)
         converged = result.status is Status.CONVERGED

@@ -162,7 +162,7 @@ class LossForm(StandardForm):
         count, size = self.delta_PD.shape
         first_order = 4 * count * size**2 + 15 * size**3
         newton = 6 * count**2 * size + count**3 / 3 + 20 * count * size**2 + 15 * size**3
-        return FIRST_ORDER_STEPS * first_order < PATH_STEPS * newton
+        return self.overdetermined() or FIRST_ORDER_STEPS * first_order < PATH_STEPS * newton
 
     def overdetermined(self) -> bool:
         """More measurements than unknowns: whatever noise they hold, no X meets them."""

@@ -1,7 +1,8 @@
 """The same fit by a modelling language and a conic solver: slow, differentiable, and written by others.
 
-cvxpylayers is imported on first use. Its gradient mode is ``dense``: the default (``lsqr``) disagrees with finite
-differences when the fit is under-determined. Its MOREAU backend drops the positive-semidefinite cone and is never used.
+cvxpylayers is imported on first use and solves by SCS: its MOREAU backend drops the positive-semidefinite cone, and
+gradients through its Clarabel backend disagree with finite differences on this problem. The gradient mode is ``dense``:
+the default (``lsqr``) disagrees with finite differences too when the fit is under-determined.
 
 Shapes: P perturbations, D features.
 """
@@ -21,8 +22,7 @@ from sfu.curvature.psd_fit.result import PsdFitResult, Status
 from sfu.errors import ConfigError
 
 LARGEST_DIMENSION = 64
-SOLVER_ARGS = {"solve_method": "SCS", "eps": 1e-9, "max_iters": 100_000}
-GRADIENT_ARGS = {"mode": "dense"}
+ITERATIONS = 100_000
 
 
 def fit_psd_reference(
@@ -31,19 +31,19 @@ def fit_psd_reference(
     mu: float,
     lower_bound: MatrixLike = 0.0,
     prior: MatrixLike = 0.0,
-    solver_args: dict[str, Any] | None = None,
+    tolerance: float = 1e-9,
 ) -> PsdFitResult:
     """Solve the problem of :func:`~sfu.curvature.psd_fit.fit_psd` with cvxpylayers.
 
-    The value is differentiable with respect to ``target_P`` (losses) or ``cross_DD`` (gradients) when these require it.
-    The conic solver's own tolerance decides the accuracy; no duality gap of the original problem is computed (NaN).
+    The value is differentiable with respect to ``target_P`` (losses) or ``cross_DD`` (gradients) when these require
+    it. The conic solver's own criterion decides the accuracy; no duality gap of the original problem is computed (NaN).
 
     Args:
         measurements: losses or gradients, D <= 64, on the CPU.
         mu: weight of the prior, > 0.
         lower_bound: as for ``fit_psd``.
         prior: as for ``fit_psd``.
-        solver_args: passed to diffcp over ``SOLVER_ARGS``.
+        tolerance: of SCS.
 
     Raises:
         ConfigError: D > 64, mu not positive, or cvxpylayers is not installed.
@@ -51,8 +51,8 @@ def fit_psd_reference(
     dimension = measurements.dimension
     if dimension > LARGEST_DIMENSION:
         raise ConfigError(
-            f"the cvxpylayers reference is for D <= {LARGEST_DIMENSION}, and D is {dimension}: its dense gradient takes "
-            "a minute at 64 and did not return in nine at 128. Use fit_psd."
+            f"D is {dimension}, and the cvxpylayers reference is for D <= {LARGEST_DIMENSION}: a solve with gradients takes "
+            "half a minute there and did not return in nine minutes at 128. Use fit_psd."
         )
     if not 0 < mu < float("inf"):
         raise ConfigError(f"mu is {mu}: the reference needs a finite mu > 0.")
@@ -60,7 +60,7 @@ def fit_psd_reference(
     like = torch.zeros((), dtype=torch.float64)
     lower_DD = symmetric_term("lower_bound", lower_bound, dimension).dense(like)
     prior_DD = symmetric_term("prior", prior, dimension).dense(like)
-    shifted_DD = _solve(measurements, lower_DD, prior_DD, mu, SOLVER_ARGS | (solver_args or {}))
+    shifted_DD = _solve(measurements, lower_DD, prior_DD, mu, tolerance)
     value_DD = shifted_DD + lower_DD
     found_DD = value_DD.detach()
     objective = measurements.mean_square(found_DD).detach() + mu / 2 * (found_DD - prior_DD).square().sum()
@@ -78,9 +78,7 @@ def fit_psd_reference(
     )
 
 
-def _solve(
-    measurements: Measurements, lower_DD: Tensor, prior_DD: Tensor, mu: float, solver_args: dict[str, Any]
-) -> Tensor:
+def _solve(measurements: Measurements, lower_DD: Tensor, prior_DD: Tensor, mu: float, tolerance: float) -> Tensor:
     """X - L, differentiable with respect to the observations."""
     try:
         import cvxpy
@@ -105,8 +103,9 @@ def _solve(
         parameter = cvxpy.Parameter((size, size))
         data = cvxpy.sum_squares(root_DD.numpy() @ value) - 2 * cvxpy.sum(cvxpy.multiply(parameter, value))
     problem = cvxpy.Problem(cvxpy.Minimize(data + anchor))
+    solver_args: dict[str, Any] = {"solve_method": "SCS", "eps": tolerance, "max_iters": ITERATIONS}
     if observed.requires_grad:
-        solver_args = solver_args | GRADIENT_ARGS
+        solver_args["mode"] = "dense"
     layer = CvxpyLayer(problem, parameters=[parameter], variables=[shifted], solver_args=solver_args)
     (solution_DD,) = layer(observed)
     return (solution_DD + solution_DD.T) / 2

@@ -162,19 +162,19 @@ def _run(
             return closed, "unconstrained", 0
     if algorithm == "dual_newton":
         return _newton(form, build, tolerance, limit, dtype)
-    spent, used, best = 0, "dual_newton", None
+    if not form.prefers_first_order():
+        return _newton(form, build, tolerance, limit, dtype)
     if not form.overdetermined():
-        best, used, spent = _newton(form, build, tolerance, limit, dtype, path=not form.prefers_first_order())
-    if form.prefers_first_order() and (best is None or best.relative_gap > tolerance):
-        steps = max(limit, DEFAULT_ITERATIONS["projected_gradient"])
-        best, used = solve_projected_gradient(form, tolerance, steps, project), "projected_gradient"
-        spent = best.iterations
-        if best.relative_gap > tolerance:
-            other, _, steps = _newton(form, build, tolerance, limit, dtype)
-            if other.relative_gap < best.relative_gap:
-                best, used, spent = other, "dual_newton", steps
-    assert best is not None
-    return best, used, spent
+        direct = _newton(form, build, tolerance, limit, dtype, path=False)
+        if direct[0].relative_gap <= tolerance:
+            return direct
+    steps = max(limit, DEFAULT_ITERATIONS["projected_gradient"])
+    first_order = solve_projected_gradient(form, tolerance, steps, project)
+    if first_order.relative_gap > tolerance:
+        on_path = _newton(form, build, tolerance, limit, dtype)
+        if on_path[0].relative_gap < first_order.relative_gap:
+            return on_path
+    return first_order, "projected_gradient", first_order.iterations
 
 
 def _newton(
