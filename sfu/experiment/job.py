@@ -30,7 +30,6 @@ def run_job(config: DictConfig) -> None:
     in_sweep = hydra.mode is RunMode.MULTIRUN
     folder = Path(hydra.runtime.output_dir)
     overrides = [str(item) for item in hydra.overrides.task]
-    _share_threads(config, int(hydra.launcher.get("n_jobs") or 1))
     record = _Record(folder, overrides)
     with record:
         metrics = _run_and_save(config, folder, overrides, Path(hydra.sweep.dir).name if in_sweep else None)
@@ -59,16 +58,6 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
         picture = save_bar_plot(metrics, folder / "figure.png")
         logger.log_result(metrics, picture)
     return metrics
-
-
-def _share_threads(config: DictConfig, n_jobs: int) -> None:
-    """Use ``threads``, or this job's share of the cores: jobs that fight for cores are many times slower."""
-    import torch
-
-    if config.threads is not None:
-        torch.set_num_threads(max(1, config.threads))
-    elif n_jobs > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // n_jobs))
 
 
 def _typed(config: DictConfig) -> RunConfig:

@@ -56,6 +56,8 @@ def run(
     started, clock = datetime.now(UTC), time.perf_counter()
     validate(config)
     device, dtype = resolve_device(config.device), resolve_dtype(config.dtype)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest")  # no TF32 in curvature and solves
     methods = make_methods(config)
     seeds = resolve_seeds(config)

@@ -223,7 +223,7 @@ class RunConfig:
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
     device: str = "auto"
     dtype: str = "float64"
-    threads: int | None = None  # CPU threads; None: all, or an equal share where a launcher runs jobs side by side
+    threads: int | None = None  # CPU threads; None: as many as PyTorch takes by itself
 
 
 def register() -> None:

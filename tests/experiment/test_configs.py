@@ -40,6 +40,11 @@ def test_every_method_file_can_be_built():
     assert list(make_methods(composed(f"methods={names}"))) == names
 
 
+def test_an_experiment_file_prevails_over_the_main_one_and_the_command_line_over_both():
+    assert composed("experiment=quick").methods == ["original", "retrained", "closed_form"]
+    assert composed("experiment=quick", "methods=[original]").methods == ["original"]
+
+
 @pytest.mark.parametrize("launcher", group_options("launcher"))
 def test_every_launcher_composes(launcher):
     register()
