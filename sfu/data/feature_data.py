@@ -81,8 +81,8 @@ def make_feature_data(
     Raises:
         DataError: A shape, dtype, label or value is unusable; the message says which and what to do.
     """
-    train_x = _features(train_features, f"{source}: train_features")
-    test_x = _features(test_features, f"{source}: test_features")
+    train_x = check_features(train_features, f"{source}: train_features")
+    test_x = check_features(test_features, f"{source}: test_features")
     if test_x.shape[1] != train_x.shape[1]:
         raise DataError(
             f"{source}: train_features have {train_x.shape[1]} columns but test_features have {test_x.shape[1]}; "
@@ -105,7 +105,12 @@ def make_feature_data(
     return FeatureData(name, parts[0], torch.from_numpy(train_y), parts[1], torch.from_numpy(test_y), classes)
 
 
-def _features(array: np.ndarray, what: str) -> np.ndarray:
+def check_features(array: np.ndarray, what: str) -> np.ndarray:
+    """The array in a float dtype, if it is a non-empty, finite ``[rows, features]`` matrix of real numbers.
+
+    Raises:
+        DataError: It is not; ``what`` names it in the message.
+    """
     if array.dtype.kind not in "fiub":
         raise DataError(f"{what} has dtype {array.dtype}; real numbers are needed.")
     if array.ndim != 2 or 0 in array.shape:

@@ -69,12 +69,12 @@ def run(
         save_split(folder / "split.safetensors", prepared.split)
         prepared.request.head.save(folder / "heads" / "original")
         stages.discard(prepared)
-        results = _run_source_free(methods, prepared, seeds, display, report)
+        results = _run_source_free(config, methods, prepared, seeds, display, report)
         data = stages.reload(config, seeds, prepared)
         retained = RetainedSet(
             data.train_features_ND[prepared.split.retain_R], data.train_labels_N[prepared.split.retain_R]
         )
-        results |= _run_with_data(methods, prepared, seeds, retained, display, report)
+        results |= _run_with_data(config, methods, prepared, seeds, retained, display, report)
         reference = _reference(config, methods, results, prepared, seeds, retained)
         with display.stage("evaluating") as tick, stages.measured(device) as usage:
             evaluator = Evaluator(
@@ -108,7 +108,12 @@ def run(
     return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": rows}))
 
 
+def _tools(config: RunConfig, seeds: dict[str, int], tick: Callable[[int, int], None] | None = None) -> Tools:
+    return Tools(seeds, tick, normalize_rows=config.dataset.normalize_rows)
+
+
 def _run_source_free(
+    config: RunConfig,
     methods: dict[str, UnlearningMethod],
     prepared: Prepared,
     seeds: dict[str, int],
@@ -120,12 +125,15 @@ def _run_source_free(
         for name, method in methods.items():
             if method.access is not Access.RETAINED:
                 with display.stage(f"{name} (source-free)") as tick:
-                    results[name] = stages.run_method(name, method, prepared.request, Tools(seeds, tick))
+                    blind = method.access is Access.FORGET
+                    request = prepared.request.without_summary() if blind else prepared.request
+                    results[name] = stages.run_method(name, method, request, _tools(config, seeds, tick))
                 report(name, results[name].usage.seconds)
     return results
 
 
 def _run_with_data(
+    config: RunConfig,
     methods: dict[str, UnlearningMethod],
     prepared: Prepared,
     seeds: dict[str, int],
@@ -137,7 +145,7 @@ def _run_with_data(
     for name, method in methods.items():
         if method.access is Access.RETAINED:
             with display.stage(f"{name} (with the retained data)") as tick:
-                results[name] = stages.run_method(name, method, prepared.request, Tools(seeds, tick), retained)
+                results[name] = stages.run_method(name, method, prepared.request, _tools(config, seeds, tick), retained)
             report(name, results[name].usage.seconds)
     return results
 
@@ -155,7 +163,7 @@ def _reference(
         outcome = results[name].unlearned
         if isinstance(method, Retrained) and outcome is not None:
             return outcome.head
-    return Retrained(config.head, config.loss).unlearn(prepared.request, Tools(seeds), retained).head
+    return Retrained(config.head, config.loss).unlearn(prepared.request, _tools(config, seeds), retained).head
 
 
 def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem: Path) -> dict[str, Any]:

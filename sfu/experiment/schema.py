@@ -24,6 +24,10 @@ class Estimator(Enum):
 
     psd_fit = "psd_fit"
     closed_form = "closed_form"
+    ledoit_wolf = "ledoit_wolf"
+    oas = "oas"
+    stored = "stored"
+    reference = "reference"
     exact = "exact"
 
 
@@ -58,11 +62,21 @@ class LowerBound(Enum):
 
 
 class Prior(Enum):
-    """The X0 of the fit: 0, ``l2 R``, or the identity matched in trace to the measurements."""
+    """The X0 of the fit: 0, ``l2 R``, the identity matched in trace to the measurements, or their diagonal."""
 
     zero = "zero"
     l2 = "l2"
     identity = "identity"
+    diagonal = "diagonal"
+
+
+class Solver(Enum):
+    """What solves the fit: the quickest of sfu's algorithms, one of them by name, or cvxpylayers (D <= 64)."""
+
+    auto = "auto"
+    projected_gradient = "projected_gradient"
+    dual_newton = "dual_newton"
+    cvxpylayers = "cvxpylayers"
 
 
 class Regularization(Enum):
@@ -111,6 +125,7 @@ class HeadConfig:
     l2: float = 1e-3  # of the mean objective
     bias: bool = False  # never regularised
     training: Training = Training.exact
+    store_curvature: bool = False  # keep the D x D second moments of the training rows with the head
     adam: AdamConfig = field(default_factory=AdamConfig)
 
 
@@ -148,8 +163,13 @@ class CurvatureConfig:
     subtract_lower_bound: bool = False  # use X - L, as the authors' notebook does
     prior: Prior = Prior.identity
     prior_strength: float = 1e-8  # mu, relative to the operator's largest eigenvalue
+    solver: Solver = Solver.auto
     tolerance: float = 1e-8
     max_iterations: int = 500
+    # estimator=reference: public, unlabelled features
+    reference_path: str | None = None
+    reference_key: str = "features"
+    reference_weight: float | None = None  # None: cross-validated
     # the inverse
     regularization: Regularization = Regularization.cross_validated
     rho: float = 0.0  # for regularization=fixed

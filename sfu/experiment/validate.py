@@ -75,9 +75,15 @@ def validate_curvature(config: object, where: str) -> None:
         raise ConfigError(
             f"{where}curvature.regularization=cross_validated needs curvature.folds of at least 2, not 0."
         )
-    if config.estimator is Estimator.exact and config.regularization is Regularization.cross_validated:
+    if config.reference_weight is not None and not 0.0 <= config.reference_weight <= 1.0:
+        raise ConfigError(f"{where}curvature.reference_weight={config.reference_weight}; it must be between 0 and 1.")
+    if config.estimator is Estimator.reference and config.reference_weight is None and config.folds == 0:
+        raise ConfigError(f"{where}curvature.estimator=reference needs curvature.reference_weight or curvature.folds.")
+    exact = config.estimator in (Estimator.exact, Estimator.stored)
+    if exact and config.regularization is Regularization.cross_validated:
         raise ConfigError(
-            f"{where}curvature.estimator=exact needs no cross-validation: set curvature.regularization=none."
+            f"{where}curvature.estimator={config.estimator.value} is exact and needs no cross-validation: set "
+            "curvature.regularization=none."
         )
 
 

@@ -32,6 +32,8 @@ class LinearHead:
         n_train: Number N of training rows.
         bias: Whether there is a bias.
         target_scale: Value of the hot target in training.
+        second_EE: Mean of ``a a^T`` over the training rows, if it was stored: a summary, from which no single example
+            can be read unless they are very few. ``None`` otherwise.
     """
 
     parameters_CE: Tensor
@@ -40,6 +42,7 @@ class LinearHead:
     n_train: int
     bias: bool = False
     target_scale: float = 1.0
+    second_EE: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and values.
@@ -52,6 +55,9 @@ class LinearHead:
                 f"head parameters {list(self.parameters_CE.shape)} and gradient {list(self.gradient_CE.shape)} must "
                 "both be [classes, features (+ 1 with bias)]."
             )
+        width = self.parameters_CE.shape[1]
+        if self.second_EE is not None and self.second_EE.shape != (width, width):
+            raise DataError(f"the head's stored curvature is {list(self.second_EE.shape)}, not [{width}, {width}].")
         if not (torch.isfinite(self.parameters_CE).all() and torch.isfinite(self.gradient_CE).all()):
             raise DataError("the head has NaN or infinite parameters or gradient; it cannot be unlearned from.")
 
@@ -110,8 +116,21 @@ class LinearHead:
         return QuadraticLoss(self.l2, self.target_scale, self.regularized_E, self.n_classes)
 
     def after_unlearning(self, parameters_CE: Tensor, n_retain: int) -> LinearHead:
-        """The head of the retained data at ``parameters_CE``, taken to be at its optimum there."""
-        return replace(self, parameters_CE=parameters_CE, gradient_CE=torch.zeros_like(parameters_CE), n_train=n_retain)
+        """The head of the retained data at ``parameters_CE``, taken to be at its optimum there.
+
+        A stored summary of the old training data is dropped with the examples it still contains.
+        """
+        return replace(
+            self,
+            parameters_CE=parameters_CE,
+            gradient_CE=torch.zeros_like(parameters_CE),
+            n_train=n_retain,
+            second_EE=None,
+        )
+
+    def without_summary(self) -> LinearHead:
+        """The same head without what was stored of the training data's curvature."""
+        return replace(self, second_EE=None)
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> LinearHead:
         """The same head on another device or in another dtype."""
@@ -119,6 +138,7 @@ class LinearHead:
             self,
             parameters_CE=self.parameters_CE.to(device, dtype),
             gradient_CE=self.gradient_CE.to(device, dtype),
+            second_EE=None if self.second_EE is None else self.second_EE.to(device, dtype),
         )
 
     def logits(self, features_ND: Tensor) -> Tensor:
@@ -137,7 +157,8 @@ class LinearHead:
             ArtifactError: A file cannot be written.
         """
         tensors, settings = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
-        write_tensors(tensors, {"parameters": self.parameters_CE, "gradient": self.gradient_CE})
+        stored = {} if self.second_EE is None else {"second": self.second_EE}
+        write_tensors(tensors, {"parameters": self.parameters_CE, "gradient": self.gradient_CE, **stored})
         about = {
             "schema": SCHEMA, "kind": "linear", "loss": "quadratic", "n_classes": self.n_classes,
             "n_features": self.n_features, "bias": self.bias, "l2": self.l2, "n_train": self.n_train,
@@ -163,7 +184,7 @@ class LinearHead:
                 raise ArtifactError(f"{settings} has schema {about['schema']}; this sfu reads schema {SCHEMA}.")
             head = cls(
                 arrays["parameters"], arrays["gradient"], float(about["l2"]), int(about["n_train"]),
-                bool(about["bias"]), float(about["target_scale"]),
+                bool(about["bias"]), float(about["target_scale"]), arrays.get("second"),
             )  # fmt: skip
         except ArtifactError:
             raise

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sfu.experiment.schema import Training
 from sfu.heads.adam import train_adam
 from sfu.heads.exact import train_exact
 from sfu.heads.linear import LinearHead
@@ -34,13 +36,20 @@ def train_head(
     Raises:
         SingularHessianError: Exact training with a singular Gram matrix and no regularisation.
     """
-    if head.training.value == "adam":
-        return train_adam(
+    exact = head.training is Training.exact
+    moments = None
+    if exact or head.store_curvature:
+        moments = compute_moments(
+            features_ND, labels_N, n_classes, bias=head.bias, device=device, dtype=dtype, progress=progress
+        )
+    if exact and moments is not None:
+        trained = train_exact(moments, l2=head.l2, bias=head.bias, target_scale=loss.target_scale)
+    else:
+        trained = train_adam(
             features_ND, labels_N, n_classes, head.adam,
             l2=head.l2, bias=head.bias, target_scale=loss.target_scale, seed=seed,
             device=device, dtype=dtype, progress=progress,
         )  # fmt: skip
-    moments = compute_moments(
-        features_ND, labels_N, n_classes, bias=head.bias, device=device, dtype=dtype, progress=progress
-    )
-    return train_exact(moments, l2=head.l2, bias=head.bias, target_scale=loss.target_scale)
+    if head.store_curvature and moments is not None:
+        trained = replace(trained, second_EE=moments.second_EE)
+    return trained

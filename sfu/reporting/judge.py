@@ -1,7 +1,7 @@
 """What the numbers say: which source-free row is best at what, which rows are worse than doing nothing, the verdict.
 
-"Best" is decided among source-free rows only (``access: forget``); a row that may read retained data, Retrained itself
-and Original are references, not competitors.
+"Best" is decided among source-free rows only (``access: forget``); a row that may read retained data or stored
+statistics, Retrained itself and Original are references, not competitors.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ def is_source_free(row: Row) -> bool:
 def sees_retained(row: Row) -> bool:
     """True if the method may read retained data."""
     return row.get("access") == "retained"
+
+
+def sees_stored(row: Row) -> bool:
+    """True if the method may use statistics stored with the head at training time."""
+    return row.get("access") == "stored"
 
 
 def is_worse_than_nothing(row: Row) -> bool:

@@ -13,12 +13,18 @@ from rich.text import Text
 BEST_STYLE = "bold green"
 WORSE_STYLE = "bold red"
 RETAINED_STYLE = "cyan"
-BEST, WORSE, RETAINED, WITHHELD = "*", "!", "r", "="
-FLAG_STYLES: Mapping[str, str] = {WORSE: WORSE_STYLE, RETAINED: RETAINED_STYLE, WITHHELD: "yellow"}
+BEST, WORSE, RETAINED, STORED, WITHHELD = "*", "!", "r", "s", "="
+FLAG_STYLES: Mapping[str, str] = {
+    WORSE: WORSE_STYLE,
+    RETAINED: RETAINED_STYLE,
+    STORED: RETAINED_STYLE,
+    WITHHELD: "yellow",
+}
 LEGEND: Mapping[str, str] = {
     BEST: "best source-free",
     WORSE: "worse than nothing",
     RETAINED: "sees retained data",
+    STORED: "sees stored statistics",
     WITHHELD: "not applied",
 }
 FOLDED_NAME = 12

@@ -14,7 +14,7 @@ from sfu.reporting import format as fmt
 from sfu.reporting.columns import Metrics, Row, rows_of
 from sfu.reporting.figures import finish_axes, plain, save_figure, scale_distance
 from sfu.reporting.heading import headline
-from sfu.reporting.judge import is_worse_than_nothing, sees_retained
+from sfu.reporting.judge import is_worse_than_nothing, sees_retained, sees_stored
 from sfu.reporting.palette import BARS, GREEN, GREY, VERMILLION
 from sfu.reporting.sweep_plot import save_sweep_plot
 
@@ -30,7 +30,8 @@ LABEL_SIZE = 7
 
 def _label(name: str, row: Row) -> str:
     """The method's name and, under it, the data it may have read beyond the forget set."""
-    return plain(name) + ("\n(sees retained data)" if sees_retained(row) else "")
+    seen = "\n(sees retained data)" if sees_retained(row) else "\n(sees stored statistics)" if sees_stored(row) else ""
+    return plain(name) + seen
 
 
 def _draw_accuracies(axes: Axes, rows: Mapping[str, Row]) -> None:

@@ -23,6 +23,7 @@ from sfu.reporting.judge import (
     is_worse_than_nothing,
     notes,
     sees_retained,
+    sees_stored,
     verdict,
     was_withheld,
     worse_sentence,
@@ -32,6 +33,7 @@ from sfu.reporting.layout import (
     BEST_STYLE,
     RETAINED,
     RETAINED_STYLE,
+    STORED,
     WITHHELD,
     WORSE,
     WORSE_STYLE,
@@ -55,14 +57,16 @@ _ACCURACIES = (
 
 def row_flags(row: Row) -> str:
     """The marks before a method's name, for example ``r``, ``!`` or nothing."""
-    return (RETAINED if sees_retained(row) else "") + (
+    return (RETAINED if sees_retained(row) else STORED if sees_stored(row) else "") + (
         WORSE if is_worse_than_nothing(row) else WITHHELD if was_withheld(row) else ""
     )
 
 
 def row_style(row: Row) -> str:
     """The colour of a method's name."""
-    return WORSE_STYLE if is_worse_than_nothing(row) else RETAINED_STYLE if sees_retained(row) else ""
+    return (
+        WORSE_STYLE if is_worse_than_nothing(row) else RETAINED_STYLE if sees_retained(row) or sees_stored(row) else ""
+    )
 
 
 class _RunTable:

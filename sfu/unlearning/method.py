@@ -28,6 +28,7 @@ class Access(Enum):
 
     NONE = "none"  # looks at nothing, changes nothing
     FORGET = "forget"  # the request alone: source-free
+    STORED = "stored"  # the request and what was stored with the head at training time (no examples)
     RETAINED = "retained"  # the request and the retained data
 
 
@@ -45,11 +46,13 @@ class Tools:
 
     Attributes:
         seeds: Derived seeds by name: ``training``, ``perturbation``, ``noise``.
+        normalize_rows: Whether features were normalised row by row; further feature files must be too.
         progress: Called with (done, total) by long work.
     """
 
     seeds: dict[str, int] = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
+    normalize_rows: bool = False
 
     def generator(self, name: str) -> torch.Generator:
         """A fresh CPU generator for ``name``; the same numbers on every device."""

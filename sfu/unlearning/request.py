@@ -5,7 +5,7 @@ Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -83,6 +83,10 @@ class ForgetRequest:
         head = self.head.parameters_CE
         return design_matrix(self.features_FD, self.head.bias, head.device, head.dtype)
 
+    def without_summary(self) -> ForgetRequest:
+        """The same request without the curvature stored with the head."""
+        return self if self.head.second_EE is None else replace(self, head=self.head.without_summary())
+
     def rows(self, index: Tensor) -> ForgetRequest:
         """The same request for some of its rows (a cross-validation fold)."""
         return ForgetRequest(self.head, self.features_FD[index], self.labels_F[index])
@@ -99,8 +103,11 @@ class ForgetRequest:
             dtype=head.parameters_CE.dtype,
         )
 
+    def forget_gradient(self) -> Tensor:
+        """``g_f``: gradient of the mean objective of the forget rows at the head, ``[C, E]``."""
+        head = self.head
+        return head.loss().gradients(self.design_FE, self.labels_F, head.parameters_CE[None])[0]
+
     def newton_gradient(self) -> Tensor:
         """``g_f - (N / N_f) g``: the right-hand side of the Newton step, ``[C, E]``."""
-        head = self.head
-        forget = head.loss().gradients(self.design_FE, self.labels_F, head.parameters_CE[None])[0]
-        return forget - (head.n_train / self.n_forget) * head.gradient_CE
+        return self.forget_gradient() - (self.head.n_train / self.n_forget) * self.head.gradient_CE

@@ -107,8 +107,8 @@ def test_gradient_fit_satisfies_kkt(count: int, noise: float) -> None:
 @pytest.mark.parametrize("algorithm", ["dual_newton", "projected_gradient"])
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_algorithms_agree(algorithm: str, kind: str) -> None:
-    delta_PD, target_P, _ = draw(80, 16, 2.0)
-    measurements = LossMeasurements(delta_PD, target_P) if kind == "loss" else gradients(40, 16, 3.0)[0]
+    delta_PD, target_P, _ = draw(60, 12, 2.0)
+    measurements = LossMeasurements(delta_PD, target_P) if kind == "loss" else gradients(40, 12, 3.0)[0]
     settings = {"prior_strength": 1e-4, "prior": 0.1, "lower_bound": 0.01, "tolerance": 1e-11}
     expected = fit_psd(measurements, **settings).require()
     found = fit_psd(measurements, algorithm=algorithm, **settings)
@@ -309,6 +309,21 @@ def test_other_refusals() -> None:
     closed = fit_psd(LossMeasurements(delta_PD, target_P), algorithm="unconstrained")
     assert closed.status is Status.FAILED
     assert "constraint X >= L binds" in closed.message
+
+
+@pytest.mark.parametrize("scale", [1e100, 1e200])
+def test_overflow_is_a_status(scale: float) -> None:
+    delta_PD, target_P, truth_DD = draw(30, 6, 1.0)
+    for measurements in (
+        LossMeasurements(delta_PD, target_P * scale),
+        GradientMeasurements(truth_DD * scale, truth_DD * scale, scale, 3),
+    ):
+        result = fit_psd(measurements)
+        assert result.status is Status.CONVERGED or result.message
+    result = fit_psd(LossMeasurements(delta_PD * scale, target_P))
+    assert result.status is Status.FAILED
+    with pytest.raises(SolverError, match="rescale"):
+        result.require()
 
 
 def test_nothing_of_size_p_by_d_squared() -> None:

@@ -38,7 +38,7 @@ def problem(kind: str, count: int, dimension: int, noise: float, generator: torc
     return GradientMeasurements.from_pairs(delta_PD, response_PD + noise * noise_PD)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(["loss", "gradient"]),
     dimension=st.integers(1, 6),

@@ -51,6 +51,16 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         """What the estimator may see; source-free unless overridden."""
         return Access.FORGET
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the estimate is the retained Hessian itself, so that there is nothing to cross-validate."""
+        return False
+
+    @property
+    def weights(self) -> tuple[float | None, ...]:
+        """Settings among which cross-validation may choose besides rho and c; one, unless overridden."""
+        return (None,)
+
     @abstractmethod
     def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Observation:
         """Look at the examples of ``request`` (or at ``retained``, if the access allows)."""
@@ -60,5 +70,7 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         """The observation of the union of disjoint sets of examples."""
 
     @abstractmethod
-    def estimate(self, observation: Observation, request: ForgetRequest) -> CurvatureEstimate:
-        """The Hessian block; of ``request`` only the head and the counts are used."""
+    def estimate(
+        self, observation: Observation, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
+        """The Hessian block for one of :attr:`weights`; of ``request`` only the head and the counts are used."""

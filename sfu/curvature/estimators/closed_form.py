@@ -21,6 +21,6 @@ class ClosedForm(CurvatureEstimator[Moments]):
         """Moments of the union."""
         return Moments.merge(observations)
 
-    def estimate(self, observation: Moments, request: ForgetRequest) -> CurvatureEstimate:
+    def estimate(self, observation: Moments, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
         """Their Hessian."""
         return CurvatureEstimate(observation.hessian(request.head.l2, request.head.regularized_E))

@@ -19,6 +19,11 @@ class Exact(CurvatureEstimator[Moments]):
         """Needs the retained data."""
         return Access.RETAINED
 
+    @property
+    def is_exact(self) -> bool:
+        """It is."""
+        return True
+
     def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Moments:
         """Second moments of the retained rows.
 
@@ -42,6 +47,6 @@ class Exact(CurvatureEstimator[Moments]):
         """Moments of the union."""
         return Moments.merge(observations)
 
-    def estimate(self, observation: Moments, request: ForgetRequest) -> CurvatureEstimate:
+    def estimate(self, observation: Moments, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
         """Their Hessian."""
         return CurvatureEstimate(observation.hessian(request.head.l2, request.head.regularized_E))

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.measurements import Observations, draw_perturbations, observe
-from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Status, fit_psd
+from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, PsdFitResult, Status, fit_psd
 from sfu.errors import SolverError
-from sfu.experiment.schema import GradientTerm, LowerBound, Measurement, Pairs, Prior
+from sfu.experiment.schema import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
@@ -55,7 +55,9 @@ class PsdFit(CurvatureEstimator[Observations]):
         """Observations of the union."""
         return Observations.merge(observations)
 
-    def estimate(self, observation: Observations, request: ForgetRequest) -> CurvatureEstimate:
+    def estimate(
+        self, observation: Observations, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
         """Fit.
 
         Raises:
@@ -69,14 +71,7 @@ class PsdFit(CurvatureEstimator[Observations]):
             )
         else:
             measurements = LossMeasurements(observation.delta_QE, self._targets(observation))
-        result = fit_psd(
-            measurements,
-            lower_bound=bound,
-            prior=self._prior(observation, request),
-            prior_strength=config.prior_strength,
-            tolerance=config.tolerance,
-            max_iterations=config.max_iterations,
-        )
+        result = self._solve(measurements, bound, self._prior(observation, request))
         hessian = result.value_DD
         if hessian is None:
             raise SolverError(result.message)
@@ -92,6 +87,25 @@ class PsdFit(CurvatureEstimator[Observations]):
             "fit_algorithm": result.algorithm,
         }
         return CurvatureEstimate(hessian, details, None if converged else f"the fit did not converge: {result.message}")
+
+    def _solve(
+        self, measurements: LossMeasurements | GradientMeasurements, bound: float | Tensor, prior: float | Tensor
+    ) -> PsdFitResult:
+        config = self.config
+        if config.solver is Solver.cvxpylayers:
+            from sfu.curvature.psd_fit.reference import fit_psd_reference
+
+            mu = config.prior_strength * _largest_curvature(measurements)
+            return fit_psd_reference(measurements, mu=mu, lower_bound=bound, prior=prior)
+        return fit_psd(
+            measurements,
+            lower_bound=bound,
+            prior=prior,
+            prior_strength=config.prior_strength,
+            tolerance=config.tolerance,
+            max_iterations=config.max_iterations,
+            algorithm=config.solver.value,
+        )
 
     def _targets(self, observation: Observations) -> Tensor:
         if self.config.pairs is Pairs.antithetic:  # the odd term has cancelled, whatever its sign
@@ -113,12 +127,31 @@ class PsdFit(CurvatureEstimator[Observations]):
             return 0.0
         if self.config.prior is Prior.l2:
             return head.l2 * head.regularized_E if head.bias else head.l2
+        if self.config.prior is Prior.diagonal:
+            return self._measured_diagonal(observation).clamp(min=head.l2)
         square = float(observation.delta_QE.square().sum(1).mean())
         if self.config.measurement is Measurement.gradient:
             along = float((observation.delta_QE * observation.response).sum(1).mean())
         else:
             along = 2.0 * float(self._targets(observation).mean())
         return max(along / square, head.l2)
+
+    def _measured_diagonal(self, observation: Observations) -> Tensor:
+        """The diagonal of the Hessian as measured, ``[E]``, by moments of the Gaussian perturbations."""
+        square = observation.delta_QE.square()
+        if self.config.measurement is Measurement.gradient:
+            return (observation.delta_QE * observation.response).mean(0) / square.mean(0)
+        targets = self._targets(observation)
+        variance = self.config.scale**2
+        return (targets @ (square - variance)) / (targets.shape[0] * variance**2)
+
+
+def _largest_curvature(measurements: LossMeasurements | GradientMeasurements) -> float:
+    """Largest eigenvalue of the data term's Hessian, to which ``prior_strength`` is relative."""
+    if isinstance(measurements, GradientMeasurements):
+        return 2.0 * float(torch.linalg.eigvalsh(measurements.gram_DD)[-1])
+    products_PP = (measurements.delta_PD @ measurements.delta_PD.T).square() / 4
+    return 2.0 * float(torch.linalg.eigvalsh(products_PP)[-1]) / products_PP.shape[0]
 
 
 def _as_matrix(bound: float | Tensor, like: Tensor) -> Tensor:

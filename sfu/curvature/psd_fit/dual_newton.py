@@ -22,12 +22,15 @@ from torch import Tensor
 from sfu.curvature.psd_fit.projection import Spectrum
 from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm
 
-INNER_TOLERANCE = 1e-3
+INNER_TOLERANCE = 1e-2
 INNER_LIMIT = 60
 # A preconditioner is kept over Newton steps while conjugate gradients need at most this many steps with it.
 STALE_LIMIT = 6
 DIRECT_LIMIT = 12
+# Steps from the closed form are given up when one must be this short, or when the residual has grown this much.
 SHORT_STEP = 0.02
+DIVERGED = 20.0
+TINY_STEP = 1e-9
 PATH_START = 0.1
 PATH_FACTOR = 30.0
 PATH_TOLERANCE = 1e-2
@@ -103,7 +106,7 @@ def solve_dual_newton(
     """
     solver = _Newton(form, max_iterations)
     point = _Point.at(form, form.solve_inactive(form.weight) if start is None else start, form.weight)
-    point = solver.run(point, tolerance, DIRECT_LIMIT, SHORT_STEP)
+    point = solver.run(point, tolerance, DIRECT_LIMIT, SHORT_STEP, DIVERGED * float(point.residual.norm()))
     if path and point.relative_gap(form) > tolerance:
         on_path = solver.follow_path(tolerance)
         if on_path.relative_gap(form) < point.relative_gap(form):
@@ -125,18 +128,23 @@ class _Newton:
         self._inverse: LinearMap | None = None
         self._reuse = True
 
-    def run(self, point: _Point, tolerance: float, limit: int, shortest: float) -> _Point:
-        """Newton steps at the weight of ``point`` until the tolerance, the limit, or a step below ``shortest``."""
+    def run(
+        self, point: _Point, tolerance: float, limit: int, shortest: float, largest: float = float("inf")
+    ) -> _Point:
+        """Newton steps at the weight of ``point``.
+
+        They end at the tolerance, at the limit, at a step below ``shortest`` or a residual above ``largest``.
+        """
         form = self.form
         for _ in range(limit):
             if self.left <= 0 or point.relative_gap(form) <= tolerance:
                 break
             self.left -= 1
-            moved, step = self._search(point, self._direction(point))
+            moved = self._search(point, self._direction(point), shortest)
             if moved is None:
                 break
             point = moved
-            if step < shortest:
+            if float(point.residual.norm()) > largest:
                 break
         return point
 
@@ -150,20 +158,25 @@ class _Newton:
         self._inverse = self.form.preconditioner(point.spectrum, point.weight)
         return conjugate_gradients(jacobian, self._inverse, -point.residual, point.weight, INNER_LIMIT)[0]
 
-    def _search(self, point: _Point, direction: Tensor) -> tuple[_Point | None, float]:
-        """Halve the step until phi falls enough; near the solution, where phi has no digits left, until |F| halves."""
+    def _search(self, point: _Point, direction: Tensor, shortest: float) -> _Point | None:
+        """The first step at which phi falls enough; near the solution, where phi has no digits left, the gap must.
+
+        phi is convex along the direction, so where a step is too long the secant of its slopes gives the next. None
+        when that would be shorter than ``shortest``.
+        """
         slope = float((point.residual * direction).sum())
         rounding = 10 * torch.finfo(direction.dtype).eps * abs(point.phi)
-        size = float(point.residual.square().sum())
         step = 1.0
-        for _ in range(30):
+        while step >= shortest:
             trial = _Point.at(self.form, point.dual + step * direction, point.weight)
-            if trial.phi <= point.phi + 1e-4 * step * slope or float(trial.residual.square().sum()) < size / 4:
-                return trial, step
+            if trial.phi <= point.phi + 1e-4 * step * slope or trial.gap < point.gap / 4:
+                return trial
             if trial.phi <= point.phi + rounding and trial.gap < point.gap:
-                return trial, step
-            step /= 2
-        return None, 0.0
+                return trial
+            ahead = float((trial.residual * direction).sum())
+            secant = slope / (slope - ahead) if slope < 0 < ahead else 0.5
+            step *= min(max(secant, 0.05), 0.7)
+        return None
 
     def follow_path(self, tolerance: float) -> _Point:
         """Solve for weights that fall to the one wanted, each started from the two before."""
@@ -175,7 +188,7 @@ class _Newton:
         while True:
             last = weight == form.weight
             point = _Point.at(form, dual, weight)
-            point = self.run(point, tolerance if last else PATH_TOLERANCE, self.left if last else 30, 0.0)
+            point = self.run(point, tolerance if last else PATH_TOLERANCE, self.left if last else 30, TINY_STEP)
             if last or self.left <= 0:
                 return _Point.at(form, point.dual * (weight / form.weight), form.weight) if not last else point
             following = max(weight / PATH_FACTOR, form.weight)

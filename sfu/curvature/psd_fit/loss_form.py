@@ -181,11 +181,17 @@ class LossForm(StandardForm):
 
 
 def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
-    """Cholesky factor of ``matrix + weight I`` (in place), raising the shift until it is positive definite."""
+    """Cholesky factor of ``matrix + weight I`` (in place), raising the shift until it is positive definite.
+
+    Raises:
+        torch.linalg.LinAlgError: the matrix is not finite.
+    """
     extra = float(matrix_PP.diagonal().mean()) * torch.finfo(matrix_PP.dtype).eps
     matrix_PP.diagonal().add_(weight)
     factor_PP, info = torch.linalg.cholesky_ex(matrix_PP)
     while int(info) != 0:
+        if not torch.isfinite(matrix_PP).all():
+            raise torch.linalg.LinAlgError("a product of the measurements is not finite")
         matrix_PP.diagonal().add_(extra)
         extra *= 10
         factor_PP, info = torch.linalg.cholesky_ex(matrix_PP)

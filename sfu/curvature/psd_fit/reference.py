@@ -51,8 +51,8 @@ def fit_psd_reference(
     dimension = measurements.dimension
     if dimension > LARGEST_DIMENSION:
         raise ConfigError(
-            f"D is {dimension}, and the cvxpylayers reference is for D <= {LARGEST_DIMENSION}: a solve with gradients takes "
-            "half a minute there and did not return in nine minutes at 128. Use fit_psd."
+            f"D is {dimension}, and the cvxpylayers reference is for D <= {LARGEST_DIMENSION}: a solve with gradients "
+            "takes half a minute there and did not return in nine minutes at 128. Use fit_psd."
         )
     if not 0 < mu < float("inf"):
         raise ConfigError(f"mu is {mu}: the reference needs a finite mu > 0.")

@@ -5,6 +5,7 @@ Shapes: P perturbations, D features.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from sfu.curvature.psd_fit.gradient_form import GradientForm
 from sfu.curvature.psd_fit.loss_form import LossForm
 from sfu.curvature.psd_fit.measurements import GradientMeasurements, LossMeasurements, Measurements
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
-from sfu.curvature.psd_fit.projection import project_eigh, project_newton_schulz
+from sfu.curvature.psd_fit.projection import eigh, project_eigh, project_newton_schulz
 from sfu.curvature.psd_fit.result import PsdFitResult, Status
 from sfu.curvature.psd_fit.standard_form import StandardForm
 from sfu.curvature.psd_fit.unconstrained import solve_unconstrained
@@ -64,7 +65,7 @@ def fit_psd(
         projection: "eigh", or "newton_schulz" (matrix products only) for "projected_gradient".
 
     Returns:
-        The result. Not converged is a status, not an exception: call ``.require()`` or look at it.
+        The result. Not converged is a status, not an exception, and so is an overflow: call ``.require()`` or look.
 
     Raises:
         ConfigError: a setting is out of range or contradicts another.
@@ -91,12 +92,17 @@ def fit_psd(
         )
 
     with torch.no_grad(), _no_tf32(measurements):
-        form = build(torch.float64)
-        solution, used, spent = _run(form, build, algorithm, tolerance, limit, dtype, PROJECTIONS[projection])
-        if solution is None:
-            return PsdFitResult.failed("the constraint X >= L binds: use algorithm=auto or dual_newton.", used)
-        shifted_DD, value_DD = form.lift(solution.matrix_DD)
-        smallest = float(torch.linalg.eigvalsh(shifted_DD)[0])
+        try:
+            form = build(torch.float64)
+            if not all(map(math.isfinite, (form.weight, form.floor, form.offset))):
+                raise torch.linalg.LinAlgError("products of the measurements overflow")
+            solution, used, spent = _run(form, build, algorithm, tolerance, limit, dtype, PROJECTIONS[projection])
+            if solution is None:
+                return PsdFitResult.failed("the constraint X >= L binds: use algorithm=auto or dual_newton.", used)
+            shifted_DD, value_DD = form.lift(solution.matrix_DD)
+            smallest = float(eigh(shifted_DD)[0][0])
+        except torch.linalg.LinAlgError as error:
+            return PsdFitResult.failed(f"{error}: rescale the perturbations and their observations.", algorithm)
     status, message = _verdict(solution, tolerance, spent, limit)
     return PsdFitResult(
         value_DD=value_DD,
@@ -138,7 +144,7 @@ def fit_psd_batch(
         own = {name: value[index] if isinstance(value, list) else value for name, value in settings.items()}
         try:
             results.append(fit_psd(entry() if callable(entry) else entry, **own))
-        except (SfuError, torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:
+        except (SfuError, torch.OutOfMemoryError) as error:
             results.append(PsdFitResult.failed(f"problem {index}: {error}", str(own.get("algorithm", "auto"))))
     return results
 

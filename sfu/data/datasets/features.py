@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _TRAIN = ("train_features", "train_labels")
 _TEST = ("test_features", "test_labels")
+_SUFFIXES = (".npz", ".safetensors")
 
 
 def load(config: DatasetConfig, seed: int) -> RawArrays:
@@ -29,7 +30,7 @@ def load(config: DatasetConfig, seed: int) -> RawArrays:
         DataError: The file is missing, corrupt, or lacks an array.
     """
     path = _path(config)
-    arrays = _read(path)
+    arrays = read_arrays(path, _TRAIN + _TEST, "dataset.path")
     lacking = [key for key in _TRAIN if key not in arrays]
     if lacking:
         raise DataError(
@@ -61,30 +62,39 @@ def _path(config: DatasetConfig) -> Path:
     path = Path(config.path).expanduser()
     if not path.exists():
         raise DataError(f"dataset.path={path} does not exist (looked from {Path.cwd()}).")
-    if path.suffix not in (".npz", ".safetensors"):
-        raise ConfigError(f"dataset.path={path} ends in '{path.suffix}'; .npz and .safetensors are read.")
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(f"dataset.path={path} ends in '{path.suffix}'; {' and '.join(_SUFFIXES)} are read.")
     return path
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, keys: tuple[str, ...], setting: str) -> dict[str, np.ndarray]:
+    """Those of ``keys`` that an npz or safetensors file holds; nothing is ever unpickled.
+
+    Raises:
+        ConfigError: The file is of another type; ``setting`` names the config key in the message.
+        DataError: It is damaged, or holds pickled objects.
+    """
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(f"{setting}={path} ends in '{path.suffix}'; {' and '.join(_SUFFIXES)} are read.")
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
-                return {key: file[key] for key in _TRAIN + _TEST if key in file.files}
+                return {key: file[key] for key in keys if key in file.files}
         from safetensors import safe_open
 
         with safe_open(path, framework="np") as file:
-            return {key: file.get_tensor(key) for key in _TRAIN + _TEST if key in file.keys()}  # noqa: SIM118
+            present = set(file.keys())
+            return {key: file.get_tensor(key) for key in keys if key in present}
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise DataError(_unreadable(path, error)) from error
+        raise DataError(_unreadable(path, setting, error)) from error
     except Exception as error:  # safetensors raises its own SafetensorError, a bare Exception
         if type(error).__name__ == "SafetensorError":
-            raise DataError(_unreadable(path, error)) from error
+            raise DataError(_unreadable(path, setting, error)) from error
         raise
 
 
-def _unreadable(path: Path, error: Exception) -> str:
+def _unreadable(path: Path, setting: str, error: Exception) -> str:
     return (
-        f"dataset.path={path} cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error}); it is damaged or "
+        f"{setting}={path} cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error}); it is damaged or "
         "holds pickled objects, which sfu never loads. Write it again with numpy.savez or safetensors."
     )

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from sfu.curvature.cross_validation import cross_validate
 from sfu.curvature.estimators.base import CurvatureEstimator
 from sfu.curvature.estimators.registry import make_estimator
-from sfu.curvature.regularization import Fold, StepChoice, choose_step, fold_indices, predict_gain
+from sfu.curvature.regularization import Fold, StepChoice, choose_step, predict_gain
 from sfu.curvature.spectral import SpectralInverse
 from sfu.errors import ConfigError
 from sfu.experiment.schema import Regularization
@@ -52,6 +53,10 @@ class Newton(UnlearningMethod):
         """That of the estimator."""
         return self.estimator.access
 
+    @property
+    def _cross_validates(self) -> bool:
+        return self.curvature.folds > 0 and not self.estimator.is_exact
+
     @classmethod
     def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
         """Takes the row's curvature and the run's ``newton`` settings."""
@@ -64,7 +69,7 @@ class Newton(UnlearningMethod):
         Raises:
             ConfigError: ``curvature.folds`` is above ``n_forget``.
         """
-        if self.access is Access.FORGET and self.curvature.folds > n_forget:
+        if self._cross_validates and self.curvature.folds > n_forget:
             raise ConfigError(
                 f"curvature.folds={self.curvature.folds} but there are only {n_forget} rows to forget; use at most "
                 "that many folds, or curvature.folds=0 with curvature.regularization=none or fixed."
@@ -78,20 +83,24 @@ class Newton(UnlearningMethod):
             SingularHessianError: The estimate cannot be inverted.
             SolverError: The fit failed.
         """
-        head, estimator = request.head, self.estimator
-        folds: list[Fold] = []
-        if self.access is Access.FORGET and self.curvature.folds > 0:
-            observation, folds = self._cross_validate(request, tools)
+        self.check(request.n_forget)
+        head, estimator, rule = request.head, self.estimator, self.curvature
+        if self._cross_validates:
+            observation, folds = cross_validate(estimator, request, tools, rule.folds)
         else:
-            observation = estimator.observe(request, tools, retained)
-        estimate = estimator.estimate(observation, request)
-        inverse = SpectralInverse(estimate.hessian_EE, head.regularized_E)
-        floor = head.l2 if self.curvature.regularization is Regularization.none else 0.0
-        choice = self._choose(inverse, folds, floor)
+            observation, folds = estimator.observe(request, tools, retained), []
+        floor = head.l2 if rule.regularization is Regularization.none else 0.0
+        candidates = []
+        for index, weight in enumerate(estimator.weights):
+            estimate = estimator.estimate(observation, request, weight)
+            inverse = SpectralInverse(estimate.hessian_EE, head.regularized_E)
+            choice = self._choose(inverse, folds[index] if folds else [], floor)
+            candidates.append((choice, estimate, inverse))
+        choice, estimate, inverse = max(candidates, key=lambda candidate: candidate[0].predicted_gain)
         step = choice.scale * inverse.solve(request.newton_gradient(), choice.rho, floor=floor)
         gain = choice.predicted_gain * request.step_ratio**2 if folds else None
         details = {"rho": choice.rho, "step_scale": choice.scale, "damped": choice.rho > 0, **estimate.details}
-        if gain is not None and gain <= 0 and not self.curvature.force:
+        if gain is not None and gain <= 0 and not rule.force:
             note = "not applied: the step is predicted to be worse than nothing (curvature.force=true applies it)"
             return Unlearned(head, applied=False, predicted_gain=gain, details=details, note=note)
         remark = estimate.note
@@ -104,37 +113,6 @@ class Newton(UnlearningMethod):
         return Unlearned(
             head.after_unlearning(parameters, request.n_retain), predicted_gain=gain, details=details, note=remark
         )
-
-    def _cross_validate(self, request: ForgetRequest, tools: Tools) -> tuple[Any, list[Fold]]:
-        """Observe every fold once; estimate without each. Returns the whole observation and the folds."""
-        n_folds, head = self.curvature.folds, request.head
-        self.check(request.n_forget)
-        parts = [request.rows(index) for index in fold_indices(request.n_forget, n_folds, tools.generator("folds"))]
-        seen = []
-        for done, part in enumerate(parts, start=1):
-            seen.append(self.estimator.observe(part, tools))
-            if tools.progress is not None:
-                tools.progress(done, 2 * n_folds + 1)
-        moments = [part.moments() for part in parts]
-        loss, total = head.loss(), request.n_forget
-        gradients = [loss.gradients(p.design_FE, p.labels_F, head.parameters_CE[None])[0] for p in parts]
-        weighted = torch.stack([g * p.n_forget for g, p in zip(gradients, parts, strict=True)])
-        correction = (head.n_train / total) * head.gradient_CE
-        folds = []
-        for k, part in enumerate(parts):
-            others = [seen[j] for j in range(n_folds) if j != k]
-            estimate = self.estimator.estimate(self.estimator.merge(others), request)
-            gradient = (weighted.sum(0) - weighted[k]) / (total - part.n_forget) - correction
-            folds.append(
-                Fold(
-                    SpectralInverse(estimate.hessian_EE, head.regularized_E),
-                    gradient,
-                    moments[k].hessian(head.l2, head.regularized_E),
-                )
-            )
-            if tools.progress is not None:
-                tools.progress(n_folds + k + 1, 2 * n_folds + 1)
-        return self.estimator.merge(seen), folds
 
     def _choose(self, inverse: SpectralInverse, folds: list[Fold], floor: float) -> StepChoice:
         rule = self.curvature.regularization

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from sfu.curvature.estimators.registry import make_estimator
+from sfu.curvature.measurements import draw_perturbations, observe
+from sfu.curvature.psd_fit import PsdFitResult, Status
+from sfu.errors import ConfigError, DataError, SolverError
+from sfu.experiment.paths import group_options
+from sfu.experiment.schema import (
+    CurvatureConfig,
+    Estimator,
+    GradientTerm,
+    LowerBound,
+    Measurement,
+    Pairs,
+    Prior,
+    Regularization,
+    Solver,
+)
+from sfu.heads.moments import compute_moments
+from sfu.unlearning.method import Access, Tools
+from sfu.unlearning.methods.newton import Newton
+from sfu.unlearning.methods.retrained import Retrained
+from tests.unlearning.test_newton import LOSS, TOOLS, distance, relative, situation
+
+
+def estimate(config: CurvatureConfig, request, weight=None):
+    estimator = make_estimator(config)
+    return estimator.estimate(estimator.observe(request, TOOLS), request, weight)
+
+
+def test_every_estimator_has_a_file_and_a_config():
+    assert {e.value for e in Estimator} <= set(group_options("curvature"))
+    for kind in Estimator:
+        if kind is not Estimator.reference:
+            assert type(make_estimator(CurvatureConfig(estimator=kind))).__module__.endswith(kind.value)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("per_class", [True, False])
+def test_what_is_observed_is_what_the_expansion_says(bias, per_class):
+    """dJ_f = g.d + 1/2 d^T H d and grad J(w + d) - grad J(w) = H d, exactly, for the quadratic loss."""
+    request, _, _ = situation(bias)
+    hessian = request.moments().hessian(1e-3, request.head.regularized_E)
+    for measurement in Measurement:
+        config = CurvatureConfig(measurement=measurement, perturbations=7, per_class=per_class, scale=0.3)
+        delta = draw_perturbations(config, *request.head.parameters_CE.shape, torch.Generator().manual_seed(0))
+        seen = observe(config, request, delta)
+        assert seen.delta_QE.shape == (7 * (4 if per_class else 1), 12 + bias)
+        curved = 0.5 * ((seen.delta_QE @ hessian) * seen.delta_QE).sum(1)
+        expected = curved + seen.slope_Q if measurement is Measurement.loss else seen.delta_QE @ hessian
+        torch.testing.assert_close(seen.response, expected, rtol=1e-9, atol=1e-11)
+        both = observe(dataclasses.replace(config, pairs=Pairs.antithetic), request, delta)
+        even = curved if measurement is Measurement.loss else seen.delta_QE @ hessian
+        torch.testing.assert_close(both.response, even, rtol=1e-9, atol=1e-11)
+
+
+def test_observations_of_parts_merge_into_that_of_the_whole():
+    request, _, _ = situation()
+    for kind in (Estimator.psd_fit, Estimator.closed_form, Estimator.oas):
+        estimator = make_estimator(CurvatureConfig(estimator=kind, perturbations=30))
+        whole = estimator.estimate(estimator.observe(request, TOOLS), request).hessian_EE
+        parts = [estimator.observe(request.rows(i), TOOLS) for i in (torch.arange(17), torch.arange(17, 60))]
+        torch.testing.assert_close(
+            estimator.estimate(estimator.merge(parts), request).hessian_EE, whole, rtol=1e-8, atol=1e-10
+        )
+
+
+def test_the_sign_of_the_papers_gradient_term():
+    """As published the target keeps 2 g.d; with the sign of the expansion it is the quadratic form alone."""
+    request, _, _ = situation()
+    base = CurvatureConfig(measurement=Measurement.loss, perturbations=40, per_class=False)
+    delta = draw_perturbations(base, 4, 12, torch.Generator().manual_seed(0))
+    seen = observe(base, request, delta)
+    hessian = request.moments().hessian(1e-3, request.head.regularized_E)
+    quadratic = 0.5 * ((seen.delta_QE @ hessian) * seen.delta_QE).sum(1)
+    odd = {GradientTerm.paper: 2.0, GradientTerm.exact: 0.0, GradientTerm.none: 1.0}
+    for term, times in odd.items():
+        estimator = make_estimator(dataclasses.replace(base, gradient_term=term))
+        torch.testing.assert_close(estimator._targets(seen), quadratic + times * seen.slope_Q, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("measurement", list(Measurement))
+@pytest.mark.parametrize("prior", list(Prior))
+@pytest.mark.parametrize("bound", list(LowerBound))
+def test_the_estimate_respects_its_bound(measurement, prior, bound):
+    request, _, _ = situation(bias=True)
+    config = CurvatureConfig(measurement=measurement, perturbations=9, per_class=False, prior=prior, lower_bound=bound)
+    result = estimate(config, request)
+    least = {
+        LowerBound.zero: torch.zeros(13, 13).double(),
+        LowerBound.l2: torch.diag(1e-3 * request.head.regularized_E),
+        LowerBound.forget_share: request.moments().hessian(1e-3, request.head.regularized_E) * 60 / 400,
+    }[bound]
+    assert float(torch.linalg.eigvalsh(result.hessian_EE - least)[0]) > -1e-9
+    assert result.details["fit_status"] == "converged"
+
+
+def test_the_diagonal_prior_is_the_measured_diagonal():
+    request, _, _ = situation()
+    diagonal = request.moments().hessian(1e-3, request.head.regularized_E).diagonal()
+    for measurement, tolerance in ((Measurement.gradient, 0.1), (Measurement.loss, 0.35)):
+        config = CurvatureConfig(measurement=measurement, perturbations=20_000, per_class=False, prior=Prior.diagonal)
+        estimator = make_estimator(config)
+        assert (
+            relative(estimator._measured_diagonal(estimator.observe(request, TOOLS)) - diagonal, diagonal) < tolerance
+        )
+
+
+def test_cvxpylayers_gives_the_same_estimate():
+    request, _, _ = situation()
+    ours = CurvatureConfig(measurement=Measurement.loss, perturbations=30, per_class=False, prior_strength=1e-2)
+    theirs = dataclasses.replace(ours, solver=Solver.cvxpylayers)
+    first, second = estimate(ours, request).hessian_EE, estimate(theirs, request).hessian_EE
+    assert relative(first - second, first) < 1e-4
+
+
+def test_a_fit_that_does_not_converge_is_said_and_one_that_fails_is_an_error(monkeypatch):
+    from sfu.curvature.estimators import psd_fit
+
+    request, _, _ = situation()
+    config = CurvatureConfig(
+        measurement=Measurement.loss, perturbations=60, per_class=False, gradient_term=GradientTerm.paper, scale=1e-2,
+        max_iterations=1, tolerance=1e-14, regularization=Regularization.mean_eigenvalue, folds=0,
+    )  # fmt: skip
+    result = Newton(config).unlearn(request, TOOLS)
+    assert result.details["fit_status"] != "converged"
+    assert "did not converge" in result.note
+    monkeypatch.setattr(psd_fit, "fit_psd", lambda *a, **k: PsdFitResult.failed("it overflowed", "auto"))
+    assert psd_fit.fit_psd().status is Status.FAILED
+    with pytest.raises(SolverError, match="it overflowed"):
+        Newton(config).unlearn(request, TOOLS)
+
+
+@pytest.mark.parametrize("kind", [Estimator.ledoit_wolf, Estimator.oas])
+def test_shrinkage_is_scikit_learns(kind):
+    from sklearn import covariance
+
+    request, _, _ = situation()
+    rows = request.features_FD.double().numpy()
+    expected = getattr(covariance, kind.value)(rows, assume_centered=True)
+    result = estimate(CurvatureConfig(estimator=kind), request)
+    np.testing.assert_allclose(result.hessian_EE.numpy(), expected[0] + 1e-3 * np.eye(12), rtol=1e-12, atol=1e-14)
+    assert result.details["shrinkage"] == pytest.approx(expected[1])
+    with_bias = estimate(CurvatureConfig(estimator=kind), situation(bias=True)[0]).hessian_EE.numpy()
+    centred = getattr(covariance, kind.value)(rows)[0]
+    mean = rows.mean(0)
+    np.testing.assert_allclose(
+        with_bias[:12, :12], centred + np.outer(mean, mean) + 1e-3 * np.eye(12), rtol=1e-9, atol=1e-12
+    )
+    np.testing.assert_allclose(with_bias[12], [*mean, 1.0], rtol=1e-12)
+
+
+STORED = CurvatureConfig(estimator=Estimator.stored, regularization=Regularization.none)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_stored_curvature_gives_retrained_exactly(bias, tmp_path):
+    request, retained, config = situation(bias)
+    moments = compute_moments(
+        torch.cat([request.features_FD, retained.features_RD]),
+        torch.cat([request.labels_F, retained.labels_R]),
+        4, bias=bias, device=torch.device("cpu"),
+    )  # fmt: skip
+    head = dataclasses.replace(request.head, second_EE=moments.second_EE)
+    head.save(tmp_path / "head")
+    from sfu.heads.linear import LinearHead
+
+    loaded = LinearHead.load(tmp_path / "head")
+    request = type(request)(loaded, request.features_FD, request.labels_F)
+    method = Newton(STORED)
+    assert method.access is Access.STORED
+    result = method.unlearn(request, TOOLS).head
+    retrained = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head
+    assert relative(result.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
+    assert result.second_EE is None
+    with pytest.raises(ConfigError, match=r"head\.store_curvature=true"):
+        method.unlearn(request.without_summary(), TOOLS)
+
+
+def test_training_stores_the_curvature_when_asked():
+    from sfu.experiment.schema import HeadConfig, Training
+    from sfu.heads.train import train_head
+    from tests.conftest import make_arrays
+
+    arrays = make_arrays()
+    features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
+    for training in Training:
+        config = HeadConfig(name="linear", training=training, store_curvature=True)
+        config.adam.max_epochs = 2
+        head = train_head(features, labels, 4, config, LOSS, seed=0, device=torch.device("cpu"), dtype=torch.float64)
+        torch.testing.assert_close(head.second_EE, features.double().T @ features.double() / 400, rtol=1e-9, atol=1e-11)
+
+
+def reference(tmp_path, rows: np.ndarray, **settings) -> CurvatureConfig:
+    np.savez(tmp_path / "public.npz", features=rows)
+    return CurvatureConfig(estimator=Estimator.reference, reference_path=str(tmp_path / "public.npz"), **settings)
+
+
+def test_public_features_like_the_training_data_help_and_unlike_ones_are_ignored(tmp_path):
+    gains = {"alone": [], "alike": [], "unlike": []}
+    weights = {"alike": [], "unlike": []}
+    for seed in range(5):
+        request, retained, config = situation(n_forget=30, seed=seed)
+        alike = retained.features_RD.numpy()[:200]
+        unlike = np.random.default_rng(seed).normal(size=(200, 12)).astype(np.float32) * np.geomspace(0.1, 30, 12)
+        gains["alone"].append(
+            distance(
+                Newton(CurvatureConfig(estimator=Estimator.closed_form)).unlearn(request, TOOLS).head,
+                request,
+                retained,
+                config,
+            )
+        )
+        for name, rows in (("alike", alike), ("unlike", unlike)):
+            result = Newton(reference(tmp_path, rows)).unlearn(request, TOOLS)
+            gains[name].append(distance(result.head, request, retained, config))
+            weights[name].append(result.details["reference_weight"])
+    mean = {name: float(np.mean(values)) for name, values in gains.items()}
+    assert mean["alike"] < 0.8 * mean["alone"]
+    assert mean["unlike"] < 1.1 * mean["alone"]
+    assert np.mean(weights["alike"]) > 0.5 > np.mean(weights["unlike"])
+
+
+def test_the_mixture_by_hand_and_row_normalization(tmp_path):
+    request, _, _ = situation()
+    rows = np.random.default_rng(0).normal(size=(50, 12)).astype(np.float32)
+    config = reference(tmp_path, rows, reference_weight=0.25)
+    estimator = make_estimator(config)
+    assert estimator.weights == (0.25,)
+    mixed = estimator.estimate(estimator.observe(request, TOOLS), request).hessian_EE
+    public = torch.from_numpy(rows).double()
+    expected = 0.75 * request.moments().second_EE + 0.25 * public.T @ public / 50 + 1e-3 * torch.eye(12).double()
+    torch.testing.assert_close(mixed, expected, rtol=1e-9, atol=1e-12)
+    unit = make_estimator(dataclasses.replace(config, reference_weight=1.0))
+    unit_hessian = unit.estimate(unit.observe(request, Tools(normalize_rows=True)), request).hessian_EE
+    assert float(unit_hessian.trace()) == pytest.approx(1 + 12e-3, rel=1e-6)
+
+
+def test_reference_files_that_cannot_work(tmp_path):
+    request, _, _ = situation()
+    with pytest.raises(ConfigError, match=r"needs curvature\.reference_path"):
+        make_estimator(CurvatureConfig(estimator=Estimator.reference))
+    with pytest.raises(DataError, match=r"reference_path=.*does not exist"):
+        make_estimator(CurvatureConfig(estimator=Estimator.reference, reference_path="nowhere.npz"))
+    for rows, message in (
+        (np.zeros((5, 3), np.float32), "3 wide but the head takes 12"),
+        (np.full((5, 12), np.nan, np.float32), "NaN or infinite"),
+    ):
+        with pytest.raises(DataError, match=message):
+            Newton(reference(tmp_path, rows)).unlearn(request, TOOLS)
+    with pytest.raises(DataError, match=r"no array 'x'; set curvature\.reference_key"):
+        Newton(reference(tmp_path, np.zeros((5, 12), np.float32), reference_key="x")).unlearn(request, TOOLS)
+
+
+def test_a_forget_hessian_of_rank_one_still_gives_a_step():
+    request, _, _ = situation(n_forget=10)
+    one = type(request)(request.head, request.features_FD[:1].repeat(10, 1), request.labels_F[:1].repeat(10))
+    assert int(torch.linalg.matrix_rank(one.moments().second_EE)) == 1
+    for kind in (Estimator.closed_form, Estimator.psd_fit, Estimator.oas):
+        result = Newton(CurvatureConfig(estimator=kind)).unlearn(one, TOOLS)
+        assert torch.isfinite(result.head.parameters_CE).all()
