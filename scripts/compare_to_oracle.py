@@ -2,9 +2,9 @@
 
     python scripts/compare_to_oracle.py cifar10_512.npz
 
-For every number of forget rows, l2 and seed: the distance to Retrained of the cross-validated closed-form step, that of
-the best (rho, c) chosen with the retained Hessian, their ratio, and predicted over measured gain. Then `stored` (must be
-exact) and `reference` with the test rows as public data.
+For every number of forget rows, l2 and seed: the distance to Retrained of the cross-validated closed-form step, that
+of the best (rho, c) chosen with the retained Hessian, their ratio, and predicted over measured gain. Then `stored`
+(must be exact) and `reference` with the test rows as public data.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor
 from sfu.curvature.spectral import SpectralInverse
 from sfu.data.load import load_dataset
 from sfu.evaluation.measures import squared_norm
-from sfu.experiment.schema import CurvatureConfig, DatasetConfig, Estimator, Regularization
-from sfu.experiment.seeds import derive_seed
 from sfu.heads.exact import train_exact
 from sfu.heads.moments import Moments, compute_moments
+from sfu.seeds import derive_seed
+from sfu.settings import CurvatureConfig, DatasetConfig, Estimator, Regularization
 from sfu.unlearning.method import Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.request import ForgetRequest
@@ -103,9 +103,8 @@ def main() -> None:
                     flush=True,
                 )
     print(f"ratio to the oracle: worst {max(ratios):.3f}, mean {statistics.fmean(ratios):.3f}")
-    print(
-        f"predicted over measured gain: mean {statistics.fmean(promises):.3f}, {min(promises):.3f} to {max(promises):.3f}"
-    )
+    low, high = min(promises), max(promises)
+    print(f"predicted over measured gain: mean {statistics.fmean(promises):.3f}, {low:.3f} to {high:.3f}")
 
 
 if __name__ == "__main__":

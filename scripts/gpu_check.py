@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfu.curvature.spectral import eigh
+from sfu.curvature.psd_fit.projection import eigh
 from sfu.experiment.runner import run
-from sfu.experiment.schema import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
 from sfu.heads.linear import LinearHead
+from sfu.settings import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
 
 METHODS = ["original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form", "unlearned_minus_paper"]
 TOLERANCE = {"unlearned_minus_paper": 1e-3}  # a step a thousand times too long magnifies rounding
@@ -63,9 +63,8 @@ def check_eigen_solves(device: torch.device) -> bool:
             error = float(((vectors * values) @ vectors.T - matrix).norm() / matrix.norm())
             good = error < 1000 * torch.finfo(dtype).eps
             sound &= good
-            print(
-                f"eigh D=512 rank {rank:3d} {str(dtype)[6:]} on {device}: {seconds:.3f} s, error {error:.0e} {'ok' if good else 'BAD'}"
-            )
+            what = f"eigh D=512 rank {rank:3d} {str(dtype)[6:]} on {device}"
+            print(f"{what}: {seconds:.3f} s, error {error:.0e} {'ok' if good else 'BAD'}")
     return sound
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import CurvatureConfig
     from sfu.heads.linear import LinearHead
+    from sfu.settings import CurvatureConfig
     from sfu.unlearning.method import Unlearned
     from sfu.unlearning.request import ForgetRequest
     from sfu.unlearning.unlearn import unlearn
@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 __all__ = ["CurvatureConfig", "ForgetRequest", "LinearHead", "Unlearned", "__version__", "unlearn"]
 
 _HOMES = {
-    "CurvatureConfig": "sfu.experiment.schema",
+    "CurvatureConfig": "sfu.settings",
     "ForgetRequest": "sfu.unlearning.request",
     "LinearHead": "sfu.heads.linear",
     "Unlearned": "sfu.unlearning.method",

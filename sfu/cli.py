@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sfu import __version__
 from sfu.errors import SfuError
 from sfu.experiment.paths import MAIN_CONFIG, config_dir
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of ``sfu`` and ``python -m sfu``; exits with 1 after a clear message if anything failed."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"sfu {__version__}")
+        return
     asked_for_tracebacks = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of being printed by Hydra
 
@@ -24,7 +28,7 @@ def main() -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from sfu.experiment.explain import explain
-    from sfu.experiment.schema import register
+    from sfu.settings import register
 
     register()
     failed = False
@@ -55,10 +59,10 @@ def _job(config: DictConfig) -> None:
 
 def _finish_sweep() -> None:
     """Print and save the table of a sweep, if this was one and any job left a result."""
-    from sfu.experiment.sweep import sweep_folder
+    from sfu.experiment.sweep import current_sweep
 
-    folder = sweep_folder()
-    if folder is not None and folder.is_dir():
+    sweep = current_sweep()
+    if sweep is not None and sweep[0].is_dir():
         from sfu.experiment.sweep_report import report_sweep
 
-        report_sweep(folder)
+        report_sweep(*sweep)

@@ -27,7 +27,7 @@ def sfu(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run the command in this process; returns its exit code."""
     GlobalHydra.instance().clear()
     monkeypatch.setattr(sys, "argv", ["sfu", *arguments])
-    monkeypatch.setattr(sweep, "_folder", None)
+    monkeypatch.setattr(sweep, "_sweep", None)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     try:
         cli.main()
@@ -119,6 +119,34 @@ def test_a_failing_job_neither_stops_nor_hides_the_others(tmp_path, monkeypatch,
     assert (folder / "2" / "metrics.json").is_file()
 
 
+def test_a_sweep_in_a_used_folder_counts_its_own_jobs_only_wherever_they_write(tmp_path, monkeypatch):
+    folder = tmp_path / "sweep"
+    for seeds in ("0,1,2", "3"):
+        assert sfu(monkeypatch, "-m", f"seed={seeds}", *QUICK, f"hydra.sweep.dir={folder}") == 0
+    assert json.loads((folder / "sweep.json").read_text())["n_runs"] == 1
+    named = "hydra.sweep.subdir=by_seed/${seed}"
+    assert sfu(monkeypatch, "-m", "seed=4,5", named, *QUICK, f"hydra.sweep.dir={folder}") == 0
+    assert json.loads((folder / "sweep.json").read_text())["n_runs"] == 2
+
+
+def test_a_variant_from_the_command_line_as_contributing_has_it(tmp_path, monkeypatch):
+    code = sfu(
+        monkeypatch, "methods=[original,closed_form,strong]", "logger=none", f"hydra.run.dir={tmp_path}",
+        "+variants.strong={base:closed_form,curvature:{regularization:fixed,rho:0.5}}",
+    )  # fmt: skip
+    assert code == 0
+    rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
+    assert rows["strong"]["details"]["rho"] == 0.5
+    assert rows["closed_form"]["details"]["rho"] != 0.5
+
+
+def test_version(monkeypatch, capsys):
+    import sfu as package
+
+    assert sfu(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"sfu {package.__version__}\n"
+
+
 def test_jobs_side_by_side(tmp_path):
     done = subprocess_sfu(tmp_path, "-m", "seed=0,1", "launcher=local_2", *QUICK, "hydra.sweep.dir=s")
     assert done.returncode == 0, done.stderr
@@ -129,7 +157,7 @@ def test_jobs_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["head.l3=1"], r"head\.l3 is not a setting; head takes name, l2, bias, training, adam"),
+        (["head.l3=1"], r"head\.l3 is not a setting; head takes name, l2, bias, training, store_curvature, adam"),
         (["curvature.perturbation=1"], r"Did you mean curvature\.perturbations\?"),
         (["colour=red"], r"colour is not a setting; sfu takes dataset"),
         (["head.l2=small"], r"'small' .*could not be converted to Float"),
@@ -151,7 +179,12 @@ def test_jobs_side_by_side(tmp_path):
         (["dataset=features", "dataset.path=no/such.npz"], r"dataset\.path=no/such\.npz does not exist"),
         (["device=cuda:7"], r"device=cuda:7 but \d+ CUDA"),
         (["logger=wandb", "logger.mode=sideways"], r"sideways"),
-        (["+hydra.launcher._target_=os.system", "+evil=1"], r"evil|launcher"),
+        (["+variants.a={_target_:os.system,base:original}", "methods=[a]"], r"'_target_' not in 'MethodConfig'"),
+        (["+evil=1"], r"evil is not a setting; sfu takes dataset"),
+        (["+head.adam.momentum=1"], r"head\.adam\.momentum is not a setting; head\.adam takes lr"),
+        (["+dataset._target_=os.system"], r"dataset\._target_ is not a setting"),
+        (["threads=100000"], r"threads=100000"),
+        (["dataset.n_classes=1000000000"], r"1000000000 classes for 1437 training rows"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -49,6 +49,6 @@ def cross_validate(
         for index, weight in enumerate(estimator.weights):
             estimate = estimator.estimate(others, request, weight)
             inverse = SpectralInverse(estimate.hessian_EE, head.regularized_E)
-            folds[index].append(Fold(inverse, gradient, held_out[k]))
+            folds[index].append(Fold(inverse, gradient, head.gradient_CE - correction, held_out[k]))
             tick()
     return estimator.merge(seen), folds

@@ -13,14 +13,16 @@ Shapes: P perturbations, C classes, E = D (+ 1 with bias), Q observed vectors (P
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sfu.experiment.schema import CurvatureConfig, Measurement, Pairs
+from sfu.errors import ConfigError
 from sfu.heads.moments import Moments
+from sfu.settings import CurvatureConfig, Measurement, Pairs
 from sfu.unlearning.request import ForgetRequest
 
 _CHUNK_ELEMENTS = 1 << 22
@@ -55,13 +57,36 @@ class Observations:
         )
 
 
+def count_perturbations(config: CurvatureConfig, n_classes: int, width: int) -> int:
+    """How many perturbations are drawn: ``curvature.perturbations``, or as many as can tell anything.
+
+    Gradient changes are ``H d`` without noise, so E of them determine H; beyond 2 E (for conditioning) more change
+    nothing but the bill.
+    """
+    if config.measurement is Measurement.loss:
+        return config.perturbations
+    enough = -(-2 * width // (n_classes if config.per_class else 1))
+    return min(config.perturbations, 2 * enough if config.pairs is Pairs.antithetic else enough)
+
+
 def draw_perturbations(config: CurvatureConfig, n_classes: int, width: int, generator: torch.Generator) -> Tensor:
     """Gaussian perturbations of scale ``curvature.scale``, ``[P, C, E]`` float64 on the CPU.
 
     Shared perturbations (``per_class=false``) repeat over C. Antithetic pairs are drawn once each: P // 2 rows.
+
+    Raises:
+        ConfigError: They would not fit in half of this machine's memory.
     """
-    count = config.perturbations // 2 if config.pairs is Pairs.antithetic else config.perturbations
+    count = count_perturbations(config, n_classes, width)
+    count = count // 2 if config.pairs is Pairs.antithetic else count
     classes = n_classes if config.per_class else 1
+    needed, memory = 8 * count * classes * width, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory / 2:
+        raise ConfigError(
+            f"curvature.perturbations={config.perturbations} need {needed / 2**30:.0f} GiB for {classes} classes of "
+            f"{width} parameters, and this machine has {memory / 2**30:.0f} GiB; use fewer, or "
+            "curvature.per_class=false."
+        )
     delta = torch.randn(count, classes, width, generator=generator, dtype=torch.float64) * config.scale
     return delta.expand(count, n_classes, width)
 
@@ -88,7 +113,7 @@ def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor) 
         else:
             seen.append(there - at_base)
     response = torch.cat(seen)
-    gradient_CE = loss.gradients(design, labels, base_CE[None])[0]
+    gradient_CE = at_base[0] if by_gradient else request.forget_gradient()
     slope_PC = torch.einsum("pce,ce->pc", delta_PCE, gradient_CE)
     if config.per_class:
         delta_QE, response, slope_Q = delta_PCE.reshape(-1, width), response.flatten(0, 1), slope_PC.flatten()

@@ -4,8 +4,10 @@ The step :math:`u = c (H + \rho R)^{-1} g` misses the exact one by :math:`u^T H_
 retain-Hessian norm. With the forget set in K folds, H and g are estimated on K - 1 of them and the error is scored with
 the held-out fold's own Hessian, which is independent of u: an unbiased estimate of the error that asks nothing of the
 source data. For every rho the best c is :math:`\langle u, g\rangle / \langle u, H u\rangle`. At the optimum the forget
-gradient is sampling noise and K - 1 folds have K/(K-1) times as much of it squared as the whole; the predicted gain is
-scaled back by (K-1)/K.
+gradient is sampling noise, of which K - 1 folds have more (squared) than the whole, by a known factor: the predicted
+gain is scaled back by it. What is left of the training gradient after an early stop is known exactly and is not scaled.
+
+All of it takes the forget set for a random sample of the training data; :mod:`sfu.curvature.sampling` tests that.
 
 Shapes: K folds, M values of rho, C classes, E = D (+ 1 with bias).
 """
@@ -13,7 +15,7 @@ Shapes: K folds, M values of rho, C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,11 +33,13 @@ class Fold:
     Attributes:
         inverse: The estimate from the other folds, decomposed.
         gradient_CE: Right-hand side of the Newton step from the other folds.
+        signal_CE: The part of it that is not sampling noise: ``g - (N / N_f) g`` for the stored training gradient g.
         held_out_EE: This fold's own Hessian.
     """
 
     inverse: SpectralInverse
     gradient_CE: Tensor
+    signal_CE: Tensor
     held_out_EE: Tensor
 
 
@@ -60,24 +64,45 @@ def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[
     return list(torch.randperm(n_rows, generator=generator).tensor_split(n_folds))
 
 
-def choose_step(folds: Sequence[Fold]) -> StepChoice:
-    """The rho of a wide grid, and its c, of smallest held-out error."""
+def noise_factor(n_folds: int, forget_share: float) -> float:
+    """Squared sampling noise of the whole forget gradient over that of K - 1 folds, for draws without replacement.
+
+    Args:
+        n_folds: K.
+        forget_share: N_f / N.
+    """
+    return (n_folds - 1) * (1 - forget_share) / (n_folds - forget_share * (n_folds - 1))
+
+
+def choose_step(folds: Sequence[Fold], noise: float) -> StepChoice:
+    """The rho of a wide grid, and its c, of smallest held-out error; ``noise`` is :func:`noise_factor`."""
     mean = sum(fold.inverse.mean_eigenvalue for fold in folds) / len(folds)
     rhos = (mean * torch.logspace(*_GRID_DECADES, _GRID_POINTS, dtype=torch.float64)).tolist()
     if all(_invertible(fold.inverse) for fold in folds):
         rhos = [0.0, *rhos]
     along_M, curved_M = _scores(folds, rhos)
-    best = int((along_M.square() / curved_M).argmax())
+    usable_M = (curved_M > 0) & (along_M > 0)
+    if not bool(usable_M.any()):  # the gradient is zero: nothing to gain
+        return StepChoice(rhos[-1], 0.0, 0.0)
+    best = int(torch.where(usable_M, along_M.square() / curved_M, -1.0).argmax())
     scale = float(along_M[best] / curved_M[best])
-    gain = float(along_M[best].square() / curved_M[best])
-    return StepChoice(rhos[best], scale, gain * _noise_factor(len(folds)))
+    return StepChoice(rhos[best], scale, _gain(folds, rhos[best], scale, noise, floor=0.0))
 
 
-def predict_gain(folds: Sequence[Fold], rho: float, *, floor: float = 0.0) -> StepChoice:
+def predict_gain(folds: Sequence[Fold], rho: float, noise: float, *, floor: float = 0.0) -> StepChoice:
     """The expected gain of a given rho at c = 1."""
-    along_M, curved_M = _scores(folds, [rho], floor=floor)
-    noise = _noise_factor(len(folds))
-    return StepChoice(rho, 1.0, noise * float(2 * along_M[0] - curved_M[0]))
+    return StepChoice(rho, 1.0, _gain(folds, rho, 1.0, noise, floor=floor))
+
+
+def _gain(folds: Sequence[Fold], rho: float, scale: float, noise: float, *, floor: float) -> float:
+    """``2 c <u, g> - c^2 <u, H u>``, with the share that is sampling noise brought to the size of the whole set's."""
+
+    def quadratic(of: Sequence[Fold]) -> float:
+        along, curved = (float(score[0]) for score in _scores(of, [rho], floor=floor))
+        return 2 * scale * along - scale**2 * curved
+
+    signal = [replace(fold, gradient_CE=fold.signal_CE) for fold in folds]
+    return noise * quadratic(folds) + (1 - noise) * quadratic(signal)
 
 
 def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -94,7 +119,3 @@ def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> 
 def _invertible(inverse: SpectralInverse) -> bool:
     eigenvalues = inverse.eigenvalues_D
     return bool(eigenvalues[0] > eigenvalues.shape[0] * torch.finfo(eigenvalues.dtype).eps * eigenvalues[-1])
-
-
-def _noise_factor(n_folds: int) -> float:
-    return (n_folds - 1) / n_folds

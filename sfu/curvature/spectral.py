@@ -8,26 +8,11 @@ Shapes: E = D (+ 1 with bias), C classes, K values of rho.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
 
+from sfu.curvature.psd_fit.projection import eigh
 from sfu.errors import SingularHessianError
-
-log = logging.getLogger(__name__)
-
-
-def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`torch.linalg.eigh`, retried on the CPU if the GPU's solver fails (as it does on some low-rank input)."""
-    try:
-        return torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:
-        if matrix.device.type == "cpu":
-            raise
-        log.warning("eigh failed on %s; repeating it on the CPU.", matrix.device)
-        values, vectors = torch.linalg.eigh(matrix.cpu())
-        return values.to(matrix.device), vectors.to(matrix.device)
 
 
 class SpectralInverse:

@@ -131,6 +131,8 @@ def _labels(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
         raise DataError(f"{what} has dtype {array.dtype}; integer class indices are needed (0 .. C-1).")
     if array.shape != (n_rows,):
         raise DataError(f"{what} has shape {list(array.shape)}; [{n_rows}] is needed, one label for each feature row.")
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{what} reaches {int(array.max())}; class indices 0 .. C-1 are needed.")
     return array.astype(np.int64)
 
 
@@ -144,6 +146,11 @@ def _n_classes(train_labels: np.ndarray, n_classes: int | None, source: str) -> 
                 f"{source}: train_labels reach {n_classes - 1} but class {first_missing} never occurs; number the "
                 "classes from 0 without gaps, or set dataset.n_classes."
             )
+    if n_classes > 10 * max(train_labels.size, 100):
+        raise DataError(
+            f"{source}: {n_classes} classes for {train_labels.size} training rows; class indices are 0 .. C-1, and "
+            "dataset.n_classes is their number."
+        )
     if present.size < 2:
         raise DataError(
             f"{source}: train_labels hold one class only ({int(present[0])}); a classifier needs at least two."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -11,15 +10,16 @@ from typing import TYPE_CHECKING
 from sfu.data import datasets
 from sfu.data.feature_data import FeatureData, make_feature_data
 from sfu.data.seal import require_open
+from sfu.discovery import module_names
 from sfu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import DatasetConfig
+    from sfu.settings import DatasetConfig
 
 
 def dataset_names() -> list[str]:
     """Names of the datasets sfu has, one for each file in ``sfu/data/datasets``."""
-    return sorted(module.name for module in pkgutil.iter_modules(datasets.__path__))
+    return module_names(datasets.__name__)
 
 
 def load_dataset(config: DatasetConfig, seed: int) -> FeatureData:

@@ -17,7 +17,7 @@ from torch import Tensor
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import ForgetConfig
+    from sfu.settings import ForgetConfig
 
 DEFAULT_FRACTION = 0.1
 
@@ -104,7 +104,7 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
             values = np.array(json.loads(path.read_text()))
         else:
             values = np.array([int(word) for word in path.read_text().split()], dtype=np.int64)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise DataError(f"{where} cannot be read as row numbers ({error}); one integer a line is enough.") from error
     if values.size == 0:
         raise DataError(f"{where} is an empty forget set; forget at least one row.")

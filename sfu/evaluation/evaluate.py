@@ -20,6 +20,11 @@ from sfu.heads.moments import compute_moments
 
 Metrics = dict[str, float | None]
 
+_COMPARISONS = (
+    "test_gap", "remain_gap", "forget_gap", "mia_gap",
+    "distance", "agreement", "forget_kl", "measured_distance_gain",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class _Scores:
@@ -41,7 +46,7 @@ class Evaluator:
         data: FeatureData,
         split: ForgetSplit,
         original: LinearHead,
-        retrained: LinearHead,
+        retrained: LinearHead | None,
         *,
         membership_splits: int = 5,
         seed: int = 0,
@@ -52,7 +57,7 @@ class Evaluator:
             data: The dataset.
             split: Which training rows were forgotten.
             original: The head before unlearning.
-            retrained: The head trained on the retained rows.
+            retrained: The head trained on the retained rows; ``None`` leaves every comparison with it out (``None``).
             membership_splits: Splits of the membership attack.
             seed: Of the membership attack.
         """
@@ -68,8 +73,7 @@ class Evaluator:
         )
         self._hessian = self._moments.hessian(original.l2, original.regularized_E)
         self._original, self._retrained = original, retrained
-        self._reference_scores = self._scores(retrained)
-        self._nothing = squared_norm(parameters - retrained.parameters_CE, self._hessian)
+        self._reference_scores = None if retrained is None else self._scores(retrained)
 
     def evaluate(self, head: LinearHead) -> Metrics:
         """All metrics of one head.
@@ -78,26 +82,37 @@ class Evaluator:
         ``|w - w_r| / |w* - w_r|`` in the retain-Hessian norm (0: Retrained, 1: nothing done), and
         ``measured_distance_gain`` the fall of its squared numerator from doing nothing.
         """
-        scores, reference = self._scores(head), self._reference_scores
-        square = squared_norm(head.parameters_CE - self._retrained.parameters_CE, self._hessian)
-        mia, mia_reference = scores.membership.mean, reference.membership.mean
+        scores = self._scores(head)
         gradient = self._moments.gradient(head.parameters_CE, head.l2, head.regularized_E, head.target_scale)
-        return {
+        metrics: Metrics = {
             "test_accuracy": scores.test,
             "remain_accuracy": scores.remain,
             "forget_accuracy": scores.forget,
-            "test_gap": scores.test - reference.test,
-            "remain_gap": scores.remain - reference.remain,
-            "forget_gap": scores.forget - reference.forget,
-            "mia": mia,
+            "mia": scores.membership.mean,
             "mia_std": scores.membership.std,
-            "mia_gap": None if mia is None or mia_reference is None else mia - mia_reference,
-            "distance": math.sqrt(square / self._nothing) if self._nothing > 0 else None,
-            "agreement": agreement(scores.test_TC, reference.test_TC),
-            "forget_kl": mean_kl(reference.forget_FC, scores.forget_FC),
             "retain_gradient_norm": float(gradient.norm()),
-            "measured_distance_gain": self._nothing - square,
         }
+        return metrics | self._compare(head, scores)
+
+    def _compare(self, head: LinearHead, scores: _Scores) -> Metrics:
+        """The metrics that need Retrained."""
+        reference, retrained = self._reference_scores, self._retrained
+        if reference is None or retrained is None:
+            return dict.fromkeys(_COMPARISONS)
+        square = squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
+        nothing = squared_norm(self._original.parameters_CE - retrained.parameters_CE, self._hessian)
+        mia, mia_reference = scores.membership.mean, reference.membership.mean
+        values = (
+            scores.test - reference.test,
+            scores.remain - reference.remain,
+            scores.forget - reference.forget,
+            None if mia is None or mia_reference is None else mia - mia_reference,
+            math.sqrt(square / nothing) if nothing > 0 else None,
+            agreement(scores.test_TC, reference.test_TC),
+            mean_kl(reference.forget_FC, scores.forget_FC),
+            nothing - square,
+        )
+        return dict(zip(_COMPARISONS, values, strict=True))
 
     def _scores(self, head: LinearHead) -> _Scores:
         test, remain, forget = (head.logits(part[0]) for part in (self._test, self._retain, self._forget))

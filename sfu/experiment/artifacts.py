@@ -29,6 +29,21 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def remove_results(folder: Path) -> None:
+    """Remove what an earlier run left in a folder that is used again, so that no stale result stands beside a new one.
+
+    Raises:
+        ArtifactError: A file cannot be removed.
+    """
+    names = ("config.yaml", "status.json", "split.safetensors", "metrics.json", "metrics.csv", "table.md", "figure.png")
+    heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors")]
+    try:
+        for path in [*(folder / name for name in names), *heads]:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"cannot clear {folder} ({error}); choose another hydra.run.dir.") from error
+
+
 def save_split(path: Path, split: ForgetSplit) -> None:
     """Write the row numbers of both sides as safetensors."""
     write_tensors(path, {"forget_indices": split.forget_F, "retain_indices": split.retain_R}, {"kind": split.kind})

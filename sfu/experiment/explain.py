@@ -7,12 +7,17 @@ import difflib
 import re
 import typing
 
-from sfu.experiment.schema import RunConfig
+from omegaconf import DictConfig
+
+from sfu.errors import ConfigError, SfuError
+from sfu.settings import RunConfig
 
 
 def explain(error: BaseException) -> str:
     """The message to print for ``error``."""
     text = str(error).strip()
+    if isinstance(error, SfuError):
+        return text
     cause = error.__cause__
     if cause is not None and str(cause) not in text:
         text = f"{text}\n{str(cause).strip()}"
@@ -37,6 +42,25 @@ def explain(error: BaseException) -> str:
     return "\n".join(
         line for line in lines if not line.startswith(("object_type=", "reference_type=", "To append to your config"))
     )
+
+
+def refuse_added_keys(config: DictConfig) -> None:
+    """Refuse keys that were added with ``+`` where the schema has none: nothing would read them.
+
+    Raises:
+        ConfigError: Naming the key and what is accepted there.
+    """
+
+    def visit(node: DictConfig, accepted: dict[str, object], path: list[str]) -> None:
+        for key in node:
+            full = [*path, str(key)]
+            if str(key) not in accepted:
+                raise ConfigError(_unknown_key(".".join(full)) or f"{'.'.join(full)} is not a setting.")
+            below = _fields(accepted[str(key)])
+            if below:
+                visit(node[key], below, full)
+
+    visit(config, _fields(RunConfig), [])
 
 
 def _unknown_key(full_key: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from sfu.data.split import DEFAULT_FRACTION
 from sfu.errors import SfuError
-from sfu.experiment.artifacts import write_json
+from sfu.experiment.artifacts import remove_results, write_json
+from sfu.experiment.explain import refuse_added_keys
 from sfu.experiment.runner import run
-from sfu.experiment.schema import RunConfig
 from sfu.files import write_text
+from sfu.settings import RunConfig
 
 
 def run_job(config: DictConfig) -> None:
@@ -30,7 +32,7 @@ def run_job(config: DictConfig) -> None:
     in_sweep = hydra.mode is RunMode.MULTIRUN
     folder = Path(hydra.runtime.output_dir)
     overrides = [str(item) for item in hydra.overrides.task]
-    record = _Record(folder, overrides)
+    record = _Record(folder, overrides, hydra.job.num if in_sweep else None)
     with record:
         metrics = _run_and_save(config, folder, overrides, Path(hydra.sweep.dir).name if in_sweep else None)
         _show(metrics, folder, in_sweep)
@@ -43,7 +45,6 @@ def run_job(config: DictConfig) -> None:
 def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group: str | None) -> dict[str, Any]:
     from sfu.reporting.export import csv_table, markdown_table
     from sfu.reporting.loggers import make_logger
-    from sfu.reporting.plot import save_bar_plot
 
     typed = _typed(config)
     resolved = OmegaConf.to_container(OmegaConf.structured(typed), resolve=True, enum_to_str=True)
@@ -55,12 +56,24 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
         write_json(folder / "metrics.json", metrics)
         write_text(folder / "metrics.csv", csv_table(metrics))
         write_text(folder / "table.md", markdown_table(metrics))
-        picture = save_bar_plot(metrics, folder / "figure.png")
+        picture = _draw(metrics, folder / "figure.png")
         logger.log_result(metrics, picture)
     return metrics
 
 
+def _draw(metrics: dict[str, Any], path: Path) -> Path | None:
+    """The figure; a failure to draw it is a warning, since the numbers are safe and worth more."""
+    from sfu.reporting.plot import save_bar_plot
+
+    try:
+        return save_bar_plot(metrics, path)
+    except Exception as error:
+        print(f"sfu: the figure could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
+        return None
+
+
 def _typed(config: DictConfig) -> RunConfig:
+    refuse_added_keys(config)
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, RunConfig)
     forget = typed.forget
@@ -100,20 +113,24 @@ def _show(metrics: dict[str, Any], folder: Path, in_sweep: bool) -> None:
 class _Record:
     """Keeps status.json true: running, then finished or failed."""
 
-    def __init__(self, folder: Path, overrides: list[str]) -> None:
+    def __init__(self, folder: Path, overrides: list[str], job: int | None) -> None:
         self._path = folder / "status.json"
         self._status: dict[str, Any] = {
             "state": "running",
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(),
             "overrides": overrides,
+            "job": job,
         }
         self._clock = time.perf_counter()
 
     def __enter__(self) -> None:
+        remove_results(self._path.parent)
         write_json(self._path, self._status)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._status |= {"state": "finished", "seconds": time.perf_counter() - self._clock}
         if error is not None:
-            self._status |= {"state": "failed", "error": f"{type(error).__name__}: {error}"}
+            stopped = isinstance(error, KeyboardInterrupt)
+            what = "interrupted" if stopped else f"{type(error).__name__}: {error}"
+            self._status |= {"state": "interrupted" if stopped else "failed", "error": what}
         write_json(self._path, self._status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections.abc import Callable
@@ -15,18 +16,21 @@ import torch
 
 import sfu
 from sfu.data.seal import sealed
+from sfu.errors import SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment import stages
 from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split
 from sfu.experiment.progress import ProgressDisplay
-from sfu.experiment.schema import RunConfig
-from sfu.experiment.seeds import resolve_seeds
 from sfu.experiment.stages import Prepared, RowResult
 from sfu.experiment.validate import resolve_device, resolve_dtype, validate
 from sfu.heads.linear import LinearHead
+from sfu.seeds import resolve_seeds
+from sfu.settings import RunConfig
 from sfu.unlearning.method import Access, RetainedSet, Tools, UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.registry import make_methods
+
+log = logging.getLogger(__name__)
 
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "hydra-core", "omegaconf", "safetensors")
 
@@ -76,6 +80,7 @@ def run(
         )
         results |= _run_with_data(config, methods, prepared, seeds, retained, display, report)
         reference = _reference(config, methods, results, prepared, seeds, retained)
+        del retained
         with display.stage("evaluating") as tick, stages.measured(device) as usage:
             evaluator = Evaluator(
                 data, prepared.split, prepared.request.head, reference,
@@ -157,13 +162,17 @@ def _reference(
     prepared: Prepared,
     seeds: dict[str, int],
     retained: RetainedSet,
-) -> LinearHead:
-    """Retrained's head: the row's, if there is one, else trained for the comparison alone."""
+) -> LinearHead | None:
+    """Retrained's head: the row's, if there is one, else trained for the comparison alone; ``None`` if that fails."""
     for name, method in methods.items():
         outcome = results[name].unlearned
-        if isinstance(method, Retrained) and outcome is not None:
-            return outcome.head
-    return Retrained(config.head, config.loss).unlearn(prepared.request, _tools(config, seeds), retained).head
+        if isinstance(method, Retrained):
+            return None if outcome is None else outcome.head
+    try:
+        return Retrained(config.head, config.loss).unlearn(prepared.request, _tools(config, seeds), retained).head
+    except SfuError as error:
+        log.warning("Retrained could not be trained, so nothing is compared with it: %s", error)
+        return None
 
 
 def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem: Path) -> dict[str, Any]:

@@ -18,11 +18,11 @@ import torch
 from sfu.data.feature_data import FeatureData
 from sfu.data.load import load_dataset, source_files
 from sfu.data.split import ForgetSplit, make_split
-from sfu.errors import DataError, SfuError, SourceFreeError
+from sfu.errors import DataError, SourceFreeError
 from sfu.experiment.progress import Tick
 from sfu.experiment.resources import Usage, measured
-from sfu.experiment.schema import RunConfig
 from sfu.heads.train import train_head
+from sfu.settings import RunConfig
 from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 
@@ -85,7 +85,10 @@ def prepare(
         "n_forget": request.n_forget, "n_retain": request.n_retain, "n_test": data.test_labels_T.shape[0],
         "n_features": data.n_features, "n_classes": data.n_classes,
     }  # fmt: skip
-    watches = [weakref.ref(data.train_features_ND), weakref.ref(data.test_features_TD)]
+    watches = [
+        weakref.ref(array)
+        for array in (data.train_features_ND, data.train_labels_N, data.test_features_TD, data.test_labels_T)
+    ]
     return Prepared(request, split, str(about["fingerprint"]), about, source_files(config.dataset), watches)
 
 
@@ -125,7 +128,7 @@ def run_method(
             unlearned = method.unlearn(request, tools, retained)
             if not torch.isfinite(unlearned.head.parameters_CE).all():
                 unlearned, error = None, "the unlearned head has NaN or infinite parameters"
-        except (SfuError, RuntimeError, ValueError) as caught:
+        except Exception as caught:
             error = f"{type(caught).__name__}: {caught}"
             log.debug("%s failed", name, exc_info=True)
     return RowResult(usage, unlearned, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -13,16 +14,17 @@ from sfu.experiment.sweep import collect
 from sfu.files import write_text
 
 
-def report_sweep(folder: Path) -> None:
-    """Aggregate the jobs in ``folder`` over their seeds; write sweep.json, sweep.csv, sweep.md and sweep.png there.
+def report_sweep(folder: Path, since: datetime | None = None) -> None:
+    """Aggregate the jobs in ``folder`` that started after ``since`` over their seeds, print and save the table.
 
-    A failure to write is reported and does not hide the jobs' own outcome.
+    It becomes sweep.json, sweep.csv, sweep.md and sweep.png there. A failure to write is reported and does not hide the
+    jobs' own outcome.
     """
     from sfu.reporting.aggregate import aggregate
     from sfu.reporting.sweep_plot import save_sweep_plot
     from sfu.reporting.sweep_table import csv_sweep_table, markdown_sweep_table, terminal_sweep_table
 
-    runs = collect(folder)
+    runs = collect(folder, since)
     if not runs:
         return
     total = aggregate(runs)

@@ -15,7 +15,7 @@ from sfu.heads.linear import LinearHead
 from sfu.heads.moments import design_matrix
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import AdamConfig
+    from sfu.settings import AdamConfig
 
 
 def train_adam(

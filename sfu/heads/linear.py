@@ -6,6 +6,7 @@ Shapes: D features, E = D (+ 1 with bias), C classes, N training rows.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,8 +49,14 @@ class LinearHead:
         """Check shapes and values.
 
         Raises:
-            DataError: Parameters and gradient differ in shape, or are not finite.
+            DataError: Parameters and gradient differ in shape or are not finite, or a number is out of range.
         """
+        if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
+            raise DataError(f"n_train={self.n_train}; the number of training rows, a whole number above 0, is needed.")
+        if not (math.isfinite(self.l2) and self.l2 >= 0):
+            raise DataError(f"l2={self.l2}; a finite number of at least 0 is needed.")
+        if not (math.isfinite(self.target_scale) and self.target_scale > 0):
+            raise DataError(f"target_scale={self.target_scale}; a finite number above 0 is needed.")
         if self.parameters_CE.ndim != 2 or self.parameters_CE.shape != self.gradient_CE.shape:
             raise DataError(
                 f"head parameters {list(self.parameters_CE.shape)} and gradient {list(self.gradient_CE.shape)} must "
@@ -71,22 +78,37 @@ class LinearHead:
         gradient_CE: Tensor | None = None,
         target_scale: float = 1.0,
     ) -> LinearHead:
-        """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum."""
+        """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum.
+
+        Raises:
+            DataError: ``module`` is no linear layer, or a number is out of range.
+        """
+        if not isinstance(module, torch.nn.Linear):
+            raise DataError(
+                f"a torch.nn.Linear is needed, not a {type(module).__name__}; give the classifier layer alone."
+            )
         parameters = module.weight.detach().double()
         if module.bias is not None:
             parameters = torch.cat([parameters, module.bias.detach().double()[:, None]], dim=1)
-        gradient = torch.zeros_like(parameters) if gradient_CE is None else gradient_CE.to(parameters)
+        gradient = torch.zeros_like(parameters) if gradient_CE is None else torch.as_tensor(gradient_CE).to(parameters)
         return cls(parameters.clone(), gradient, l2, n_train, module.bias is not None, target_scale)
 
-    def to_module(self) -> torch.nn.Linear:
-        """A :class:`torch.nn.Linear` with these weights (same dtype)."""
-        weight = self.weight_CD
-        module = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=self.bias, dtype=weight.dtype)
+    def copy_to(self, module: torch.nn.Linear) -> None:
+        """Write these weights into ``module``, in its own dtype and on its own device.
+
+        Raises:
+            DataError: The module's shape or its having a bias differs from the head's.
+        """
+        shape, wanted = tuple(module.weight.shape), tuple(self.weight_CD.shape)
+        if shape != wanted or (module.bias is not None) != self.bias:
+            raise DataError(
+                f"the head is {list(wanted)} with{'' if self.bias else 'out'} bias; the module is {list(shape)} "
+                f"with{'out' if module.bias is None else ''} bias."
+            )
         with torch.no_grad():
-            module.weight.copy_(weight)
+            module.weight.copy_(self.weight_CD)
             if self.bias:
                 module.bias.copy_(self.parameters_CE[:, -1])
-        return module
 
     @property
     def n_classes(self) -> int:

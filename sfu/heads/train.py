@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfu.experiment.schema import Training
 from sfu.heads.adam import train_adam
 from sfu.heads.exact import train_exact
 from sfu.heads.linear import LinearHead
 from sfu.heads.moments import compute_moments
+from sfu.settings import Training
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import HeadConfig, LossConfig
+    from sfu.settings import HeadConfig, LossConfig
 
 
 def train_head(

@@ -57,12 +57,16 @@ def _shown(metric: str, value: float) -> str:
     return fmt.compact(abs(value)) if metric == "distance" else fmt.fixed(abs(value))
 
 
+def _is_untouched(row: Row, criterion: str) -> bool:
+    return row.get("access") == "none" and fmt.is_number(row.get(criterion))
+
+
 def best_rows(rows: Mapping[str, Row]) -> dict[str, set[str]]:
     """For each criterion, the source-free rows that are best; rows whose shown values are equal tie.
 
     Returns:
         Metric name (a key of ``CRITERIA``) -> names of the best rows; empty where no row has a value, and for
-        the distance where no row came closer than the untouched head.
+        a metric on which none does at least as well as the untouched head.
     """
     best: dict[str, set[str]] = {}
     for metric, criterion in CRITERIA.items():
@@ -71,6 +75,9 @@ def best_rows(rows: Mapping[str, Row]) -> dict[str, set[str]]:
             for name, row in rows.items()
             if is_source_free(row) and fmt.is_number(row.get(criterion)) and fmt.is_number(row.get(metric))
         }
+        untouched = min((abs(r[criterion]) for r in rows.values() if _is_untouched(r, criterion)), default=None)
+        if untouched is not None and metric != "distance":  # no prize for ending further off than the untouched head
+            scores = {name: score for name, score in scores.items() if score <= untouched}
         if metric == "distance":  # no prize for a row that is no closer than the untouched head
             scores = {name: score for name, score in scores.items() if score < NO_CLOSER}
         least = _shown(metric, min(scores.values())) if scores else ""

@@ -20,7 +20,7 @@ from sfu.heads.linear import LinearHead
 from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import RunConfig
+    from sfu.settings import RunConfig
 
 
 class Access(Enum):

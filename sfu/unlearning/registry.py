@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sfu.checks import validate_curvature
 from sfu.discovery import module_names, only_subclass
 from sfu.errors import ConfigError
 from sfu.experiment.paths import config_dir, group_options
-from sfu.experiment.schema import CurvatureConfig, MethodConfig, RunConfig
-from sfu.experiment.validate import validate_curvature
+from sfu.settings import CurvatureConfig, MethodConfig, RunConfig, curvature_settings
 from sfu.unlearning.method import UnlearningMethod
 
 _PACKAGE = "sfu.unlearning.methods"
+INHERITED = (
+    "perturbations", "folds", "force", "solver", "tolerance", "max_iterations",
+    "reference_path", "reference_key", "reference_weight",
+)  # fmt: skip
+"""What a row with a curvature file of its own still takes from the run's ``curvature``: budgets, not definitions."""
 
 
 def make_methods(run: RunConfig) -> dict[str, UnlearningMethod]:
@@ -34,19 +39,19 @@ def _make(run: RunConfig, name: str) -> UnlearningMethod:
     known = module_names(_PACKAGE)
     if method not in known:
         raise ConfigError(f"the row '{name}' names the method '{method}'; sfu has {', '.join(known)}.")
+    curvature: DictConfig = OmegaConf.structured(run.curvature)
+    for layer in layers:
+        curvature = _lay_over(curvature, layer.curvature, name)
     try:
-        parts = [_curvature_layer(layer.curvature, name) for layer in layers]
-        merged = OmegaConf.merge(OmegaConf.structured(CurvatureConfig), OmegaConf.structured(run.curvature), *parts)
-        curvature = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        accepted = ", ".join(CurvatureConfig.__dataclass_fields__)
-        raise ConfigError(f"the row '{name}': {str(error).splitlines()[0]}. curvature takes {accepted}.") from error
-    validate_curvature(curvature, f"the row '{name}': ")
+        built = curvature_settings(cast(dict[str, Any], OmegaConf.to_container(curvature)))
+    except ConfigError as error:
+        raise ConfigError(f"the row '{name}': {error}") from error
+    validate_curvature(built, f"the row '{name}': ")
     settings: dict[str, Any] = {}
     for layer in layers:
         settings.update(layer.settings)
     kind = only_subclass(f"{_PACKAGE}.{method}", UnlearningMethod)
-    return kind.from_config(run, curvature, settings)
+    return kind.from_config(run, built, settings)
 
 
 def _layers(run: RunConfig, name: str, seen: tuple[str, ...]) -> list[MethodConfig]:
@@ -55,9 +60,10 @@ def _layers(run: RunConfig, name: str, seen: tuple[str, ...]) -> list[MethodConf
         raise ConfigError(f"variants: {' -> '.join((*seen, name))} is a circle of `base`.")
     files = group_options("method")
     if name in run.variants:
-        spec = run.variants[name]
+        spec = _method_config(run.variants[name], f"variants.{name}")
     elif name in files:
-        spec = _read_method(name)
+        path = config_dir() / "method" / f"{name}.yaml"
+        spec = _method_config(OmegaConf.load(path), str(path))
     else:
         known = ", ".join(sorted({*files, *run.variants}))
         raise ConfigError(f"methods: '{name}' is unknown; sfu has {known}.")
@@ -65,27 +71,31 @@ def _layers(run: RunConfig, name: str, seen: tuple[str, ...]) -> list[MethodConf
     return [*below, spec]
 
 
-def _read_method(name: str) -> MethodConfig:
-    path = config_dir() / "method" / f"{name}.yaml"
+def _method_config(raw: Any, what: str) -> MethodConfig:
     try:
-        spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(MethodConfig), OmegaConf.load(path)))
-    except OmegaConfBaseException as error:
+        spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(MethodConfig), raw))
+    except (OmegaConfBaseException, ValueError) as error:
         accepted = ", ".join(MethodConfig.__dataclass_fields__)
-        raise ConfigError(f"{path}: {str(error).splitlines()[0]}. It may hold {accepted}.") from error
+        raise ConfigError(f"{what}: {str(error).splitlines()[0]}. It may hold {accepted}.") from error
     assert isinstance(spec, MethodConfig)
     return spec
 
 
-def _curvature_layer(layer: Any, name: str) -> DictConfig:
+def _lay_over(below: DictConfig, layer: Any, name: str) -> DictConfig:
+    """A row's curvature: a named file replaces what is below it but for :data:`INHERITED`; a mapping adds to it."""
     if layer is None:
-        return OmegaConf.create({})
+        return below
     if isinstance(layer, str):
         options = group_options("curvature")
         if layer not in options:
             raise ConfigError(f"the row '{name}' names the curvature '{layer}'; configs/curvature has {options}.")
-        loaded = OmegaConf.load(config_dir() / "curvature" / f"{layer}.yaml")
-        assert isinstance(loaded, DictConfig)
-        return loaded
-    if isinstance(layer, dict):
-        return OmegaConf.create(layer)
-    raise ConfigError(f"the row '{name}': curvature must be a name or a mapping, not {layer!r}.")
+        kept = OmegaConf.create({key: below[key] for key in INHERITED})
+        added: Any = OmegaConf.load(config_dir() / "curvature" / f"{layer}.yaml")
+        below = OmegaConf.merge(OmegaConf.structured(CurvatureConfig), kept)  # type: ignore[assignment]
+    elif isinstance(layer, dict):
+        added = OmegaConf.create(layer)
+    else:
+        raise ConfigError(f"the row '{name}': curvature must be a name or a mapping, not {layer!r}.")
+    merged = OmegaConf.merge(OmegaConf.to_container(below), added)
+    assert isinstance(merged, DictConfig)
+    return merged

@@ -14,6 +14,8 @@ from sfu.errors import DataError
 from sfu.heads.linear import LinearHead
 from sfu.heads.moments import Moments, compute_moments, design_matrix
 
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequest:
@@ -36,6 +38,8 @@ class ForgetRequest:
             DataError: The forget set is empty, is everything, is not finite, or does not fit the head.
         """
         features, labels, head = self.features_FD, self.labels_F, self.head
+        if features.is_complex() or features.dtype == torch.bool:
+            raise DataError(f"the forget features are {features.dtype}; real numbers are needed.")
         if features.ndim != 2 or features.shape[0] == 0:
             raise DataError(f"the forget set has shape {list(features.shape)}; at least one row [F, D] is needed.")
         if features.shape[1] != head.n_features:
@@ -43,7 +47,7 @@ class ForgetRequest:
                 f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}; extract them "
                 "with the backbone the head was trained on."
             )
-        if labels.shape != features.shape[:1] or labels.is_floating_point():
+        if labels.shape != features.shape[:1] or labels.dtype not in _INTEGERS:
             raise DataError(
                 f"the forget labels must be {features.shape[0]} integers, not {labels.dtype} {list(labels.shape)}."
             )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
 from torch import Tensor
 
+from sfu.checks import validate_curvature
 from sfu.errors import ConfigError
-from sfu.experiment.schema import CurvatureConfig
-from sfu.experiment.seeds import PURPOSES, derive_seed
-from sfu.experiment.validate import validate_curvature
 from sfu.heads.linear import LinearHead
+from sfu.seeds import PURPOSES, derive_seed
+from sfu.settings import CurvatureConfig, curvature_settings
 from sfu.unlearning.method import Access, Tools, Unlearned
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.request import ForgetRequest
@@ -16,10 +21,10 @@ from sfu.unlearning.request import ForgetRequest
 
 def unlearn(
     head: LinearHead,
-    features: Tensor,
-    labels: Tensor,
+    features: Tensor | np.ndarray,
+    labels: Tensor | np.ndarray,
     *,
-    curvature: CurvatureConfig | None = None,
+    curvature: CurvatureConfig | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
     seed: int = 0,
 ) -> Unlearned:
@@ -29,7 +34,8 @@ def unlearn(
         head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient.
         features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on.
         labels: Their labels, ``[F]`` integers.
-        curvature: Estimator and regularisation; the default is the cross-validated PSD fit.
+        curvature: Estimator and regularisation, as a ``CurvatureConfig`` or a mapping of its keys; the default is the
+            cross-validated PSD fit.
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
         seed: Of the perturbations, folds and noise.
 
@@ -41,10 +47,12 @@ def unlearn(
         ConfigError: The settings cannot work, or need the retained data.
         SingularHessianError: The curvature estimate cannot be inverted.
     """
-    config = curvature or CurvatureConfig()
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed={seed}; a whole number of at least 0 is needed.")
+    config = curvature_settings(curvature)
     validate_curvature(config, "")
     method = Newton(config, noise_sigma)
     if method.access is not Access.FORGET:
         raise ConfigError(f"curvature.estimator={config.estimator.value} needs the retained data; unlearn has none.")
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
-    return method.unlearn(ForgetRequest(head, features, labels), Tools(seeds))
+    return method.unlearn(ForgetRequest(head, torch.as_tensor(features), torch.as_tensor(labels)), Tools(seeds))

@@ -11,7 +11,8 @@ from sfu.curvature.measurements import draw_perturbations, observe
 from sfu.curvature.psd_fit import PsdFitResult, Status
 from sfu.errors import ConfigError, DataError, SolverError
 from sfu.experiment.paths import group_options
-from sfu.experiment.schema import (
+from sfu.heads.moments import compute_moments
+from sfu.settings import (
     CurvatureConfig,
     Estimator,
     GradientTerm,
@@ -22,7 +23,6 @@ from sfu.experiment.schema import (
     Regularization,
     Solver,
 )
-from sfu.heads.moments import compute_moments
 from sfu.unlearning.method import Access, Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
@@ -48,10 +48,10 @@ def test_what_is_observed_is_what_the_expansion_says(bias, per_class):
     request, _, _ = situation(bias)
     hessian = request.moments().hessian(1e-3, request.head.regularized_E)
     for measurement in Measurement:
-        config = CurvatureConfig(measurement=measurement, perturbations=7, per_class=per_class, scale=0.3)
+        config = CurvatureConfig(measurement=measurement, perturbations=5, per_class=per_class, scale=0.3)
         delta = draw_perturbations(config, *request.head.parameters_CE.shape, torch.Generator().manual_seed(0))
         seen = observe(config, request, delta)
-        assert seen.delta_QE.shape == (7 * (4 if per_class else 1), 12 + bias)
+        assert seen.delta_QE.shape == (5 * (4 if per_class else 1), 12 + bias)
         curved = 0.5 * ((seen.delta_QE @ hessian) * seen.delta_QE).sum(1)
         expected = curved + seen.slope_Q if measurement is Measurement.loss else seen.delta_QE @ hessian
         torch.testing.assert_close(seen.response, expected, rtol=1e-9, atol=1e-11)
@@ -104,7 +104,7 @@ def test_the_estimate_respects_its_bound(measurement, prior, bound):
 def test_the_diagonal_prior_is_the_measured_diagonal():
     request, _, _ = situation()
     diagonal = request.moments().hessian(1e-3, request.head.regularized_E).diagonal()
-    for measurement, tolerance in ((Measurement.gradient, 0.1), (Measurement.loss, 0.35)):
+    for measurement, tolerance in ((Measurement.gradient, 0.3), (Measurement.loss, 0.35)):
         config = CurvatureConfig(measurement=measurement, perturbations=20_000, per_class=False, prior=Prior.diagonal)
         estimator = make_estimator(config)
         assert (
@@ -184,8 +184,8 @@ def test_stored_curvature_gives_retrained_exactly(bias, tmp_path):
 
 
 def test_training_stores_the_curvature_when_asked():
-    from sfu.experiment.schema import HeadConfig, Training
     from sfu.heads.train import train_head
+    from sfu.settings import HeadConfig, Training
     from tests.conftest import make_arrays
 
     arrays = make_arrays()
@@ -265,3 +265,19 @@ def test_a_forget_hessian_of_rank_one_still_gives_a_step():
     for kind in (Estimator.closed_form, Estimator.psd_fit, Estimator.oas):
         result = Newton(CurvatureConfig(estimator=kind)).unlearn(one, TOOLS)
         assert torch.isfinite(result.head.parameters_CE).all()
+
+
+def test_more_gradients_than_can_tell_anything_are_not_drawn():
+    request, _, _ = situation()
+    few, many = (CurvatureConfig(perturbations=p) for p in (6, 10_000))
+    seen = [estimate(config, request) for config in (few, many)]
+    assert [result.details["measurements"] for result in seen] == [24, 24]  # 2 E, four classes at a time
+    assert torch.equal(seen[0].hessian_EE, seen[1].hessian_EE)
+    loss = CurvatureConfig(measurement=Measurement.loss, perturbations=77, per_class=False)
+    assert estimate(loss, request).details["measurements"] == 77
+
+
+def test_perturbations_that_would_not_fit_in_memory_are_refused():
+    config = CurvatureConfig(measurement=Measurement.loss, perturbations=10**11)
+    with pytest.raises(ConfigError, match=r"perturbations=100000000000 need \d+ GiB"):
+        draw_perturbations(config, 10, 512, torch.Generator())

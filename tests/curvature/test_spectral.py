@@ -68,30 +68,3 @@ def test_a_bias_without_curvature_is_refused():
     hessian[2, 2] = 0.0
     with pytest.raises(SingularHessianError, match="curvature of the bias"):
         SpectralInverse(hessian, torch.tensor([1.0, 1.0, 0.0]).double())
-
-
-def test_a_failing_gpu_solver_is_replaced_by_the_cpu(monkeypatch, caplog):
-    from sfu.curvature import spectral
-
-    real = torch.linalg.eigh
-    calls = []
-
-    def failing(matrix):
-        calls.append(matrix.device.type)
-        if len(calls) == 1:
-            raise torch.linalg.LinAlgError("no convergence")
-        return real(torch.eye(2).double())
-
-    class OnGpu:
-        device = torch.device("cuda")
-
-        def cpu(self):
-            return torch.eye(2).double()
-
-    monkeypatch.setattr(torch.linalg, "eigh", failing)
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: self)
-    with caplog.at_level("WARNING"):
-        values, _ = spectral.eigh(OnGpu())
-    assert values.tolist() == [1.0, 1.0]
-    assert calls == ["cuda", "cpu"]
-    assert "on the CPU" in caplog.text

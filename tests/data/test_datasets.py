@@ -15,7 +15,7 @@ from sfu.data.load import dataset_names, load_dataset, source_files
 from sfu.data.seal import sealed
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.experiment.paths import group_options
-from sfu.experiment.schema import DatasetConfig
+from sfu.settings import DatasetConfig
 from tests.conftest import make_arrays
 
 

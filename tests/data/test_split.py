@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sfu.data.split import make_split
 from sfu.errors import ConfigError, DataError
-from sfu.experiment.schema import ForgetConfig
+from sfu.settings import ForgetConfig
 
 LABELS = torch.arange(40) % 4
 

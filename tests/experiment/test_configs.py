@@ -7,8 +7,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from sfu.experiment.paths import config_dir, group_options
-from sfu.experiment.schema import RunConfig, register
 from sfu.experiment.validate import validate
+from sfu.settings import RunConfig, register
 from sfu.unlearning.registry import make_methods
 
 GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "logger", "experiment")

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import safetensors.torch
 import torch
 
 from sfu.data.load import load_dataset
 from sfu.errors import SourceFreeError
 from sfu.experiment import runner, stages
-from sfu.experiment.schema import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
+from sfu.settings import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 from tests.conftest import make_arrays
@@ -67,12 +69,16 @@ def keys_in_memory(wanted: set[bytes], width: int) -> set[bytes]:
     return found
 
 
-@pytest.fixture
-def secret(tmp_path: Path) -> tuple[Path, set[bytes]]:
+@pytest.fixture(params=[".npz", ".safetensors"])
+def secret(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, set[bytes]]:
     """A feature file, and its training rows as bytes: no array of them is left alive."""
-    path = tmp_path / "secret.npz"
-    np.savez(path, **make_arrays(seed=99))
-    return path, row_keys(np.load(path)["train_features"])
+    path = tmp_path / f"secret{request.param}"
+    arrays = make_arrays(seed=99)
+    if request.param == ".npz":
+        np.savez(path, **arrays)
+    else:
+        safetensors.numpy.save_file(arrays, path)
+    return path, row_keys(arrays["train_features"])
 
 
 def test_no_retained_row_is_in_memory_while_a_source_free_method_runs(monkeypatch, tmp_path, secret):
@@ -105,12 +111,14 @@ def test_a_discard_that_does_not_discard_is_noticed_and_the_search_would_find_th
     "reach",
     [
         lambda path: load_dataset(DatasetConfig(name="features", path=str(path)), 0),
-        lambda path: np.load(path),
+        lambda path: np.load(path) if path.suffix == ".npz" else safetensors.numpy.load_file(path),
+        lambda path: safetensors.safe_open(path, "np"),
+        lambda path: safetensors.torch.load_file(path),
         lambda path: path.read_bytes(),
         lambda path: (path.parent / ".." / path.parent.name / path.name).open("rb"),
         lambda path: load_dataset(DatasetConfig(name="digits"), 0),
     ],
-    ids=["loader", "numpy", "pathlib", "other-spelling", "another-dataset"],
+    ids=["loader", "numpy", "safe_open", "safetensors", "pathlib", "other-spelling", "another-dataset"],
 )
 def test_reaching_for_the_data_again_ends_the_row(monkeypatch, tmp_path, secret, reach):
     path, _ = secret
@@ -154,3 +162,35 @@ def test_nothing_in_the_request_leads_to_another_row(secret):
         else:
             todo.extend(gc.get_referents(item))
     assert len(seen) > 5
+
+
+class Buggy(UnlearningMethod):
+    """A plug-in author's bugs."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+        raise self.error("oops")
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, IndexError, AssertionError, MemoryError])
+def test_any_error_of_a_method_ends_its_own_row_only(monkeypatch, tmp_path, feature_file, error):
+    good = Probe(lambda *_: None)
+    monkeypatch.setattr(runner, "make_methods", lambda config: {"bad": Buggy(error), "good": good})
+    rows = runner.run(config_for(feature_file), tmp_path, show_progress=False)["rows"]
+    assert rows["bad"]["error"].startswith(error.__name__)
+    assert rows["good"]["distance"] == 1.0
+
+
+def test_a_stored_summary_reaches_only_methods_that_declare_it(monkeypatch, tmp_path, feature_file):
+    probes = {
+        access: Probe(lambda request, retained: request.head.second_EE is not None, access)
+        for access in (Access.FORGET, Access.STORED)
+    }
+    monkeypatch.setattr(runner, "make_methods", lambda config: {a.value: probe for a, probe in probes.items()})
+    config = config_for(feature_file)
+    config.head.store_curvature = True
+    runner.run(config, tmp_path, show_progress=False)
+    assert not probes[Access.FORGET].found
+    assert probes[Access.STORED].found

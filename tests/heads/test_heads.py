@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfu.errors import ArtifactError, DataError, SingularHessianError
-from sfu.experiment.schema import AdamConfig, HeadConfig, LossConfig, Training
 from sfu.heads import moments as moments_module
 from sfu.heads.exact import solve_positive_definite, train_exact
 from sfu.heads.linear import LinearHead
 from sfu.heads.moments import Moments, compute_moments, design_matrix
 from sfu.heads.train import train_head
 from sfu.losses import QuadraticLoss
+from sfu.settings import AdamConfig, HeadConfig, LossConfig, Training
 from tests.conftest import make_arrays
 
 
@@ -186,7 +186,9 @@ def test_a_torch_layer_goes_in_and_comes_out(bias):
     head = LinearHead.from_module(layer, l2=0.1, n_train=9)
     rows = torch.randn(7, 6)
     torch.testing.assert_close(head.logits(rows), layer(rows).double(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(head.to_module()(rows.double()), head.logits(rows))
+    twin = torch.nn.Linear(6, 3, bias=bias)
+    head.copy_to(twin)
+    assert torch.equal(twin(rows), layer(rows))
     assert head.n_features == 6
 
 

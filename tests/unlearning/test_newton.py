@@ -7,9 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sfu.curvature.sampling import sampling_ratio
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.evaluation.measures import squared_norm
-from sfu.experiment.schema import (
+from sfu.heads.moments import compute_moments
+from sfu.heads.train import train_head
+from sfu.settings import (
     AdamConfig,
     CurvatureConfig,
     Estimator,
@@ -22,8 +25,6 @@ from sfu.experiment.schema import (
     Regularization,
     Training,
 )
-from sfu.heads.moments import compute_moments
-from sfu.heads.train import train_head
 from sfu.unlearning.method import Access, RetainedSet, Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
@@ -102,6 +103,15 @@ def distance(head, request, retained, config) -> float:
     return (squared_norm(head.parameters_CE - retrained, hessian) / nothing) ** 0.5
 
 
+def measured_gain(head, request, retained, config) -> float:
+    """Fall of the squared distance to Retrained in the retain-Hessian norm."""
+    retrained = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head.parameters_CE
+    moments = compute_moments(retained.features_RD, retained.labels_R, 4, bias=config.bias, device=torch.device("cpu"))
+    hessian = moments.hessian(config.l2, request.head.regularized_E)
+    before, after = request.head.parameters_CE - retrained, head.parameters_CE - retrained
+    return squared_norm(before, hessian) - squared_norm(after, hessian)
+
+
 CLOSED = CurvatureConfig(estimator=Estimator.closed_form)
 
 
@@ -131,29 +141,125 @@ def test_enough_exact_loss_measurements_give_the_closed_form(settings_):
     assert relative(fitted.head.parameters_CE - closed.head.parameters_CE, closed.head.parameters_CE) < 1e-3
 
 
-def test_the_default_brings_the_head_nearer_to_retrained_and_says_so_beforehand():
-    gains = []
-    for seed in range(6):
+def test_the_default_brings_the_head_nearer_to_retrained_and_predicts_how_much():
+    left, promised, kept = [], 0.0, 0.0
+    for seed in range(12):
         request, retained, config = situation(seed=seed, n_forget=120)
         result = Newton(CurvatureConfig()).unlearn(request, TOOLS)
         assert result.applied
-        assert result.predicted_gain > 0
-        gains.append(distance(result.head, request, retained, config))
-    assert sum(gains) / len(gains) < 0.6
+        left.append(distance(result.head, request, retained, config))
+        promised += result.predicted_gain
+        kept += measured_gain(result.head, request, retained, config)
+    assert sum(left) / len(left) < 0.6
+    assert promised / kept == pytest.approx(1.0, abs=0.2)
+
+
+def test_the_prediction_holds_after_an_early_stop_too():
+    promised, kept = 0.0, 0.0
+    for seed in range(8):
+        request, retained, config = situation(seed=seed, n_forget=120, training=Training.adam)
+        config.training = Training.exact
+        result = Newton(CLOSED).unlearn(request, TOOLS)
+        promised += result.predicted_gain
+        kept += measured_gain(result.head, request, retained, config)
+    assert promised / kept == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_step_predicted_to_do_harm_is_withheld_unless_forced():
     request, retained, config = situation(n_forget=13)  # 12 features: the forget Hessian is almost singular
-    harmful = CurvatureConfig(estimator=Estimator.closed_form, regularization=Regularization.none)
-    withheld = Newton(harmful).unlearn(request, TOOLS)
+    harmful = CurvatureConfig(estimator=Estimator.closed_form, regularization=Regularization.none, folds=5)
+    withheld = Newton(harmful, noise_sigma=1.0).unlearn(request, TOOLS)
     assert not withheld.applied
     assert withheld.predicted_gain < 0
-    assert "worse than nothing" in withheld.note
+    assert "no better than nothing" in withheld.note
     assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
     forced = Newton(dataclasses.replace(harmful, force=True)).unlearn(request, TOOLS)
     assert forced.applied
     assert "curvature.force=true" in forced.note
     assert distance(forced.head, request, retained, config) > 1
+
+
+def class_request(request_seed: int = 0):
+    arrays = make_arrays(n_train=4000, seed=request_seed)
+    features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
+    config = HeadConfig(name="linear", l2=1e-3)
+    head = train_head(features, labels, 4, config, LOSS, seed=1, device=torch.device("cpu"), dtype=torch.float64)
+    of_class = labels == 2
+    return (
+        ForgetRequest(head, features[of_class], labels[of_class]),
+        RetainedSet(features[~of_class], labels[~of_class]),
+        config,
+    )
+
+
+def test_a_forget_set_unlike_a_random_sample_is_noticed():
+    request, retained, config = class_request()
+    for curvature in (CurvatureConfig(), CLOSED):
+        withheld = Newton(curvature).unlearn(request, TOOLS)
+        assert not withheld.applied
+        assert withheld.predicted_gain is None
+        assert "unlike a random sample" in withheld.note
+        assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
+        forced = Newton(dataclasses.replace(curvature, force=True)).unlearn(request, TOOLS)
+        assert forced.applied
+        assert "although the forget set is unlike" in forced.note
+    assert distance(Newton(EXACT).unlearn(request, TOOLS, retained).head, request, retained, config) < 1e-6
+
+
+def test_the_sampling_ratio_is_one_for_random_samples_and_large_for_a_class():
+    for training in Training:
+        ratios = [
+            sampling_ratio(situation(seed=seed, n_forget=n, training=training)[0])
+            for seed in range(20)
+            for n in (20, 300)
+        ]
+        assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.2)
+    assert sampling_ratio(class_request()[0]) > 50
+    assert sampling_ratio(situation(n_forget=1)[0]) is None
+
+
+def test_the_sampling_ratio_by_autograd():
+    request, _, _ = situation(bias=True, n_forget=9)
+    loss, point = request.head.loss(), request.head.parameters_CE[None]
+    rows = [loss.gradients(request.design_FE[i : i + 1], request.labels_F[i : i + 1], point)[0] for i in range(9)]
+    stacked = torch.stack(rows).flatten(1)
+    expected = float(stacked.var(0).sum()) / 9 * (1 - 9 / 400)
+    assert sampling_ratio(request) == pytest.approx(float(stacked.mean(0).square().sum()) / expected, rel=1e-6)
+
+
+def test_the_noise_is_counted_in_the_prediction():
+    request, retained, config = situation(n_forget=120)
+    sigma = 0.003
+    plain, noisy = (Newton(CLOSED, noise_sigma=s).unlearn(request, TOOLS) for s in (0.0, sigma))
+
+    def noisy_head(k: int):
+        return Newton(CLOSED, noise_sigma=sigma).unlearn(request, Tools({**TOOLS.seeds, "noise": k})).head
+
+    losses = [
+        measured_gain(plain.head, request, retained, config)
+        - measured_gain(
+            Newton(CLOSED, noise_sigma=sigma).unlearn(request, Tools({**TOOLS.seeds, "noise": k})).head,
+            request,
+            retained,
+            config,
+        )
+        for k in range(40)
+    ]
+    assert plain.predicted_gain - noisy.predicted_gain == pytest.approx(sum(losses) / 40, rel=0.3)
+    drowned = Newton(CLOSED, noise_sigma=1.0).unlearn(request, TOOLS)
+    assert not drowned.applied
+
+
+@pytest.mark.parametrize("n_forget", [1, 2, 3, 10])
+def test_very_few_rows_are_forgotten_without_settings(n_forget):
+    left = []
+    for seed in range(10):
+        request, retained, config = situation(n_forget=n_forget, seed=seed)
+        result = Newton(CurvatureConfig()).unlearn(request, TOOLS)
+        left.append(distance(result.head, request, retained, config))
+        assert f"{n_forget} rows are too few to cross-validate" in result.note
+        assert result.predicted_gain is None
+    assert max(left) < 1
 
 
 def test_damping_rules():
@@ -186,9 +292,10 @@ def test_the_authors_notebook_bound_is_subtracted():
 
 def test_noise_has_the_size_asked_for_and_follows_its_seed():
     request, _, _ = situation()
-    plain = Newton(CLOSED).unlearn(request, TOOLS).head.parameters_CE
-    noisy = [Newton(CLOSED, noise_sigma=0.5).unlearn(request, TOOLS).head.parameters_CE for _ in range(2)]
-    other = Newton(CLOSED, noise_sigma=0.5).unlearn(request, Tools({**TOOLS.seeds, "noise": 9})).head.parameters_CE
+    forced = dataclasses.replace(CLOSED, force=True)  # so much noise is predicted to do harm
+    plain = Newton(forced).unlearn(request, TOOLS).head.parameters_CE
+    noisy = [Newton(forced, noise_sigma=0.5).unlearn(request, TOOLS).head.parameters_CE for _ in range(2)]
+    other = Newton(forced, noise_sigma=0.5).unlearn(request, Tools({**TOOLS.seeds, "noise": 9})).head.parameters_CE
     assert torch.equal(*noisy)
     assert not torch.equal(noisy[0], other)
     assert float((noisy[0] - plain).std()) == pytest.approx(0.5, rel=0.3)
@@ -199,7 +306,7 @@ def test_noise_has_the_size_asked_for_and_follows_its_seed():
 def test_more_folds_than_rows_are_refused():
     request, _, _ = situation(n_forget=4)
     with pytest.raises(ConfigError, match=r"curvature\.folds=5 but there are only 4 rows"):
-        Newton(CLOSED).unlearn(request, TOOLS)
+        Newton(dataclasses.replace(CLOSED, folds=5)).unlearn(request, TOOLS)
 
 
 def test_exact_curvature_needs_the_retained_data():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sfu
-from sfu.errors import ConfigError
-from sfu.experiment.schema import Estimator, Regularization
+from sfu.errors import ConfigError, DataError
+from sfu.settings import Estimator, Regularization
 from tests.conftest import make_arrays
 
 
@@ -42,7 +42,6 @@ def test_a_torch_layer_is_brought_nearer_to_its_retrained_self(bias):
     after = float((result.head.parameters_CE - retrained).norm())
     assert after < 0.7 * before
     assert result.predicted_gain > 0
-    assert result.head.to_module().weight.shape == (4, 12)
     again = sfu.unlearn(head, features[:80], labels[:80])
     assert torch.equal(again.head.parameters_CE, result.head.parameters_CE)
 
@@ -55,6 +54,82 @@ def test_what_needs_the_retained_data_is_refused():
         sfu.unlearn(head, features[:80], labels[:80], curvature=exact)
     with pytest.raises(ConfigError, match=r"curvature\.perturbations=0"):
         sfu.unlearn(head, features[:80], labels[:80], curvature=sfu.CurvatureConfig(perturbations=0))
+
+
+def test_a_float32_model_goes_on_working_after_the_swap():
+    layer, features, labels, _ = trained_layer(True)
+    model = torch.nn.Sequential(torch.nn.Flatten(), layer).float()
+    before = model(features[:5].float())
+    result = sfu.unlearn(sfu.LinearHead.from_module(model[1], l2=1e-3, n_train=400), features[:80], labels[:80])
+    result.head.copy_to(model[1])
+    after = model(features[:5].float())
+    assert after.dtype == torch.float32
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, result.head.logits(features[:5]).float(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(DataError, match="without bias"):
+        result.head.copy_to(torch.nn.Linear(12, 4, bias=False))
+
+
+def test_settings_by_name_mean_what_they_say():
+    layer, features, labels, _ = trained_layer(False)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    typed = sfu.unlearn(
+        head, features[:80], labels[:80], curvature=sfu.CurvatureConfig(estimator=Estimator.closed_form)
+    )
+    for named in (
+        {"estimator": "closed_form"},
+        sfu.CurvatureConfig(estimator="closed_form", regularization="cross_validated", measurement="gradient"),
+    ):
+        again = sfu.unlearn(head, features[:80].numpy(), labels[:80].numpy(), curvature=named)
+        assert torch.equal(again.head.parameters_CE, typed.head.parameters_CE)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"curvature": {"estimater": "oas"}}, ConfigError, "estimater.*takes estimator"),
+        ({"curvature": {"estimator": "best"}}, ConfigError, "'best'.*expected one of"),
+        ({"curvature": {"perturbations": 10.5}}, ConfigError, "perturbations|10.5"),
+        ({"curvature": "closed_form"}, ConfigError, "must be a CurvatureConfig or a mapping"),
+        ({"noise_sigma": float("nan")}, ConfigError, "noise_sigma=nan"),
+        ({"noise_sigma": -1.0}, ConfigError, r"noise_sigma=-1"),
+        ({"seed": -1}, ConfigError, "seed=-1"),
+        ({"seed": 0.5}, ConfigError, r"seed=0\.5"),
+        ({"labels": torch.zeros(80, dtype=torch.bool)}, DataError, "must be 80 integers"),
+        ({"features": torch.zeros(80, 12, dtype=torch.complex64)}, DataError, "real numbers"),
+        ({"features": torch.zeros(80, 11)}, DataError, "11 wide"),
+    ],
+)
+def test_python_settings_and_data_are_checked_like_the_command_lines(change, error, message):
+    layer, features, labels, _ = trained_layer(False)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    arguments = {"features": features[:80], "labels": labels[:80], **change}
+    with pytest.raises(error, match=message):
+        sfu.unlearn(head, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"l2": -1.0}, "l2=-1"),
+        ({"l2": float("nan")}, "l2=nan"),
+        ({"n_train": 300.5}, r"n_train=300\.5"),
+        ({"n_train": 0}, "n_train=0"),
+        ({"target_scale": 0.0}, "target_scale=0"),
+        ({"module": torch.nn.Conv2d(3, 4, 1)}, "not a Conv2d"),
+    ],
+)
+def test_heads_are_checked(change, message):
+    arguments = {"module": torch.nn.Linear(12, 4), "l2": 0.1, "n_train": 400, **change}
+    with pytest.raises(DataError, match=message):
+        sfu.LinearHead.from_module(arguments.pop("module"), **arguments)
+
+
+def test_dead_features_have_nothing_to_unlearn():
+    head = sfu.LinearHead.from_module(torch.nn.Linear(12, 4, bias=False), l2=0.0, n_train=400)
+    result = sfu.unlearn(head, torch.zeros(40, 12), torch.arange(40) % 4)
+    assert torch.equal(result.head.parameters_CE, head.parameters_CE)
+    assert not result.applied
 
 
 def test_unknown_names_are_not_found():

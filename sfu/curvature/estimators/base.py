@@ -20,7 +20,7 @@ from sfu.unlearning.method import Access, RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import CurvatureConfig
+    from sfu.settings import CurvatureConfig
 
 Observation = TypeVar("Observation")
 

@@ -20,12 +20,12 @@ from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.measurements import Observations, draw_perturbations, observe
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, PsdFitResult, Status, fit_psd
 from sfu.errors import SolverError
-from sfu.experiment.schema import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver
+from sfu.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import CurvatureConfig
+    from sfu.settings import CurvatureConfig
 
 _SLOPE_SIGN = {GradientTerm.paper: 1.0, GradientTerm.exact: -1.0, GradientTerm.none: 0.0}
 
@@ -79,6 +79,7 @@ class PsdFit(CurvatureEstimator[Observations]):
             hessian = hessian - _as_matrix(bound, hessian)
         converged = result.status is Status.CONVERGED
         details = {
+            "measurements": observation.delta_QE.shape[0],
             "fit_status": result.status.value,
             "fit_iterations": result.iterations,
             "fit_objective": result.objective,

@@ -25,7 +25,7 @@ from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import CurvatureConfig
+    from sfu.settings import CurvatureConfig
 
 _WEIGHTS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.95, 1.0)
 

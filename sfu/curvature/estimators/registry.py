@@ -8,7 +8,7 @@ from sfu.curvature.estimators.base import CurvatureEstimator
 from sfu.discovery import only_subclass
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import CurvatureConfig
+    from sfu.settings import CurvatureConfig
 
 
 def make_estimator(config: CurvatureConfig) -> CurvatureEstimator[Any]:

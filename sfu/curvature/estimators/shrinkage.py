@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
+from sfu.errors import DataError
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
@@ -32,8 +33,14 @@ class Shrinkage(CurvatureEstimator[Tensor]):
         return torch.cat(list(observations))
 
     def estimate(self, observation: Tensor, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
-        """Shrink, and put the mean and the bias's row back."""
+        """Shrink, and put the mean and the bias's row back.
+
+        Raises:
+            DataError: There is one row only.
+        """
         head = request.head
+        if observation.shape[0] < 2:
+            raise DataError("shrinkage needs at least two rows; use curvature.estimator=closed_form for one.")
         features = observation[:, : head.n_features]
         covariance, shrinkage = self._shrink(features.cpu().numpy().astype(np.float64), centered=not head.bias)
         block = torch.from_numpy(covariance).to(observation)

@@ -9,7 +9,7 @@ from sfu.data.raw_arrays import RawArrays, stratified_test_split
 from sfu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import DatasetConfig
+    from sfu.settings import DatasetConfig
 
 
 def load(config: DatasetConfig, seed: int) -> RawArrays:

@@ -15,7 +15,7 @@ from sfu.data.raw_arrays import RawArrays, stratified_test_split
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import DatasetConfig
+    from sfu.settings import DatasetConfig
 
 _TRAIN = ("train_features", "train_labels")
 _TEST = ("test_features", "test_labels")

@@ -11,7 +11,7 @@ from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, Unlearn
 from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import HeadConfig, LossConfig, RunConfig
+    from sfu.settings import HeadConfig, LossConfig, RunConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from sfu.experiment.schema import RunConfig
+    from sfu.settings import RunConfig
 
 PURPOSES = ("split", "training", "perturbation", "noise", "evaluation")
 

@@ -5,11 +5,15 @@ Group files in ``configs/`` fill these; an unknown key or a value of the wrong t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sfu.errors import ConfigError
 
 
 class Training(Enum):
@@ -173,8 +177,30 @@ class CurvatureConfig:
     # the inverse
     regularization: Regularization = Regularization.cross_validated
     rho: float = 0.0  # for regularization=fixed
-    folds: int = 5
+    folds: int | None = None  # None: 5, or none below 20 rows to forget; 0: no cross-validation
     force: bool = False  # apply a step that is predicted to be worse than nothing
+
+
+def curvature_settings(given: CurvatureConfig | Mapping[str, Any] | None) -> CurvatureConfig:
+    """Settings with every type checked and every name of a choice turned into the choice.
+
+    Raises:
+        ConfigError: An unknown key, a wrong type or an unknown choice.
+    """
+    if not isinstance(given, CurvatureConfig | Mapping | None):
+        raise ConfigError(f"curvature must be a CurvatureConfig or a mapping, not {type(given).__name__}.")
+    try:
+        layers = [OmegaConf.structured(CurvatureConfig)]
+        if isinstance(given, CurvatureConfig):
+            layers.append(OmegaConf.create(vars(given)))
+        elif given is not None:
+            layers.append(OmegaConf.create(dict(given)))
+        made = OmegaConf.to_object(OmegaConf.merge(*layers))
+    except OmegaConfBaseException as error:
+        accepted = ", ".join(CurvatureConfig.__dataclass_fields__)
+        raise ConfigError(f"{str(error).splitlines()[0]}. curvature takes {accepted}.") from error
+    assert isinstance(made, CurvatureConfig)
+    return made
 
 
 @dataclass
@@ -238,7 +264,7 @@ class RunConfig:
     forget: ForgetConfig = field(default_factory=ForgetConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     methods: list[str] = field(default_factory=list)
-    variants: dict[str, MethodConfig] = field(default_factory=dict)
+    variants: dict[str, Any] = field(default_factory=dict)  # rows of your own: a MethodConfig each
     seed: int = 0
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
     device: str = "auto"

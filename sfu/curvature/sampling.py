@@ -1,0 +1,35 @@
+"""Is the forget set like a random sample of the training data? The head alone can tell.
+
+At the head, the mean gradient over all training rows is known (the stored g; 0 at the optimum). The forget rows' mean
+gradient differs from it by sampling noise, if they are a random sample, of expected square
+``tr(cov) / N_f (1 - N_f/N)``.
+The ratio of what is seen to that is about 1 for random samples; for a whole class it is in the hundreds.
+"""
+
+from __future__ import annotations
+
+from sfu.unlearning.request import ForgetRequest
+
+UNLIKE_A_SAMPLE = 20.0
+"""Above this ratio the forget set's curvature is not taken to stand for the rest."""
+DOUBTFUL = 5.0
+"""Random samples stay below this 999 times in 1000; above it the reader is warned."""
+
+
+def sampling_ratio(request: ForgetRequest) -> float | None:
+    """Squared deviation of the forget gradient over its expectation for a random sample; ``None`` for a single row.
+
+    For the quadratic loss a row's gradient is the outer product of its residual and its design row, so the trace of
+    the covariance over rows needs no matrix.
+    """
+    head, count = request.head, request.n_forget
+    if count < 2:
+        return None
+    design_FE = request.design_FE
+    residual_FC = design_FE @ head.parameters_CE.T - head.loss().targets(request.labels_F)
+    mean_CE = residual_FC.T @ design_FE / count
+    square = float((residual_FC.square().sum(1) * design_FE.square().sum(1)).mean())
+    spread = (square - float(mean_CE.square().sum())) * count / (count - 1)
+    deviation = float((request.forget_gradient() - head.gradient_CE).square().sum())
+    expected = spread / count * (1 - count / head.n_train)
+    return deviation / expected if expected > 0 else None
