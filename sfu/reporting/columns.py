@@ -38,8 +38,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("retain_gradient_norm", "Retain gradient", fmt.gradient_norm),
     Column("seconds", "Seconds", fmt.seconds),
     Column("peak_memory_mb", "Peak MB", lambda value: fmt.fixed(value, 0)),
-    Column("predicted_distance_gain", "Predicted gain", fmt.compact),
-    Column("measured_distance_gain", "Measured gain", fmt.compact),
+    Column("predicted_distance_gain", "Predicted gain", fmt.significant),
+    Column("measured_distance_gain", "Measured gain", fmt.significant),
     Column("access", "Data seen", fmt.text, numeric=False),
     Column("applied", "Applied", fmt.text, numeric=False),
 )

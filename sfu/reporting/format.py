@@ -63,6 +63,16 @@ def compact(value: Any, zero: float = ZERO) -> str:
     return _scientific(value) if digits is None else f"{value:.{digits}f}"
 
 
+def significant(value: Any) -> str:
+    """Three significant digits, for numbers that are read against each other: ``2.71e-4``."""
+    if not is_number(value):
+        return MISSING
+    if value == 0 or 1e-3 <= abs(value) < 1e3:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
 def gradient_norm(value: Any) -> str:
     """A gradient norm, where 1e-10 still says something but 1e-13 is rounding error."""
     return compact(value, zero=1e-12)

@@ -98,7 +98,6 @@ def _draw_distance(axes: Axes, rows: Mapping[str, Row]) -> None:
     scale_distance(axes, max(known))
     axes.axvline(0, color="black", linewidth=1.2)
     axes.axvline(1, color=GREY, linewidth=1.2, linestyle="--", zorder=0)
-    axes.set_xlabel("0 = Retrained, 1 = nothing done (dashed)")
 
 
 def save_bar_plot(metrics: Metrics, path: str | Path) -> Path:

@@ -128,7 +128,6 @@ def _curve_figure(total: Aggregate, key: str) -> Figure:
         scale_distance(last, _largest_distance(total), along="y")
         last.axhline(0, color="black", linewidth=1.0, zorder=0)
         last.axhline(1, color=GREY, linewidth=1.2, linestyle="--", zorder=0)
-        last.set_ylabel("0 = Retrained, 1 = nothing done")
     else:
         last.text(0.5, 0.5, "no distance known", transform=last.transAxes, ha="center")
     handles = panels[0].get_legend_handles_labels()
@@ -187,7 +186,6 @@ def _bar_figure(total: Aggregate) -> Figure:
     if _has_distance(total):
         scale_distance(right, _largest_distance(total))
         right.axvline(1, color=GREY, linewidth=1.2, linestyle="--", zorder=0)
-        right.set_xlabel("0 = Retrained, 1 = nothing done (dashed)")
     else:
         right.text(0.5, 0.5, "no distance known", transform=right.transAxes, ha="center")
     handles = left.get_legend_handles_labels()

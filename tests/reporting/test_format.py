@@ -79,3 +79,20 @@ def test_seconds(value: object, shown: str) -> None:
 )
 def test_spread(mean: float | None, std: float | None, kind: str, shown: str) -> None:
     assert fmt.spread(mean, std, kind) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.000270927, "2.71e-4"),
+        (-0.000270927, "-2.71e-4"),
+        (-0.47695, "-0.477"),
+        (0.0, "0"),
+        (1234.5, "1.23e3"),
+        (3007.9e3, "3.01e6"),
+        (None, "-"),
+        (math.nan, "-"),
+    ],
+)
+def test_significant(value: object, shown: str) -> None:
+    assert fmt.significant(value) == shown
