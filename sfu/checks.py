@@ -18,8 +18,9 @@ def validate_curvature(config: CurvatureConfig, where: str) -> None:
     at_least(f"{where}curvature.perturbations", config.perturbations, least)
     above(f"{where}curvature.scale", config.scale, 0.0)
     above(f"{where}curvature.prior_strength", config.prior_strength, 0.0)
-    above(f"{where}curvature.tolerance", config.tolerance, 0.0)
-    at_least(f"{where}curvature.max_iterations", config.max_iterations, 1)
+    between(f"{where}curvature.tolerance", config.tolerance, 0.0, 1.0)
+    if config.max_iterations is not None:
+        at_least(f"{where}curvature.max_iterations", config.max_iterations, 1)
     at_least(f"{where}curvature.rho", config.rho, 0.0)
     if config.folds is not None and (config.folds == 1 or config.folds < 0):
         raise ConfigError(f"{where}curvature.folds={config.folds}; give 0 (no cross-validation) or at least 2.")

@@ -169,7 +169,7 @@ class CurvatureConfig:
     prior_strength: float = 1e-8  # mu, relative to the operator's largest eigenvalue
     solver: Solver = Solver.auto
     tolerance: float = 1e-8
-    max_iterations: int = 500
+    max_iterations: int | None = None  # None: what suits the algorithm
     # estimator=reference: public, unlabelled features
     reference_path: str | None = None
     reference_key: str = "features"

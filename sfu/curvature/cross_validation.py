@@ -18,11 +18,12 @@ from sfu.unlearning.request import ForgetRequest
 
 def cross_validate(
     estimator: CurvatureEstimator[Any], request: ForgetRequest, tools: Tools, n_folds: int
-) -> tuple[Any, list[list[Fold]]]:
+) -> tuple[Any, list[list[Fold]], int]:
     """Split the forget set at random (seed ``folds``) and estimate on all folds but one, for every fold.
 
     Returns:
-        The observation of the whole forget set, and the folds for each of ``estimator.weights``.
+        The observation of the whole forget set, the folds for each of ``estimator.weights``, and how many of the folds'
+        estimates came with a complaint (a fit that did not converge).
     """
     head, total = request.head, request.n_forget
     parts = [request.rows(index) for index in fold_indices(total, n_folds, tools.generator("folds"))]
@@ -43,12 +44,14 @@ def cross_validate(
     sums = torch.stack([part.forget_gradient() * part.n_forget for part in parts])
     correction = (head.n_train / total) * head.gradient_CE
     folds: list[list[Fold]] = [[] for _ in estimator.weights]
+    complaints = 0
     for k, part in enumerate(parts):
         others = estimator.merge([seen[j] for j in range(n_folds) if j != k])
         gradient = (sums.sum(0) - sums[k]) / (total - part.n_forget) - correction
         for index, weight in enumerate(estimator.weights):
             estimate = estimator.estimate(others, request, weight)
+            complaints += estimate.note is not None
             inverse = SpectralInverse(estimate.hessian_EE, head.regularized_E)
             folds[index].append(Fold(inverse, gradient, head.gradient_CE - correction, held_out[k]))
             tick()
-    return estimator.merge(seen), folds
+    return estimator.merge(seen), folds, complaints

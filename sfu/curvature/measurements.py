@@ -80,7 +80,10 @@ def draw_perturbations(config: CurvatureConfig, n_classes: int, width: int, gene
     count = count_perturbations(config, n_classes, width)
     count = count // 2 if config.pairs is Pairs.antithetic else count
     classes = n_classes if config.per_class else 1
-    needed, memory = 8 * count * classes * width, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    vectors = count * classes
+    needed, memory = 8 * vectors * width, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if config.measurement is Measurement.loss:
+        needed += 30 * vectors**2  # the fit's matrices over pairs of measurements
     if needed > memory / 2:
         raise ConfigError(
             f"curvature.perturbations={config.perturbations} need {needed / 2**30:.0f} GiB for {classes} classes of "

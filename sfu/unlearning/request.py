@@ -91,6 +91,12 @@ class ForgetRequest:
         """The same request without the curvature stored with the head."""
         return self if self.head.second_EE is None else replace(self, head=self.head.without_summary())
 
+    def in_float64(self) -> ForgetRequest:
+        """The same request with the head in float64, in which curvature and solves are computed."""
+        head = self.head
+        double = head.to(head.parameters_CE.device, torch.float64)
+        return self if head.parameters_CE.dtype == torch.float64 else replace(self, head=double)
+
     def rows(self, index: Tensor) -> ForgetRequest:
         """The same request for some of its rows (a cross-validation fold)."""
         return ForgetRequest(self.head, self.features_FD[index], self.labels_F[index])

@@ -46,6 +46,7 @@ def unlearn(
         DataError: The examples do not fit the head.
         ConfigError: The settings cannot work, or need the retained data.
         SingularHessianError: The curvature estimate cannot be inverted.
+        SolverError: The fit failed.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}; a whole number of at least 0 is needed.")

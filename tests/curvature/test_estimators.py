@@ -259,12 +259,72 @@ def test_reference_files_that_cannot_work(tmp_path):
 
 
 def test_a_forget_hessian_of_rank_one_still_gives_a_step():
-    request, _, _ = situation(n_forget=10)
-    one = type(request)(request.head, request.features_FD[:1].repeat(10, 1), request.labels_F[:1].repeat(10))
+    request, _, _ = situation(n_forget=30)
+    scales = torch.linspace(0.5, 1.5, 30)[:, None]
+    one = type(request)(request.head, request.features_FD[:1] * scales, request.labels_F)
     assert int(torch.linalg.matrix_rank(one.moments().second_EE)) == 1
     for kind in (Estimator.closed_form, Estimator.psd_fit, Estimator.oas):
-        result = Newton(CurvatureConfig(estimator=kind)).unlearn(one, TOOLS)
+        result = Newton(CurvatureConfig(estimator=kind, force=True)).unlearn(one, TOOLS)
+        assert result.applied
         assert torch.isfinite(result.head.parameters_CE).all()
+
+
+def test_copies_of_one_row_are_not_taken_for_a_sample():
+    request, _, _ = situation(n_forget=30)
+    copies = type(request)(request.head, request.features_FD[:1].repeat(30, 1), request.labels_F[:1].repeat(30))
+    for kind in (Estimator.closed_form, Estimator.psd_fit):
+        result = Newton(CurvatureConfig(estimator=kind)).unlearn(copies, TOOLS)
+        assert not result.applied
+        assert "unlike a random sample" in result.note
+
+
+@pytest.mark.parametrize("kind", [k for k in Estimator if k not in (Estimator.exact, Estimator.reference)])
+def test_a_float32_head_gets_the_float64_step(kind):
+    request, _, _ = situation()
+    head = dataclasses.replace(request.head, second_EE=request.moments().second_EE)
+    request = type(request)(head, request.features_FD, request.labels_F)
+    single = type(request)(head.to(torch.device("cpu"), torch.float32), request.features_FD, request.labels_F)
+    regularization = Regularization.none if kind is Estimator.stored else Regularization.cross_validated
+    config = CurvatureConfig(estimator=kind, perturbations=60, regularization=regularization)
+    double, rounded = (Newton(config).unlearn(r, TOOLS).head.parameters_CE for r in (request, single))
+    assert rounded.dtype == torch.float32
+    assert relative(rounded.double() - double, double) < 1e-4
+
+
+def test_complaints_of_the_folds_reach_the_reader(monkeypatch):
+    from sfu.curvature.estimators import psd_fit
+
+    real = psd_fit.fit_psd
+    monkeypatch.setattr(psd_fit, "fit_psd", lambda *a, **k: dataclasses.replace(real(*a, **k), status=Status.STALLED))
+    request, _, _ = situation()
+    result = Newton(CurvatureConfig()).unlearn(request, TOOLS)
+    assert "5 of the fits to 5 folds did not converge" in result.note
+    assert "the fit did not converge" in result.note
+
+
+def test_with_few_rows_public_data_speak_for_themselves(tmp_path):
+    left = {"alone": [], "public": []}
+    for seed in range(10):
+        request, retained, config = situation(n_forget=5, seed=seed)
+        public = Newton(reference(tmp_path, retained.features_RD.numpy()[:200])).unlearn(request, TOOLS)
+        assert public.details["reference_weight"] == 1.0
+        left["public"].append(distance(public.head, request, retained, config))
+        alone = Newton(CurvatureConfig(estimator=Estimator.closed_form)).unlearn(request, TOOLS)
+        left["alone"].append(distance(alone.head, request, retained, config))
+    assert np.mean(left["public"]) < np.mean(left["alone"])
+
+
+def test_an_inaccurate_conic_solution_is_not_called_converged(monkeypatch):
+    from sfu.curvature.psd_fit import reference as conic
+
+    monkeypatch.setattr(conic, "ITERATIONS", 20)
+    request, _, _ = situation()
+    config = CurvatureConfig(
+        measurement=Measurement.loss, perturbations=30, per_class=False, prior_strength=1e-2, solver=Solver.cvxpylayers
+    )
+    result = estimate(config, request)
+    assert result.details["fit_status"] != "converged"
+    assert "above the certified minimum" in result.note
 
 
 def test_more_gradients_than_can_tell_anything_are_not_drawn():

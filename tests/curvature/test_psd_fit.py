@@ -326,6 +326,27 @@ def test_overflow_is_a_status(scale: float) -> None:
         result.require()
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-4, 1e6, 1e9])
+def test_the_units_of_the_perturbations_do_not_matter(scale: float) -> None:
+    delta_PD, target_P, _ = draw(30, 6, 1.0)
+    plain = fit_psd(LossMeasurements(delta_PD, target_P), prior_strength=1e-6).require()
+    scaled = fit_psd(LossMeasurements(delta_PD * scale, target_P * scale**2), prior_strength=1e-6).require()
+    assert float((scaled - plain).norm() / plain.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, RuntimeError, TypeError])
+def test_any_error_of_one_problem_stays_its_own(error: type[Exception]) -> None:
+    delta_PD, target_P, _ = draw(30, 6, 1.0)
+
+    def broken() -> LossMeasurements:
+        raise error("oops")
+
+    good = LossMeasurements(delta_PD, target_P)
+    results = fit_psd_batch([good, broken, good])
+    assert [r.status for r in results] == [Status.CONVERGED, Status.FAILED, Status.CONVERGED]
+    assert "problem 1: oops" in results[1].message
+
+
 def test_nothing_of_size_p_by_d_squared() -> None:
     delta_PD, target_P, _ = draw(300, 96, 0.5)
     largest = 0

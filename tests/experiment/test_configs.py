@@ -31,14 +31,21 @@ def test_there_is_a_file_for_every_group():
 def test_every_choice_composes_and_is_valid(group, option, feature_file):
     needs = {"features": "dataset.path", "reference": "curvature.reference_path"}
     extra = [f"{needs[option]}={feature_file}"] if option in needs else []
-    config = composed(f"{group}={option}", *extra)
+    config = composed(f"{group}={option}", "head.store_curvature=true", *extra)
     validate(config)
     assert list(make_methods(config)) == config.methods
 
 
 def test_every_method_file_can_be_built(feature_file):
     names = group_options("method")
-    assert list(make_methods(composed(f"methods={names}", f"curvature.reference_path={feature_file}"))) == names
+    assert (
+        list(
+            make_methods(
+                composed(f"methods={names}", f"curvature.reference_path={feature_file}", "head.store_curvature=true")
+            )
+        )
+        == names
+    )
 
 
 def test_an_experiment_file_prevails_over_the_main_one_and_the_command_line_over_both():

@@ -61,6 +61,11 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         """Settings among which cross-validation may choose besides rho and c; one, unless overridden."""
         return (None,)
 
+    @property
+    def blind_weight(self) -> float | None:
+        """The one of :attr:`weights` to take where there are too few rows to choose among them."""
+        return self.weights[0]
+
     @abstractmethod
     def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Observation:
         """Look at the examples of ``request`` (or at ``retained``, if the access allows)."""

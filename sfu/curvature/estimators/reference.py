@@ -57,6 +57,11 @@ class Reference(CurvatureEstimator[Moments]):
         given = self.config.reference_weight
         return _WEIGHTS if given is None else (given,)
 
+    @property
+    def blind_weight(self) -> float:
+        """Public data alone: a few forget rows say less than they do."""
+        return self.weights[-1]
+
     def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Moments:
         """Second moments of the forget rows; reads the public file the first time."""
         if self._public is None:

@@ -142,19 +142,25 @@ class LossForm(StandardForm):
         near rank one, and two to ten conjugate-gradient steps remain. Ranks 2 and 3 cost more than they save. All of it
         is float32, which is enough for a preconditioner, at half the time.
         """
+        unit = 1.0
         if spectrum.split == 0:
             factor_PP = self._inactive_factor(weight)
         else:
-            positive_PR, other_PK = (block.float() for block in self._blocks(spectrum)[1:])
+            rotated_PD, *blocks = self._blocks(spectrum)
+            size = float(rotated_PD.square().mean()) ** 0.5 or 1.0  # entries of size 1, which float32 can square twice
+            unit = size**4
+            positive_PR, other_PK = ((block / size).float() for block in blocks)
             matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
             if positive_PR.shape[1] > 0:
                 left_R, right_K = _rank_one(spectrum.omega_RK.float())
                 mixed_PP = (positive_PR * left_R) @ positive_PR.T
                 matrix_PP.addcmul_(mixed_PP, (other_PK * right_K) @ other_PK.T, value=0.5)
-            factor_PP = _factor(matrix_PP, weight)
+            factor_PP = _factor(matrix_PP, weight / unit)
 
         def inverse(vector_P: Tensor) -> Tensor:
-            return torch.cholesky_solve(vector_P.to(factor_PP.dtype)[:, None], factor_PP)[:, 0].to(vector_P.dtype)
+            length = float(vector_P.norm()) or 1.0
+            scaled_P1 = (vector_P / length).to(factor_PP.dtype)[:, None]
+            return torch.cholesky_solve(scaled_P1, factor_PP)[:, 0].to(vector_P.dtype) * (length / unit)
 
         return inverse
 
@@ -191,10 +197,11 @@ def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
     Raises:
         torch.linalg.LinAlgError: the matrix is not finite.
     """
-    extra = float(matrix_PP.diagonal().mean()) * torch.finfo(matrix_PP.dtype).eps
+    about = torch.finfo(matrix_PP.dtype)
+    extra = max(float(matrix_PP.diagonal().mean()) * about.eps, about.tiny)
     matrix_PP.diagonal().add_(weight)
     factor_PP, info = torch.linalg.cholesky_ex(matrix_PP)
-    while int(info) != 0:
+    while int(info) != 0:  # ends: the shift grows tenfold until it outweighs the matrix
         if not torch.isfinite(matrix_PP).all():
             raise torch.linalg.LinAlgError("a product of the measurements is not finite")
         matrix_PP.diagonal().add_(extra)

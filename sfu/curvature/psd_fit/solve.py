@@ -24,7 +24,7 @@ from sfu.curvature.psd_fit.projection import eigh, project_eigh, project_newton_
 from sfu.curvature.psd_fit.result import PsdFitResult, Status
 from sfu.curvature.psd_fit.standard_form import StandardForm
 from sfu.curvature.psd_fit.unconstrained import solve_unconstrained
-from sfu.errors import ConfigError, SfuError
+from sfu.errors import ConfigError
 
 Algorithm = Literal["auto", "unconstrained", "dual_newton", "projected_gradient"]
 Projection = Literal["eigh", "newton_schulz"]
@@ -144,7 +144,7 @@ def fit_psd_batch(
         own = {name: value[index] if isinstance(value, list) else value for name, value in settings.items()}
         try:
             results.append(fit_psd(entry() if callable(entry) else entry, **own))
-        except (SfuError, torch.OutOfMemoryError) as error:
+        except Exception as error:
             results.append(PsdFitResult.failed(f"problem {index}: {error}", str(own.get("algorithm", "auto"))))
     return results
 
@@ -174,7 +174,7 @@ def _run(
         direct = _newton(form, build, tolerance, limit, dtype, path=False)
         if direct[0].relative_gap <= tolerance:
             return direct
-    steps = max(limit, DEFAULT_ITERATIONS["projected_gradient"])
+    steps = DEFAULT_ITERATIONS["projected_gradient"] if limit == DEFAULT_ITERATIONS["auto"] else limit
     first_order = solve_projected_gradient(form, tolerance, steps, project)
     if first_order.relative_gap > tolerance:
         on_path = _newton(form, build, tolerance, limit, dtype)
