@@ -14,18 +14,26 @@ def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str) -> T
     """Solve ``X M = B`` for symmetric positive definite M by Cholesky, ``[C, E]``.
 
     Raises:
-        SingularHessianError: M is singular or indefinite to working precision (a squared pivot is below
-            ``8 E eps`` times the largest); ``what`` names it in the message.
+        SingularHessianError: M is singular or indefinite to working precision (its smallest eigenvalue, found by
+            inverse iteration, is below ``8 E eps`` times its norm); ``what`` names it in the message.
     """
     factor, info = torch.linalg.cholesky_ex(matrix_EE)
-    pivots = factor.diagonal().square()
-    threshold = 8 * matrix_EE.shape[0] * torch.finfo(matrix_EE.dtype).eps
-    if int(info) != 0 or not bool(pivots.min() > threshold * pivots.max()):
+    threshold = 8 * matrix_EE.shape[0] * torch.finfo(matrix_EE.dtype).eps * float(matrix_EE.norm())
+    if int(info) != 0 or not _smallest_eigenvalue(factor) > threshold:
         raise SingularHessianError(
             f"{what} is singular to {matrix_EE.dtype} precision, so the optimum is not unique. Set head.l2 above 0 "
             "(1e-6 is small for rows of norm 1), or remove constant and duplicate feature columns."
         )
     return torch.cholesky_solve(right_CE.T, factor).T
+
+
+def _smallest_eigenvalue(factor_EE: Tensor) -> float:
+    """Of the matrix with this Cholesky factor, by a few inverse iterations from a fixed random vector."""
+    start = torch.randn(factor_EE.shape[0], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    vector = start.to(factor_EE)
+    for _ in range(4):
+        vector = torch.cholesky_solve(vector / vector.norm(), factor_EE)
+    return 1.0 / float(vector.norm())
 
 
 def train_exact(moments: Moments, *, l2: float, bias: bool, target_scale: float) -> LinearHead:

@@ -113,11 +113,15 @@ def test_a_singular_gram_matrix_is_refused_and_l2_is_the_remedy():
 
 @pytest.mark.parametrize("spectrum", [[0.0, 1.0, 2.0], [-1.0, 1.0, 1.0], [1e-18, 1.0, 1.0]])
 def test_solve_refuses_what_is_not_positive_definite(spectrum):
-    basis = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
-    with pytest.raises(SingularHessianError, match="the thing is singular"):
-        solve_positive_definite(
-            basis @ torch.diag(torch.tensor(spectrum).double()) @ basis.T, torch.eye(3).double(), "the thing"
-        )
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        basis = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64)).Q
+        matrix = basis @ torch.diag(torch.tensor(spectrum).double()) @ basis.T
+        with pytest.raises(SingularHessianError, match="the thing is singular"):
+            solve_positive_definite(matrix, torch.eye(3).double(), "the thing")
+        sound = matrix + (1.0 - min(spectrum)) * torch.eye(3).double()
+        solved = solve_positive_definite(sound, torch.eye(3).double(), "the thing")
+        torch.testing.assert_close(solved @ sound, torch.eye(3).double(), rtol=1e-9, atol=1e-9)
 
 
 def test_adam_comes_near_the_optimum_and_keeps_its_true_gradient():
