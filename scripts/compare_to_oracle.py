@@ -56,6 +56,15 @@ def oracle(request: ForgetRequest, retrained: Tensor, hessian: Tensor) -> float:
     return best
 
 
+def distance(
+    config: CurvatureConfig, request: ForgetRequest, tools: Tools, retrained: Tensor, hessian: Tensor, nothing: float
+) -> tuple[float, float, dict]:
+    """Distance to Retrained, predicted over measured gain, and the details of one step."""
+    result = Newton(config).unlearn(request, tools)
+    left = squared_norm(result.head.parameters_CE - retrained, hessian)
+    return (left / nothing) ** 0.5, (result.predicted_gain or 0.0) / (nothing - left), result.details
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", help="a feature file, as for dataset=features")
@@ -83,18 +92,14 @@ def main() -> None:
                 retrained = train_exact(kept, l2=l2, bias=False, target_scale=1.0).parameters_CE
                 nothing = squared_norm(head.parameters_CE - retrained, hessian)
                 tools = Tools({"folds": derive_seed(seed, "folds")})
-
-                def distance(config: CurvatureConfig, given: ForgetRequest) -> tuple[float, float, dict]:
-                    result = Newton(config).unlearn(given, tools)  # noqa: B023
-                    left = squared_norm(result.head.parameters_CE - retrained, hessian)  # noqa: B023
-                    promise = (result.predicted_gain or 0.0) / (nothing - left)  # noqa: B023
-                    return (left / nothing) ** 0.5, promise, result.details  # noqa: B023
-
-                ours, promise, _ = distance(closed, request)
+                truth = (retrained, hessian, nothing)
+                ours, promise, _ = distance(closed, request, tools, *truth)
                 best = oracle(request, retrained, hessian)
                 full = dataclasses.replace(head, second_EE=whole.second_EE)
-                exact, _, _ = distance(stored, ForgetRequest(full, request.features_FD, request.labels_F))
-                mixed, _, details = distance(reference, request)
+                exact, _, _ = distance(
+                    stored, ForgetRequest(full, request.features_FD, request.labels_F), tools, *truth
+                )
+                mixed, _, details = distance(reference, request, tools, *truth)
                 ratios.append(ours / best)
                 promises.append(promise)
                 print(

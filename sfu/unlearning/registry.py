@@ -91,7 +91,7 @@ def _lay_over(below: DictConfig, layer: Any, name: str) -> DictConfig:
             raise ConfigError(f"the row '{name}' names the curvature '{layer}'; configs/curvature has {options}.")
         kept = OmegaConf.create({key: below[key] for key in INHERITED})
         added: Any = OmegaConf.load(config_dir() / "curvature" / f"{layer}.yaml")
-        below = OmegaConf.merge(OmegaConf.structured(CurvatureConfig), kept)  # type: ignore[assignment]
+        below = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(CurvatureConfig), kept))
     elif isinstance(layer, dict):
         added = OmegaConf.create(layer)
     else:

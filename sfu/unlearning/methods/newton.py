@@ -128,7 +128,7 @@ class Newton(UnlearningMethod):
         step = choice.scale * inverse.solve(request.newton_gradient(), choice.rho, floor=floor)
         details = {"rho": choice.rho, "step_scale": choice.scale, "damped": choice.rho > 0, **estimate.details}
         if not estimator.is_exact:
-            details["sampling_ratio"] = None if ratio == math.inf else ratio
+            details["sampling_ratio"] = ratio
         gain = None
         if folds and not (ratio is not None and ratio > UNLIKE_A_SAMPLE):
             gain = choice.predicted_gain * request.step_ratio**2 - self._noise_cost(estimate, head.n_classes)
@@ -188,8 +188,7 @@ def _withheld(
     head: LinearHead, gain: float | None, details: dict[str, float | int | str | bool | None], reasons: list[str]
 ) -> Unlearned:
     note = f"not applied: {'; '.join(reasons)} (curvature.force=true applies it)"
-    kept = {key: None if value == math.inf else value for key, value in details.items()}
-    return Unlearned(head, applied=False, predicted_gain=gain, details=kept, note=note)
+    return Unlearned(head, applied=False, predicted_gain=gain, details=details, note=note)
 
 
 def _unlike_a_sample(ratio: float) -> str:
