@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from sfu.data.features.augment import check_augmentations
 from sfu.errors import ConfigError
 from sfu.settings import CurvatureConfig, Estimator, Pairs, Regularization
 
@@ -32,6 +33,7 @@ def validate_curvature(config: CurvatureConfig, where: str) -> None:
         raise ConfigError(f"{where}curvature.reference_weight={config.reference_weight}; it must be between 0 and 1.")
     if config.estimator is Estimator.reference and config.reference_weight is None and config.folds == 0:
         raise ConfigError(f"{where}curvature.estimator=reference needs curvature.reference_weight or curvature.folds.")
+    check_augmentations(config.augment, f"{where}curvature.augment")
     exact = config.estimator in (Estimator.exact, Estimator.stored)
     if exact and config.regularization is Regularization.cross_validated:
         raise ConfigError(

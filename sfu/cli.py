@@ -20,6 +20,13 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"sfu {__version__}")
         return
+    if "RANK" in os.environ and "MASTER_ADDR" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        print(
+            "sfu: an experiment is one process. Under torchrun, extract the features first "
+            "(torchrun ... -m sfu.features_cli extract key=value ...), then run sfu by itself.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     asked_for_tracebacks = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of being printed by Hydra
 

@@ -52,10 +52,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
     with replacing(path) as temporary:
         try:
+            temporary.touch()
+            mode = temporary.stat().st_mode
             save_file(
                 {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
                 temporary,
                 dict(about or {}),
             )
+            temporary.chmod(mode)  # safetensors makes files for their owner alone, whatever the umask
         except SafetensorError as error:
             raise OSError(str(error)) from error

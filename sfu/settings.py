@@ -23,6 +23,13 @@ class Training(Enum):
     adam = "adam"
 
 
+class Damaged(Enum):
+    """What to do with images that cannot be decoded: stop, or leave them out and list them."""
+
+    fail = "fail"
+    skip = "skip"
+
+
 class Estimator(Enum):
     """Where the Hessian of the Newton step comes from; one file each in ``sfu/curvature/estimators``."""
 
@@ -97,7 +104,14 @@ class DatasetConfig:
     """Group ``dataset``."""
 
     name: str = MISSING
-    path: str | None = None  # a feature file, for dataset=features
+    path: str | None = None  # a feature file (dataset=features) or a folder of images (dataset=image_folder)
+    root: str | None = None  # where a public dataset lies or is put; None: datasets/ in sfu's cache folder
+    download: bool = True  # fetch a public dataset that is not there
+    labels_csv: str | None = None  # dataset=image_folder: columns file, label (and split: train or test)
+    clutter: bool = False  # dataset=caltech256: keep the class of clutter
+    official_split: bool = True  # dataset=stanford_dogs: 12,000/8,580; false: dataset.test_fraction of all
+    limit_per_class: int | None = None  # only the first so many images of each class, of each part
+    damaged: Damaged = Damaged.fail
     test_fraction: float = 0.2  # held out where the dataset has no test part
     normalize_rows: bool = False  # every row of every part to norm 1
     n_classes: int | None = None  # None: counted from the labels
@@ -105,9 +119,19 @@ class DatasetConfig:
 
 @dataclass
 class BackboneConfig:
-    """Group ``backbone``: what turns inputs into features."""
+    """Group ``backbone``: what turns images into features. It is frozen and in evaluation mode, always."""
 
-    name: str = MISSING
+    name: str = MISSING  # none, pixels, or a model of the library
+    library: str = "torchvision"  # or timm
+    weights: str = "default"  # default, none (random), or a file: .safetensors, or a torch file of tensors alone
+    seed: int = 0  # of weights=none
+    size: int | None = None  # resize the shorter side, then crop the centre; None: what the weights were made with
+    mean: list[float] | None = None  # of each channel, in 0..1; None: what the weights were made with
+    std: list[float] | None = None
+    dtype: str = "float32"  # of the forward pass; features are kept in float32
+    batch_size: int = 256
+    workers: int | None = None  # threads that decode; None: one for each core
+    cache: str | None = None  # folder of extracted features; None: features/ in sfu's cache folder
 
 
 @dataclass
@@ -146,7 +170,7 @@ class ForgetConfig:
     """What to forget; see :func:`sfu.data.split.make_split`."""
 
     fraction: float | None = None  # 0.1 if nothing else is given
-    classes: list[int] | None = None
+    classes: list[Any] | None = None  # numbers, or names where the dataset has them
     indices: str | None = None  # a file of training row numbers
 
 
@@ -174,6 +198,8 @@ class CurvatureConfig:
     reference_path: str | None = None
     reference_key: str = "features"
     reference_weight: float | None = None  # None: cross-validated
+    # more curvature from the forget images alone: their flipped, cropped, ... copies, averaged in
+    augment: list[str] = field(default_factory=list)
     # the inverse
     regularization: Regularization = Regularization.cross_validated
     rho: float = 0.0  # for regularization=fixed

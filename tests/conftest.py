@@ -1,4 +1,4 @@
-"""Shared fixtures: a small dataset with known structure, every device present, and W&B kept inside tmp_path."""
+"""Shared fixtures: a small dataset with known structure, every device present, and caches kept inside tmp_path."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def _same_numbers_every_time() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _wandb_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _caches_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "wandb-home"))
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("SFU_CACHE", str(tmp_path / "sfu-cache"))
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
 

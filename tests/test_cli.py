@@ -163,7 +163,7 @@ def test_jobs_side_by_side(tmp_path):
         (["head.l2=small"], r"'small' .*could not be converted to Float"),
         (["seed=1.5"], r"'1\.5' .*could not be converted to Integer"),
         (["curvature.measurement=sound"], r"expected one of \[loss, gradient\]"),
-        (["dataset=imagenet"], r"dataset=imagenet is unknown; dataset can be digits, features"),
+        (["dataset=imagenet"], r"dataset=imagenet is unknown; dataset can be caltech256, cifar10"),
         (["experiment=nope"], r"experiment=nope is unknown; experiment can be .*quick"),
         (["methods=[original,magic]"], r"'magic' is unknown; sfu has .*closed_form"),
         (["methods=original"], r"methods"),

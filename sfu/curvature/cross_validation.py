@@ -38,7 +38,7 @@ def cross_validate(
 
     seen = []
     for part in parts:
-        seen.append(estimator.observe(part, tools))
+        seen.append(estimator.observe(part.for_curvature(), tools))
         tick()
     held_out = [part.moments().hessian(head.l2, head.regularized_E) for part in parts]
     sums = torch.stack([part.forget_gradient() * part.n_forget for part in parts])

@@ -106,7 +106,7 @@ def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor) 
     by_gradient = config.measurement is Measurement.gradient
     evaluate = loss.gradients if by_gradient else loss.values
     at_base = evaluate(design, labels, base_CE[None])
-    step = max(1, _CHUNK_ELEMENTS // (request.n_forget * n_classes))
+    step = max(1, _CHUNK_ELEMENTS // (design.shape[0] * n_classes))
     seen = []
     for chunk_PCE in delta_PCE.split(step):
         there = evaluate(design, labels, base_CE + chunk_PCE)

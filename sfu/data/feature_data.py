@@ -6,13 +6,26 @@ Shapes: N training rows, T test rows, D features, C classes.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sfu.data.images.images import Images
 from sfu.errors import DataError
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Some rows of a sequence of images, not yet read."""
+
+    images: Images
+    rows_N: np.ndarray
+
+    def take(self, index: Tensor) -> Images:
+        """Those of some rows, from which no other image can be reached."""
+        return self.images.take(self.rows_N[index.numpy()].tolist())
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,9 @@ class FeatureData:
         test_features_TD: Test features, same width and dtype.
         test_labels_T: Test labels, int64.
         n_classes: C.
+        class_names: C names, or none.
+        train_images: The images behind the training rows, in the same order; ``None`` if there are none.
+        about_images: Where the features came from, for the record.
     """
 
     name: str
@@ -34,6 +50,9 @@ class FeatureData:
     test_features_TD: Tensor
     test_labels_T: Tensor
     n_classes: int
+    class_names: tuple[str, ...] = ()
+    train_images: ImageRows | None = None
+    about_images: dict[str, object] = field(default_factory=dict)
 
     @property
     def n_train(self) -> int:

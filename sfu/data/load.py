@@ -1,20 +1,30 @@
-"""Load a dataset by its configured name."""
+"""Load a dataset by its configured name: feature rows as they are, images through a backbone."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from sfu.checks import at_least
 from sfu.data import datasets
-from sfu.data.feature_data import FeatureData, make_feature_data
+from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
+from sfu.data.images.image_set import ImageSet
+from sfu.data.raw_arrays import stratified_rows
 from sfu.data.seal import require_open
 from sfu.discovery import module_names
 from sfu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sfu.settings import DatasetConfig
+    from sfu.data.features.extract import Extractor, Features
+    from sfu.settings import BackboneConfig, DatasetConfig
+
+NO_BACKBONE = "none"
 
 
 def dataset_names() -> list[str]:
@@ -22,32 +32,128 @@ def dataset_names() -> list[str]:
     return module_names(datasets.__name__)
 
 
-def load_dataset(config: DatasetConfig, seed: int) -> FeatureData:
+def load_dataset(config: DatasetConfig, seed: int, extractor: Extractor | None = None) -> FeatureData:
     """Load and check the dataset ``config.name``.
 
     Args:
         config: The ``dataset`` group.
         seed: Seed of the test split, where the dataset has no test part of its own.
+        extractor: Turns images into features; ``None`` for a dataset of features.
 
     Raises:
-        ConfigError: Unknown dataset.
+        ConfigError: Unknown dataset, or one of images without a backbone.
         DataError: The data cannot be used.
         SourceFreeError: Called while a source-free method runs.
     """
     require_open(f"The dataset '{config.name}'")
-    raw = _module(config).load(config, seed)
+    module = _module(config)
+    if extractor is not None:
+        return _load_images(config, seed, load_images(config), extractor)
+    _capability(module, "load", config, NO_BACKBONE)
     return make_feature_data(
         config.name,
-        *raw,
+        *module.load(config, seed),
         n_classes=config.n_classes,
         normalize_rows=config.normalize_rows,
-        source=f"dataset.path={config.path}" if config.path else f"dataset={config.name}",
+        source=_source(config),
     )
 
 
+def load_images(config: DatasetConfig) -> ImageSet:
+    """The images of a dataset, before features are extracted, cut down to ``dataset.limit_per_class``.
+
+    Raises:
+        ConfigError: The dataset holds no images.
+        DataError: They cannot be had.
+    """
+    module = _module(config)
+    _capability(module, "images", config, "a backbone")
+    found: ImageSet = module.images(config)
+    return found.limited(config.limit_per_class)
+
+
 def source_files(config: DatasetConfig) -> list[Path]:
-    """Files from which :func:`load_dataset` reads."""
-    return _module(config).source_files(config)
+    """Files and folders from which :func:`load_dataset` reads.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        DataError: What must be there is missing.
+    """
+    return list(_module(config).source_files(config))
+
+
+def check_dataset(config: DatasetConfig, backbone: BackboneConfig) -> None:
+    """Refuse, before long work, a dataset that is missing or does not go with the backbone.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        DataError: What must be there is missing.
+    """
+    module = _module(config)
+    _capability(module, "load" if backbone.name == NO_BACKBONE else "images", config, backbone.name)
+    if config.limit_per_class is not None:
+        at_least("dataset.limit_per_class", config.limit_per_class, 1)
+        if backbone.name == NO_BACKBONE:
+            raise ConfigError(
+                f"dataset.limit_per_class={config.limit_per_class} is for images; backbone=none takes features as they "
+                "are."
+            )
+    source_files(config)
+
+
+def _load_images(config: DatasetConfig, seed: int, images: ImageSet, extractor: Extractor) -> FeatureData:
+    from sfu.settings import Damaged
+
+    n_classes = len(images.class_names)
+    if config.n_classes is not None and config.n_classes < n_classes:
+        raise ConfigError(f"dataset.n_classes={config.n_classes} but {_source(config)} has {n_classes} classes.")
+    features = extractor.extract(
+        images.images,
+        fail_on_damage=config.damaged is Damaged.fail,
+        shown={"dataset": config.name, "path": config.path},
+    )
+    kept = features.rows_M.numpy()
+    labels, source = images.labels_N[kept], _source(config)
+    if images.is_test_N is None:
+        train, test = stratified_rows(labels, test_fraction=config.test_fraction, seed=seed, source=source)
+    else:
+        train, test = (np.flatnonzero(part) for part in (~images.is_test_N[kept], images.is_test_N[kept]))
+    rows = features.features_MD.numpy()
+    data = make_feature_data(
+        config.name, rows[train], labels[train], rows[test], labels[test],
+        n_classes=config.n_classes or n_classes, normalize_rows=config.normalize_rows, source=source,
+    )  # fmt: skip
+    return replace(
+        data,
+        class_names=images.class_names,
+        train_images=ImageRows(images.images, kept[train]),
+        about_images=_about(features, len(images.images)),
+    )
+
+
+def _about(features: Features, n_images: int) -> dict[str, object]:
+    return {
+        "n_images": n_images,
+        "cache": str(features.folder),
+        "n_damaged": len(features.damaged),
+        "damaged": [what for _, what in sorted(features.damaged.items())][:100],
+    }
+
+
+def _capability(module: ModuleType, name: str, config: DatasetConfig, backbone: str) -> Callable[..., object]:
+    found: Callable[..., object] | None = getattr(module, name, None)
+    if found is None:
+        remedy = (
+            f"dataset={config.name} holds images: choose a backbone (backbone=resnet18, or pixels)"
+            if name == "load"
+            else f"dataset={config.name} holds features: it goes with backbone=none, not {backbone}"
+        )
+        raise ConfigError(f"{remedy}.")
+    return found
+
+
+def _source(config: DatasetConfig) -> str:
+    return f"dataset.path={config.path}" if config.path else f"dataset={config.name}"
 
 
 def _module(config: DatasetConfig) -> ModuleType:

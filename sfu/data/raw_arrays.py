@@ -26,10 +26,22 @@ def stratified_test_split(
     Raises:
         DataError: A class is too small to appear on both sides.
     """
-    from sklearn.model_selection import train_test_split
-
     if labels.ndim != 1 or len(labels) != len(features):
         raise DataError(f"{source}: {len(features)} feature rows but labels of shape {list(labels.shape)}.")
+    train, test = stratified_rows(labels, test_fraction=test_fraction, seed=seed, source=source)
+    return RawArrays(features[train], labels[train], features[test], labels[test])
+
+
+def stratified_rows(
+    labels: np.ndarray, *, test_fraction: float, seed: int, source: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ascending row numbers of the training part and of a seeded stratified test part.
+
+    Raises:
+        DataError: A class is too small to appear on both sides.
+    """
+    from sklearn.model_selection import train_test_split
+
     try:
         train, test = train_test_split(
             np.arange(len(labels)), test_size=test_fraction, random_state=seed, stratify=labels
@@ -39,6 +51,4 @@ def stratified_test_split(
             f"{source}: no stratified test part of dataset.test_fraction={test_fraction} can be drawn ({error}) "
             "Give a test part, more rows a class, or another fraction."
         ) from error
-    train.sort()
-    test.sort()
-    return RawArrays(features[train], labels[train], features[test], labels[test])
+    return np.sort(train), np.sort(test)

@@ -1,9 +1,10 @@
 """The lock on source data while a source-free method runs.
 
 The runner drops every training row, then enters :func:`sealed`. Inside, loading a dataset through sfu raises
-:class:`~sfu.errors.SourceFreeError`, and so does opening one of its files with Python or NumPy (an audit hook sees
-that) or with safetensors (which opens files in Rust, unseen by the hook, and is wrapped instead). It guards against
-honest mistakes, such as a method that quietly reloads the data; it is no sandbox against hostile code.
+:class:`~sfu.errors.SourceFreeError`, and so does opening one of its files, or any file of its folders, with Python,
+NumPy or Pillow (an audit hook sees that) or with safetensors (which opens files in Rust, unseen by the hook, and is
+wrapped instead). Only the images to forget stay open. It guards against honest mistakes, such as a method that quietly
+reloads the data; it is no sandbox against hostile code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +24,59 @@ import safetensors.torch
 from sfu.errors import SourceFreeError
 
 _OPENER = "safe_open"
-_sealed_paths: frozenset[str] | None = None
+_sealed: _Seal | None = None
 _hook_installed = False
 
 
+@dataclass(frozen=True)
+class _Seal:
+    """Real paths."""
+
+    closed: frozenset[str]
+    allowed: frozenset[str]
+
+    def covers(self, path: str) -> bool:
+        """Whether ``path`` is sealed, by its own name or by that of what it links to."""
+        return any(self._closes(name) for name in {os.path.abspath(path), os.path.realpath(path)})
+
+    def _closes(self, name: str) -> bool:
+        if name in self.allowed:
+            return False
+        while name not in self.closed:
+            above = os.path.dirname(name)
+            if above == name:
+                return False
+            name = above
+        return True
+
+
 @contextmanager
-def sealed(paths: Sequence[Path]) -> Iterator[None]:
-    """Refuse to load a dataset, or to open any of ``paths``, until the block ends."""
-    global _sealed_paths, _hook_installed
+def sealed(paths: Sequence[Path], *, allowed: Sequence[Path] = ()) -> Iterator[None]:
+    """Refuse to load a dataset, or to open any of ``paths`` or what is below them, until the block ends.
+
+    Args:
+        paths: Files and folders.
+        allowed: Files that may be opened all the same (the images to forget).
+    """
+    global _sealed, _hook_installed
     if not _hook_installed:
         sys.addaudithook(_refuse_sealed_files)
         _hook_installed = True
-    before = _sealed_paths
-    _sealed_paths = frozenset(os.path.realpath(path) for path in paths)
+    before = _sealed
+    _sealed = _Seal(_names(paths), _names(allowed))
     wrapped = [(module, getattr(module, _OPENER)) for module in (safetensors, safetensors.numpy, safetensors.torch)]
     for module, opener in wrapped:
         setattr(module, _OPENER, _guarded(opener))
     try:
         yield
     finally:
-        _sealed_paths = before
+        _sealed = before
         for module, opener in wrapped:
             setattr(module, _OPENER, opener)
+
+
+def _names(paths: Sequence[Path]) -> frozenset[str]:
+    return frozenset(name(path) for path in paths for name in (os.path.abspath, os.path.realpath))
 
 
 def _guarded(opener: Any) -> Any:
@@ -54,9 +87,16 @@ def _guarded(opener: Any) -> Any:
     return open_unless_sealed
 
 
+def real_places(files: Sequence[Path]) -> list[Path]:
+    """Where ``files`` lie when every link is followed: their folders, and the files that links among them lead to."""
+    folders = {os.path.realpath(folder) for folder in {os.path.dirname(file) for file in files}}
+    linked = {os.path.realpath(file) for file in files if os.path.islink(file)}
+    return [Path(place) for place in sorted(folders | linked)]
+
+
 def require_open(what: str) -> None:
     """Raise :class:`SourceFreeError` inside a sealed block; ``what`` names what was asked for."""
-    if _sealed_paths is not None:
+    if _sealed is not None:
         raise SourceFreeError(
             f"{what} was asked for while a source-free method runs. The source data has been discarded; declare "
             "access = Access.RETAINED in the method if it needs it."
@@ -64,7 +104,7 @@ def require_open(what: str) -> None:
 
 
 def _refuse_sealed_files(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "open" and _sealed_paths and isinstance(arguments[0], str | bytes):
-        path = os.path.realpath(os.fsdecode(arguments[0]))
-        if path in _sealed_paths:
+    if event == "open" and _sealed is not None and isinstance(arguments[0], str | bytes):
+        path = os.fsdecode(arguments[0])
+        if _sealed.covers(path):
             require_open(f"The file {path}")

@@ -5,10 +5,12 @@ Shapes: N training rows, F forget rows, R = N - F retained rows.
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,7 +39,9 @@ class ForgetSplit:
     kind: str
 
 
-def make_split(config: ForgetConfig, labels_N: Tensor, n_classes: int, seed: int) -> ForgetSplit:
+def make_split(
+    config: ForgetConfig, labels_N: Tensor, n_classes: int, seed: int, class_names: Sequence[str] = ()
+) -> ForgetSplit:
     """Choose the forget set.
 
     ``forget.indices`` stands alone. ``forget.classes`` takes all rows of those classes, or, with ``forget.fraction``,
@@ -56,7 +60,8 @@ def make_split(config: ForgetConfig, labels_N: Tensor, n_classes: int, seed: int
         pool, kind = torch.arange(n_train), "fraction"
         fraction = config.fraction
         if config.classes is not None:
-            pool, kind = _rows_of_classes(config.classes, labels_N, n_classes), "classes"
+            numbers = _numbers(config.classes, class_names)
+            pool, kind = _rows_of_classes(numbers, labels_N, n_classes), "classes"
         elif fraction is None:
             fraction = DEFAULT_FRACTION
         forget = pool if fraction is None else _draw(pool, fraction, seed)
@@ -77,6 +82,25 @@ def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:
         )
     order = torch.randperm(pool.numel(), generator=torch.Generator().manual_seed(seed))
     return pool[order[:count]]
+
+
+def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
+    """Class numbers, those given by name looked up.
+
+    Raises:
+        DataError: A name the dataset does not have, or neither number nor name.
+    """
+    numbers = []
+    for given in classes:
+        if isinstance(given, int) and not isinstance(given, bool):
+            numbers.append(given)
+        elif isinstance(given, str) and given in names:
+            numbers.append(list(names).index(given))
+        else:
+            near = difflib.get_close_matches(str(given), names, n=3) or list(names[:5])
+            hint = f"its names include {', '.join(near)}" if names else "this dataset has numbers only"
+            raise DataError(f"forget.classes={list(classes)}: {given!r} is no class; {hint}.")
+    return numbers
 
 
 def _rows_of_classes(classes: list[int], labels_N: Tensor, n_classes: int) -> Tensor:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 Tick = Callable[[int, int], None]
 
@@ -16,11 +24,15 @@ class ProgressDisplay:
 
     def __init__(self, enabled: bool = True) -> None:
         console = Console(stderr=True)
+        self._enabled = enabled
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
             transient=True,
             disable=not (enabled and console.is_terminal),
@@ -32,6 +44,11 @@ class ProgressDisplay:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence above the bar; also where there is no terminal, so that a log tells of long work."""
+        if self._enabled:
+            self._bar.console.print(f"sfu: {sentence}", highlight=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, description: str) -> Iterator[Tick]:

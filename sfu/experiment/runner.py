@@ -6,7 +6,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 import sfu
+from sfu.data.load import NO_BACKBONE
 from sfu.data.seal import sealed
-from sfu.errors import SfuError
+from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment import stages
 from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split
@@ -64,17 +65,18 @@ def run(
         torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest")  # no TF32 in curvature and solves
     methods = make_methods(config)
+    _check_augmentations(config, methods)
     seeds = resolve_seeds(config)
     report = on_stage or (lambda name, seconds: None)
     with ProgressDisplay(show_progress) as display:
-        with display.stage("training the original head") as tick, stages.measured(device) as usage:
-            prepared = stages.prepare(config, seeds, device, dtype, methods.values(), tick)
+        with stages.measured(device) as usage:
+            prepared = stages.prepare(config, seeds, device, dtype, methods.values(), display)
         report("prepare", usage.seconds)
         save_split(folder / "split.safetensors", prepared.split)
         prepared.request.head.save(folder / "heads" / "original")
         stages.discard(prepared)
-        results = _run_source_free(config, methods, prepared, seeds, display, report)
-        data = stages.reload(config, seeds, prepared)
+        results = _run_source_free(config, methods, prepared, seeds, device, display, report)
+        data = stages.reload(config, seeds, device, prepared)
         retained = RetainedSet(
             data.train_features_ND[prepared.split.retain_R], data.train_labels_N[prepared.split.retain_R]
         )
@@ -113,6 +115,15 @@ def run(
     return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": rows}))
 
 
+def _check_augmentations(config: RunConfig, methods: dict[str, UnlearningMethod]) -> None:
+    wanting = [name for name, method in methods.items() if method.augmentations]
+    if wanting and config.backbone.name == NO_BACKBONE:
+        raise ConfigError(
+            f"curvature.augment={list(methods[wanting[0]].augmentations)} (row {wanting[0]}) augments images, but "
+            "backbone=none takes features as they are; choose a dataset of images and a backbone."
+        )
+
+
 def _tools(config: RunConfig, seeds: dict[str, int], tick: Callable[[int, int], None] | None = None) -> Tools:
     return Tools(seeds, tick, normalize_rows=config.dataset.normalize_rows)
 
@@ -122,16 +133,20 @@ def _run_source_free(
     methods: dict[str, UnlearningMethod],
     prepared: Prepared,
     seeds: dict[str, int],
+    device: torch.device,
     display: ProgressDisplay,
     report: Callable[[str, float], None],
 ) -> dict[str, RowResult]:
     results = {}
-    with sealed(prepared.sources):
+    with sealed(prepared.sources, allowed=prepared.forget_images.paths if prepared.forget_images else []):
+        views = stages.augment(config, device, prepared, methods.values(), display)
         for name, method in methods.items():
             if method.access is not Access.RETAINED:
                 with display.stage(f"{name} (source-free)") as tick:
                     blind = method.access is Access.FORGET
                     request = prepared.request.without_summary() if blind else prepared.request
+                    if method.augmentations:
+                        request = replace(request, views_VFD=torch.stack([views[v] for v in method.augmentations]))
                     results[name] = stages.run_method(name, method, request, _tools(config, seeds, tick))
                 report(name, results[name].usage.seconds)
     return results

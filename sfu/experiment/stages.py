@@ -9,22 +9,29 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from sfu.data.feature_data import FeatureData
-from sfu.data.load import load_dataset, source_files
+from sfu.data.features.augment import AugmentedImages
+from sfu.data.images.images import Images
+from sfu.data.load import NO_BACKBONE, load_dataset, source_files
+from sfu.data.seal import real_places
 from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
-from sfu.experiment.progress import Tick
+from sfu.experiment.progress import ProgressDisplay, Tick
 from sfu.experiment.resources import Usage, measured
 from sfu.heads.train import train_head
 from sfu.settings import RunConfig
 from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
+
+if TYPE_CHECKING:
+    from sfu.data.features.extract import Extractor
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +45,8 @@ class Prepared:
         split: Row numbers of both sides.
         fingerprint: Of the dataset, to know it again.
         data: Counts and names for the record.
-        sources: The dataset's files.
+        sources: The dataset's files and folders, and the folder of its features.
+        forget_images: The images to forget, and no others, where a method wants them augmented.
         watches: Weak references to the training arrays, for :func:`discard`.
     """
 
@@ -47,7 +55,8 @@ class Prepared:
     fingerprint: str
     data: dict[str, object]
     sources: list[Path]
-    watches: list[weakref.ref[torch.Tensor]]
+    watches: list[weakref.ref[torch.Tensor] | weakref.ref[Images]]
+    forget_images: Images | None = None
 
 
 @dataclass(frozen=True)
@@ -65,31 +74,42 @@ def prepare(
     device: torch.device,
     dtype: torch.dtype,
     methods: Iterable[UnlearningMethod],
-    tick: Tick,
+    display: ProgressDisplay,
 ) -> Prepared:
     """Load, split, train; return the request and nothing else of the training data.
 
     Every method may refuse the size of the forget set before training starts.
     """
-    data = load_dataset(config.dataset, seeds["split"])
-    split = make_split(config.forget, data.train_labels_N, data.n_classes, seeds["split"])
+    with display.stage("loading the data") as tick:
+        data = load_dataset(config.dataset, seeds["split"], _extractor(config, device, tick, display.say))
+    methods = list(methods)
+    split = make_split(config.forget, data.train_labels_N, data.n_classes, seeds["split"], data.class_names)
     for method in methods:
         method.check(split.forget_F.numel())
-    head = train_head(
-        data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
-        seed=seeds["training"], device=device, dtype=dtype, progress=tick,
-    )  # fmt: skip
+    with display.stage("training the original head") as tick:
+        head = train_head(
+            data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
+            seed=seeds["training"], device=device, dtype=dtype, progress=tick,
+        )  # fmt: skip
     request = ForgetRequest(head, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
     about: dict[str, object] = {
         "name": data.name, "path": config.dataset.path, "fingerprint": data.fingerprint(), "n_train": data.n_train,
         "n_forget": request.n_forget, "n_retain": request.n_retain, "n_test": data.test_labels_T.shape[0],
-        "n_features": data.n_features, "n_classes": data.n_classes,
+        "n_features": data.n_features, "n_classes": data.n_classes, "class_names": list(data.class_names) or None,
     }  # fmt: skip
-    watches = [
+    sources = source_files(config.dataset)
+    if data.train_images is not None:
+        about |= {"backbone": asdict(config.backbone), "images": data.about_images}
+        sources += [Path(str(data.about_images["cache"])), *real_places(data.train_images.images.paths)]
+    wanted = any(method.augmentations for method in methods)
+    images = data.train_images.take(split.forget_F) if wanted and data.train_images is not None else None
+    watches: list[weakref.ref[torch.Tensor] | weakref.ref[Images]] = [
         weakref.ref(array)
         for array in (data.train_features_ND, data.train_labels_N, data.test_features_TD, data.test_labels_T)
     ]
-    return Prepared(request, split, str(about["fingerprint"]), about, source_files(config.dataset), watches)
+    if data.train_images is not None:
+        watches.append(weakref.ref(data.train_images.images))
+    return Prepared(request, split, str(about["fingerprint"]), about, sources, watches, images)
 
 
 def discard(prepared: Prepared) -> None:
@@ -103,19 +123,58 @@ def discard(prepared: Prepared) -> None:
         raise SourceFreeError("the training features are still referenced after the discard; this is a defect in sfu.")
 
 
-def reload(config: RunConfig, seeds: dict[str, int], prepared: Prepared) -> FeatureData:
+def augment(
+    config: RunConfig,
+    device: torch.device,
+    prepared: Prepared,
+    methods: Iterable[UnlearningMethod],
+    display: ProgressDisplay,
+) -> dict[str, torch.Tensor]:
+    """Features ``[F, D]`` of the forget images after each augmentation that a method wants; opens no other image.
+
+    Raises:
+        DataError: An image to forget cannot be decoded any more.
+    """
+    views: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for method in methods for name in method.augmentations):
+        assert prepared.forget_images is not None
+        with display.stage(f"augmenting the images to forget ({name})") as tick:
+            extractor = _extractor(config, device, tick, display.say)
+            assert extractor is not None
+            found = extractor.extract(
+                AugmentedImages(prepared.forget_images, name),
+                shown={"dataset": f"{config.dataset.name}, forget set"},
+                changes={"augmentation": name},
+            )
+        features = found.features_MD
+        views[name] = torch.nn.functional.normalize(features, dim=1) if config.dataset.normalize_rows else features
+    return views
+
+
+def reload(config: RunConfig, seeds: dict[str, int], device: torch.device, prepared: Prepared) -> FeatureData:
     """Load the dataset again, for retraining and evaluation.
 
     Raises:
         DataError: It is not the same any more.
     """
-    data = load_dataset(config.dataset, seeds["split"])
+    data = load_dataset(config.dataset, seeds["split"], _extractor(config, device))
     if data.fingerprint() != prepared.fingerprint:
         raise DataError(
             f"the dataset changed while the run was under way (fingerprint {prepared.fingerprint}, now "
             f"{data.fingerprint()}); nothing measured on it would mean anything."
         )
     return data
+
+
+def _extractor(
+    config: RunConfig, device: torch.device, tick: Tick | None = None, say: Callable[[str], None] | None = None
+) -> Extractor | None:
+    """What turns images into features; ``None`` for a dataset of features."""
+    if config.backbone.name == NO_BACKBONE:
+        return None
+    from sfu.data.features.extract import Extractor
+
+    return Extractor(config.backbone, device, progress=tick, say=say)
 
 
 def run_method(

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from sfu.checks import above, at_least, between, one_of
-from sfu.data.load import dataset_names, source_files
+from sfu.data.backbones.backbone import check_backbone
+from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
 from sfu.settings import RunConfig
 
@@ -22,12 +23,12 @@ def validate(config: RunConfig) -> None:
         ConfigError: Naming the key, the value and what is accepted.
     """
     one_of("dataset.name", config.dataset.name, dataset_names())
-    one_of("backbone.name", config.backbone.name, ["none"])
+    check_backbone(config.backbone)
+    check_dataset(config.dataset, config.backbone)
     one_of("head.name", config.head.name, ["linear"])
     one_of("loss.name", config.loss.name, ["quadratic"])
     one_of("logger.name", config.logger.name, ["none", "wandb"])
     one_of("dtype", config.dtype, list(_DTYPES))
-    source_files(config.dataset)  # refuses a missing or meaningless path
     indices = config.forget.indices
     if indices is not None and not Path(indices).expanduser().is_file():
         raise ConfigError(f"forget.indices={indices} is not a file (looked from {Path.cwd()}).")

@@ -86,6 +86,11 @@ class UnlearningMethod(ABC):
         """What the method may see; source-free unless overridden."""
         return Access.FORGET
 
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        """Augmentations of the forget images whose features the method wants as ``request.views_VFD``; none here."""
+        return ()
+
     @classmethod
     def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
         """Build from the run's configuration.

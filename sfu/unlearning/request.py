@@ -25,11 +25,16 @@ class ForgetRequest:
         head: The trained head.
         features_FD: Features of the examples to forget, on the head's device.
         labels_F: Their labels.
+        views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, for the curvature alone;
+            ``None`` without.
+        copies: How often every example occurs among the rows (see :meth:`for_curvature`).
     """
 
     head: LinearHead
     features_FD: Tensor
     labels_F: Tensor
+    views_VFD: Tensor | None = None
+    copies: int = 1
 
     def __post_init__(self) -> None:
         """Check the examples against the head, and copy them out of whatever storage they came from.
@@ -58,18 +63,28 @@ class ForgetRequest:
             )
         if not torch.isfinite(features).all():
             raise DataError("the forget features have NaN or infinite values; remove or repair those rows.")
-        if features.shape[0] >= head.n_train:
+        if self.n_forget >= head.n_train:
             raise DataError(
-                f"{features.shape[0]} examples to forget of N = {head.n_train} leave none retained; check n_train."
+                f"{self.n_forget} examples to forget of N = {head.n_train} leave none retained; check n_train."
             )
+        views = self.views_VFD
+        if views is not None and (views.ndim != 3 or views.shape[1:] != features.shape or views.shape[0] == 0):
+            raise DataError(
+                f"the augmented features are {list(views.shape)}; [views, {features.shape[0]}, {features.shape[1]}] is "
+                "needed, every view with a row for each example to forget."
+            )
+        if views is not None and not torch.isfinite(views).all():
+            raise DataError("the augmented features have NaN or infinite values.")
         device = head.parameters_CE.device
+        if views is not None:
+            object.__setattr__(self, "views_VFD", views.detach().to(device, copy=True).contiguous())
         object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
         object.__setattr__(self, "labels_F", labels.detach().to(device, torch.int64, copy=True).contiguous())
 
     @property
     def n_forget(self) -> int:
         """N_f."""
-        return self.labels_F.shape[0]
+        return self.labels_F.shape[0] // self.copies
 
     @property
     def n_retain(self) -> int:
@@ -99,7 +114,19 @@ class ForgetRequest:
 
     def rows(self, index: Tensor) -> ForgetRequest:
         """The same request for some of its rows (a cross-validation fold)."""
-        return ForgetRequest(self.head, self.features_FD[index], self.labels_F[index])
+        views = None if self.views_VFD is None else self.views_VFD[:, index]
+        return replace(self, features_FD=self.features_FD[index], labels_F=self.labels_F[index], views_VFD=views)
+
+    def for_curvature(self) -> ForgetRequest:
+        """The request with its views as further rows, so that their Hessians are averaged in.
+
+        Only curvature is to be read off it: the gradient of the Newton step is that of the examples themselves.
+        """
+        if self.views_VFD is None:
+            return self
+        copies = 1 + self.views_VFD.shape[0]
+        rows = torch.cat([self.features_FD[None], self.views_VFD.to(self.features_FD)]).flatten(0, 1)
+        return replace(self, features_FD=rows, labels_F=self.labels_F.repeat(copies), views_VFD=None, copies=copies)
 
     def moments(self) -> Moments:
         """Second moments of the forget rows, in the head's dtype."""

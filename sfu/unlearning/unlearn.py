@@ -24,6 +24,7 @@ def unlearn(
     features: Tensor | np.ndarray,
     labels: Tensor | np.ndarray,
     *,
+    views: Tensor | np.ndarray | None = None,
     curvature: CurvatureConfig | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
     seed: int = 0,
@@ -34,6 +35,8 @@ def unlearn(
         head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient.
         features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on.
         labels: Their labels, ``[F]`` integers.
+        views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
+            Hessians are averaged in; no label or other image is needed for them.
         curvature: Estimator and regularisation, as a ``CurvatureConfig`` or a mapping of its keys; the default is the
             cross-validated PSD fit.
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
@@ -55,5 +58,13 @@ def unlearn(
     method = Newton(config, noise_sigma)
     if method.access is not Access.FORGET:
         raise ConfigError(f"curvature.estimator={config.estimator.value} needs the retained data; unlearn has none.")
+    if config.augment:
+        raise ConfigError(
+            f"curvature.augment={list(config.augment)} is done by experiments, which hold the images; here, give the "
+            "augmented features as views."
+        )
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
-    return method.unlearn(ForgetRequest(head, torch.as_tensor(features), torch.as_tensor(labels)), Tools(seeds))
+    request = ForgetRequest(
+        head, torch.as_tensor(features), torch.as_tensor(labels), None if views is None else torch.as_tensor(views)
+    )
+    return method.unlearn(request, Tools(seeds))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -23,15 +25,32 @@ def composed(*overrides: str) -> RunConfig:
     return config
 
 
+def needed(group: str, option: str, feature_file: Path) -> list[str]:
+    """What a choice cannot do without: a file, a folder of images, a backbone, a name."""
+    folder = feature_file.parent
+    for part in ("train", "test"):
+        (folder / "images" / part / "a").mkdir(parents=True, exist_ok=True)
+    if group == "backbone":
+        named = {"torchvision": ["backbone.name=resnet34"], "timm": ["backbone.name=resnet18"]}
+        if option == "timm":
+            pytest.importorskip("timm")
+        return [] if option == "none" else ["dataset=digits", *named.get(option, [])]
+    if option in ("cifar10", "cifar100", "caltech256", "stanford_dogs"):
+        return ["backbone=resnet18"]
+    return {
+        "features": [f"dataset.path={feature_file}"],
+        "reference": [f"curvature.reference_path={feature_file}"],
+        "image_folder": [f"dataset.path={folder / 'images'}", "backbone=pixels"],
+    }.get(option, [])
+
+
 def test_there_is_a_file_for_every_group():
     assert {group for group, _ in CHOICES} == set(GROUPS)
 
 
 @pytest.mark.parametrize(("group", "option"), CHOICES, ids=lambda value: str(value))
 def test_every_choice_composes_and_is_valid(group, option, feature_file):
-    needs = {"features": "dataset.path", "reference": "curvature.reference_path"}
-    extra = [f"{needs[option]}={feature_file}"] if option in needs else []
-    config = composed(f"{group}={option}", "head.store_curvature=true", *extra)
+    config = composed(f"{group}={option}", "head.store_curvature=true", *needed(group, option, feature_file))
     validate(config)
     assert list(make_methods(config)) == config.methods
 

@@ -14,6 +14,7 @@ import torch
 from sfu.data.load import load_dataset
 from sfu.errors import SourceFreeError
 from sfu.experiment import runner, stages
+from sfu.experiment.progress import ProgressDisplay
 from sfu.settings import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
@@ -143,7 +144,7 @@ def test_nothing_in_the_request_leads_to_another_row(secret):
     data = load_dataset(DatasetConfig(name="features", path=str(path)), 0)
     config = config_for(path)
     seeds = {"split": 0, "training": 0}
-    prepared = stages.prepare(config, seeds, torch.device("cpu"), torch.float64, [], lambda *_: None)
+    prepared = stages.prepare(config, seeds, torch.device("cpu"), torch.float64, [], ProgressDisplay(False))
     others = keys - row_keys(data.train_features_ND[prepared.split.forget_F].numpy())
     assert len(others) == 360
     seen, todo = set(), [prepared.request]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfu.data.download.settings import refuse_unused
 from sfu.data.raw_arrays import RawArrays, stratified_test_split
-from sfu.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sfu.data.images.image_set import ImageSet
     from sfu.settings import DatasetConfig
 
 
@@ -23,14 +24,27 @@ def load(config: DatasetConfig, seed: int) -> RawArrays:
     )
 
 
+def images(config: DatasetConfig) -> ImageSet:
+    """The same digits as greyscale images of 8 x 8 pixels: 0..16 becomes 0..255. The test part is yet to be drawn."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    from sfu.data.images.image_set import ImageSet
+    from sfu.data.images.images import ArrayImages
+
+    digits = load_digits()
+    pixels_NHW = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    names = tuple(str(digit) for digit in digits.target_names)
+    return ImageSet(ArrayImages(pixels_NHW, "dataset=digits"), digits.target.astype(np.int64), None, names)
+
+
 def source_files(config: DatasetConfig) -> list[Path]:
     """The file inside scikit-learn that holds the digits.
 
     Raises:
-        ConfigError: A ``dataset.path`` was given, which digits would ignore.
+        ConfigError: A ``dataset.path`` or the like was given, which digits would ignore.
     """
-    if config.path is not None:
-        raise ConfigError(f"dataset.path={config.path} means nothing to dataset=digits; did you mean dataset=features?")
+    refuse_unused(config)
     import sklearn.datasets
 
     return [Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"]

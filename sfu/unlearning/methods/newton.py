@@ -63,6 +63,11 @@ class Newton(UnlearningMethod):
         """That of the estimator."""
         return self.estimator.access
 
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        """Those of the curvature."""
+        return () if self.estimator.is_exact else tuple(self.curvature.augment)
+
     @classmethod
     def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
         """Takes the row's curvature and the run's ``newton`` settings."""
@@ -115,7 +120,7 @@ class Newton(UnlearningMethod):
         if n_folds > 0:
             observation, folds, complaints = cross_validate(estimator, request, tools, n_folds)
         else:
-            observation = estimator.observe(request, tools, retained)
+            observation = estimator.observe(request.for_curvature(), tools, retained)
         floor = head.l2 if rule.regularization is Regularization.none else 0.0
         noise = noise_factor(n_folds, request.n_forget / head.n_train) if folds else 1.0
         candidates = []

@@ -1,0 +1,146 @@
+"""A frozen backbone: images in, features out, in evaluation mode whatever happens.
+
+Shapes: B images, K channels, H rows, W columns, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sfu.checks import at_least, one_of
+from sfu.data.backbones import pixels, timm_models, torchvision_models
+from sfu.data.backbones.memo import recall
+from sfu.data.backbones.transform import ImageTransform
+from sfu.data.backbones.weights import weights_digest
+from sfu.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from sfu.settings import BackboneConfig
+
+NONE = "none"
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LIBRARIES = {"torchvision": torchvision_models, "timm": timm_models}
+
+
+def check_backbone(config: BackboneConfig) -> None:
+    """Refuse settings that cannot work, before any image is read.
+
+    Raises:
+        ConfigError: Naming the key, the value and what is accepted.
+    """
+    from pathlib import Path
+
+    one_of("backbone.library", config.library, list(_LIBRARIES))
+    one_of("backbone.dtype", config.dtype, list(DTYPES))
+    at_least("backbone.batch_size", config.batch_size, 1)
+    for key in ("size", "workers"):
+        if getattr(config, key) is not None:
+            at_least(f"backbone.{key}", getattr(config, key), 1)
+    if (config.mean is None) != (config.std is None):
+        raise ConfigError("backbone.mean and backbone.std belong together: give both or neither.")
+    if config.std is not None and not all(value > 0 for value in config.std):
+        raise ConfigError(f"backbone.std={list(config.std)}; every value must be above 0.")
+    if config.name == NONE:
+        return
+    if recall(config) is None:  # a backbone that was built before has a name its library knows
+        _library(config).check(config)
+    if config.weights not in ("default", "none") and not Path(config.weights).expanduser().is_file():
+        raise ConfigError(
+            f"backbone.weights={config.weights} is not a file (looked from {Path.cwd()}); give default, none, or a "
+            "file of weights."
+        )
+
+
+def build_backbone(config: BackboneConfig) -> Backbone:
+    """Build and freeze the backbone of ``config``, on the CPU.
+
+    Random weights (``weights=none``) are drawn from ``config.seed`` without touching the global generator.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        DataError: The weights cannot be had or do not fit.
+    """
+    check_backbone(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        network = _library(config).build(config)
+    transform = network.transform
+    if config.size is not None:
+        transform = replace(transform, resize=config.size, crop=config.size)
+    if config.mean is not None and config.std is not None:
+        transform = replace(transform, mean=tuple(config.mean), std=tuple(config.std))
+    module = network.module.to(memory_format=torch.channels_last).eval().requires_grad_(False)
+    return Backbone(config.name, module, transform, network.pooling, DTYPES[config.dtype], weights_digest(module))
+
+
+def _library(config: BackboneConfig) -> ModuleType:
+    return pixels if config.name == "pixels" else _LIBRARIES[config.library]
+
+
+@dataclass
+class Backbone:
+    """A frozen network and its transform.
+
+    Attributes:
+        name: Of the model.
+        module: In evaluation mode, without gradients.
+        transform: What is done to every image.
+        pooling: What the features are.
+        dtype: Of the forward pass.
+        digest: SHA-256 of the weights.
+        device: Where the module lies.
+    """
+
+    name: str
+    module: nn.Module
+    transform: ImageTransform
+    pooling: str
+    dtype: torch.dtype
+    digest: str
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def to(self, device: torch.device) -> Backbone:
+        """The same backbone on ``device``, in its dtype."""
+        return replace(self, module=self.module.to(device, self.dtype), device=device)
+
+    def record(self) -> dict[str, object]:
+        """Everything that decides what features come out, for the key of the cache."""
+        return {
+            "backbone": self.name, "weights": self.digest, "transform": asdict(self.transform),
+            "dtype": str(self.dtype).removeprefix("torch."), "pooling": self.pooling,
+        }  # fmt: skip
+
+    @torch.inference_mode()
+    def features(self, images: Sequence[Tensor]) -> Tensor:
+        """Features of uint8 images ``[K, H, W]``, or of what ``transform.pixels`` made of them, on the device.
+
+        TF32 is off, and every layer is in evaluation mode: statistics of a batch never enter.
+
+        Returns:
+            ``[B, D]``, float32, or float64 from a float64 backbone.
+
+        Raises:
+            DataError: The images do not fit the network, or features come out NaN or infinite.
+        """
+        self.module.eval()
+        batch = self.transform(images, self.device, self.dtype)
+        try:
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+                features = self.module(batch)
+        except (RuntimeError, AssertionError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise DataError(f"the device is out of memory; lower backbone.batch_size ({len(images)}).") from error
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(
+                f"backbone.name={self.name} cannot take images of {tuple(batch.shape[1:])} ({first}); set "
+                "backbone.size to the size it was made for."
+            ) from error
+        if features.ndim != 2:
+            raise DataError(f"backbone.name={self.name} gives features of shape {tuple(features.shape)}, not [B, D].")
+        return features.to(torch.float64 if self.dtype == torch.float64 else torch.float32)

@@ -1,0 +1,112 @@
+"""Any classification model of torchvision, cut before its last layer.
+
+Source: He et al., Deep residual learning for image recognition, 2016, for the paper's ResNet-18; torchvision's weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from sfu.data.backbones.network import Network
+from sfu.data.backbones.transform import ImageTransform
+from sfu.data.backbones.weights import load_weights, read_state_dict
+from sfu.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from sfu.settings import BackboneConfig
+
+_RESCALED_INPUT = ("googlenet", "inception_v3")  # their weights expect it; the default without weights is not to
+
+
+def check(config: BackboneConfig) -> None:
+    """Refuse a name torchvision does not have.
+
+    Raises:
+        ConfigError: Naming the nearest ones.
+    """
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if config.name not in known:
+        near = difflib.get_close_matches(config.name, known, n=3) or ["resnet18", "resnet50", "vit_b_16"]
+        raise ConfigError(
+            f"backbone.name={config.name} is no classification model of torchvision; near: {', '.join(near)} "
+            "(or none, pixels, or backbone.library=timm)."
+        )
+
+
+def build(config: BackboneConfig) -> Network:
+    """The network without its last layer, and the transform its weights were made with.
+
+    Raises:
+        ConfigError: No such model or file.
+        DataError: The weights cannot be downloaded or do not fit.
+    """
+    from torchvision import models
+
+    check(config)
+    default = models.get_model_weights(config.name).DEFAULT
+    options = {"transform_input": True} if config.name in _RESCALED_INPUT else {}
+    if config.weights == "default":
+        model = models.get_model(config.name, weights=None, **options, **_quiet(config.name))
+        last = cut_last_layer(model)
+        load_weights(model, _download(default), (f"{last}.", "aux", "AuxLogits"), "default")
+    else:
+        local = config.weights != "none"
+        tensors = read_state_dict(config.weights) if local else {}
+        model = models.get_model(config.name, weights=None, **(options if local else {}), **_quiet(config.name))
+        last = cut_last_layer(model)
+        if local:
+            load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), config.weights)
+    return Network(model, _transform(default, resized=config.weights != "none"), f"input of the last layer ({last})")
+
+
+def cut_last_layer(model: nn.Module) -> str:
+    """Replace the last linear (or 1 x 1 convolutional) layer by the identity; returns its name.
+
+    Raises:
+        ConfigError: The model has none.
+    """
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1))
+    ]
+    if not layers:
+        raise ConfigError(f"{type(model).__name__} has no last layer to cut; choose another backbone.name.")
+    parent, _, child = layers[-1].rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
+    return layers[-1]
+
+
+def _quiet(name: str) -> dict[str, Any]:
+    """GoogLeNet and Inception: no auxiliary classifiers, and the initialisation torchvision asks to be named."""
+    return {"aux_logits": False, "init_weights": True} if name in _RESCALED_INPUT else {}
+
+
+def _download(weights: Any) -> dict[str, Any]:
+    """The state dict of torchvision's own weights, checked against the hash in their file name."""
+    import torch
+
+    try:
+        return dict(weights.get_state_dict(progress=True, check_hash=True))
+    except (OSError, RuntimeError, ValueError) as error:
+        place = f"{torch.hub.get_dir()}/checkpoints/{weights.url.rsplit('/', 1)[-1]}"
+        raise DataError(
+            f"the weights {weights} cannot be fetched ({error}). Without a network: place {weights.url} at {place}, or "
+            "set backbone.weights to a file of yours (backbone.weights=none: random ones)."
+        ) from error
+
+
+def _transform(weights: Any, *, resized: bool) -> ImageTransform:
+    own = weights.transforms()
+    return ImageTransform(
+        own.resize_size[0] if resized else None,
+        own.crop_size[0] if resized else None,
+        own.interpolation.value,
+        tuple(own.mean),
+        tuple(own.std),
+    )

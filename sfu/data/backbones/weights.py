@@ -1,0 +1,100 @@
+"""Weights from a local file, without unpickling; and the digest by which a network is known again."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sfu.errors import ConfigError, DataError
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+
+
+def read_state_dict(setting: str) -> dict[str, Tensor]:
+    """The tensors of ``backbone.weights=FILE``: safetensors, or a torch file read with ``weights_only=True``.
+
+    Checkpoints that wrap the weights (``state_dict`` and the like) or prefix every name with ``module.`` are unwrapped.
+
+    Raises:
+        ConfigError: There is no such file.
+        DataError: It is damaged, holds objects other than tensors, or no tensors at all.
+    """
+    path = Path(setting).expanduser()
+    where = f"backbone.weights={setting}"
+    if not path.is_file():
+        raise ConfigError(
+            f"{where} is not a file (looked from {Path.cwd()}); give default, none, or a file of weights."
+        )
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            found: object = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"Unsupported \w+: (?:GLOBAL )?(\S+)", str(error))
+        if found is None:
+            raise DataError(f"{where} cannot be read; it is damaged or no torch file.") from error
+        raise DataError(
+            f"{where} holds more than tensors ({found.group(1)}), which sfu never unpickles; save model.state_dict() "
+            "as safetensors or with torch.save."
+        ) from error
+    except Exception as error:  # torch and safetensors raise many kinds on damaged files
+        first = (str(error).splitlines() or [""])[0]
+        raise DataError(f"{where} cannot be read ({type(error).__name__}: {first}); is it whole?") from error
+    for key in _WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    tensors = {str(k): v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, Mapping) else {}
+    if not tensors:
+        raise DataError(f"{where} holds no tensors by name; save model.state_dict().")
+    if all(name.startswith("module.") for name in tensors):
+        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[str, ...], setting: str) -> None:
+    """Copy ``tensors`` into ``model``, all of it; names that begin with one of ``ignored`` are skipped.
+
+    Raises:
+        DataError: A tensor is missing, left over or of another shape: the file is of another architecture.
+    """
+    own = model.state_dict()
+    given = {name: t for name, t in tensors.items() if not name.startswith(ignored)} if ignored else tensors
+    counters = {name for name in own if name.endswith("num_batches_tracked")}  # not in older files, and without effect
+    missing = sorted(set(own) - set(given) - counters)
+    left_over = sorted(set(given) - set(own))
+    shapes = sorted(name for name in set(own) & set(given) if own[name].shape != given[name].shape)
+    if missing or left_over or shapes:
+        kinds = (("lacks", missing), ("has besides", left_over), ("has in other shapes", shapes))
+        what = "; ".join(f"{verb} {_some(names)}" for verb, names in kinds if names)
+        raise DataError(f"backbone.weights={setting} does not fit this architecture: it {what}.")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in given:
+                tensor.copy_(given[name])
+    bad = [name for name, tensor in own.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+    if bad:
+        raise DataError(f"backbone.weights={setting} has NaN or infinite values in {_some(bad)}.")
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 over every parameter and buffer with its name, 64 hex digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,150 @@
+"""Images of your own: ``dataset.path`` with one folder a class, below train/ and test/ or not, or with a CSV of labels.
+
+Folders are read as torchvision's ``ImageFolder`` reads them: classes in sorted order, images in sorted order, the same
+file endings; but hidden files and folders are left out. With ``dataset.labels_csv`` folders mean nothing, except that
+train/ and test/ are the parts if the CSV file lists files of both and has no split column.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sfu.data.download.settings import refuse_unused
+from sfu.data.images.image_set import ImageSet
+from sfu.data.images.images import FileImages
+from sfu.data.images.labels_csv import LabelledFiles, read_labels_csv
+from sfu.data.images.listing import IMAGE_ENDINGS, files_below, is_image, subfolders
+from sfu.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from sfu.settings import DatasetConfig
+
+log = logging.getLogger(__name__)
+
+_TRAIN, _TEST = "train", "test"
+
+
+def images(config: DatasetConfig) -> ImageSet:
+    """Training images, then test images, each by class and name; without test/ a test part is yet to be drawn.
+
+    With ``dataset.labels_csv``: by name.
+
+    Raises:
+        ConfigError: Settings that cannot work.
+        DataError: Folders or CSV file are empty or contradict each other.
+    """
+    folder, csv_file = _places(config)
+    if csv_file is not None:
+        return _from_csv(folder, csv_file, config.n_classes)
+    parts = [folder / _TRAIN, folder / _TEST] if _has_parts(folder) else [folder]
+    classes = _class_folders(parts[0])
+    if len(classes) < 2:
+        raise DataError(f"{parts[0]} holds one class, {classes[0]}; at least two are needed.")
+    strangers = [name for name in _class_folders(parts[-1]) if name not in classes]
+    if strangers:
+        raise DataError(f"{parts[-1]} has classes that {parts[0]} lacks: {', '.join(strangers)}.")
+    found = [_labelled(part, classes) for part in parts]
+    samples = [sample for part in found for sample in part]
+    labels_N = np.array([label for _, label in samples], dtype=np.int64)
+    is_test_N = np.arange(len(samples)) >= len(found[0]) if len(parts) == 2 else None
+    return ImageSet(FileImages([path for path, _ in samples]), labels_N, is_test_N, tuple(classes))
+
+
+def source_files(config: DatasetConfig) -> list[Path]:
+    """The folder and the CSV file.
+
+    Raises:
+        ConfigError: No path, or a setting that an image folder would ignore.
+        DataError: Folder or CSV file is missing, or one of train/ and test/.
+    """
+    return [place for place in _places(config) if place is not None]
+
+
+def _places(config: DatasetConfig) -> tuple[Path, Path | None]:
+    refuse_unused(config, "path", "labels_csv")
+    if not config.path:
+        raise ConfigError(
+            "dataset=image_folder needs dataset.path: a folder of train/ and test/, or of one folder for each class."
+        )
+    folder = Path(config.path).expanduser()
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else f"does not exist (looked from {Path.cwd()})"
+        raise DataError(f"dataset.path={folder} {what}.")
+    if config.labels_csv:
+        csv_file = folder / Path(config.labels_csv).expanduser()
+        if not csv_file.is_file():
+            raise DataError(f"dataset.labels_csv={config.labels_csv} is no file (looked for {csv_file}).")
+        return folder, csv_file
+    _has_parts(folder)
+    return folder, None
+
+
+def _has_parts(folder: Path) -> bool:
+    """Whether there are train/ and test/ with folders in them (a class may well be called train).
+
+    Raises:
+        DataError: Only one of the two.
+    """
+    there = [name for name in (_TRAIN, _TEST) if (folder / name).is_dir() and subfolders(folder / name)]
+    if len(there) == 1:
+        lacking = _TEST if there == [_TRAIN] else _TRAIN
+        raise DataError(
+            f"dataset.path={folder} has {there[0]}/ but no {lacking}/ with class folders; it holds "
+            f"{', '.join(subfolders(folder))}. Add {lacking}/, or set dataset.path={folder / there[0]} to have a "
+            "test part drawn."
+        )
+    return bool(there)
+
+
+def _class_folders(folder: Path) -> list[str]:
+    classes = subfolders(folder)
+    if not classes:
+        raise DataError(
+            f"{folder} holds no folders; put images in one folder for each class, or name their classes by "
+            "dataset.labels_csv."
+        )
+    return classes
+
+
+def _labelled(part: Path, classes: list[str]) -> list[tuple[str, int]]:
+    """Paths and class indices of one part, in torchvision's order."""
+    images_of = {name: [file for file in files_below(part / name) if is_image(file)] for name in subfolders(part)}
+    empty = [f"{name}/" for name, files in images_of.items() if not files]
+    if empty:
+        raise DataError(
+            f"{part} has no image in {', '.join(empty)}; fill or remove it. Images end in {', '.join(IMAGE_ENDINGS)}."
+        )
+    index = {name: number for number, name in enumerate(classes)}
+    return [(f"{part}/{name}/{file}", index[name]) for name, files in images_of.items() for file in files]
+
+
+def _from_csv(folder: Path, csv_file: Path, n_classes: int | None) -> ImageSet:
+    present = set(files_below(folder))
+    listed = read_labels_csv(csv_file, folder, present, n_classes)
+    left_out = sum(is_image(file) for file in present.difference(listed.files))
+    if left_out:
+        log.warning("%d images below %s are not in %s and are left out", left_out, folder, csv_file)
+    names = listed.class_names
+    if len(names) < 2:
+        raise DataError(f"dataset.labels_csv={csv_file} holds one class, {names[0]}; at least two are needed.")
+    is_test_N = _parts_by_folder(listed, csv_file) if listed.is_test_N is None else listed.is_test_N
+    return ImageSet(FileImages([f"{folder}/{file}" for file in listed.files]), listed.labels_N, is_test_N, names)
+
+
+def _parts_by_folder(listed: LabelledFiles, csv_file: Path) -> np.ndarray | None:
+    """The test part if the listed files lie in train/ and test/; ``None`` if not in both of them."""
+    first_N = np.array([file.split(os.sep)[0] for file in listed.files])
+    if not {_TRAIN, _TEST} <= set(first_N.tolist()):
+        return None
+    strays = np.flatnonzero(~np.isin(first_N, (_TRAIN, _TEST)))
+    if len(strays):
+        raise DataError(
+            f"dataset.labels_csv={csv_file}: {listed.files[strays[0]]!r} lies in neither train/ nor test/; "
+            "add a split column (train or test)."
+        )
+    return first_N == _TEST

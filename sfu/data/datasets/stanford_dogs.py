@@ -1,0 +1,135 @@
+"""Stanford Dogs: 12,000 training and 8,580 test images of 120 breeds (Khosla et al. 2011), official lists and layout.
+
+    root/stanford_dogs/Images/n02085620-Chihuahua/n02085620_10074.jpg ...
+    root/stanford_dogs/train_list.mat, test_list.mat        fields file_list [n, 1] and labels [n, 1], 1 .. 120
+
+Checksums as in TensorFlow Datasets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sfu.data.download.archive import Archive
+from sfu.data.download.obtain import obtain, require_obtainable
+from sfu.data.download.settings import refuse_unused, root_folder
+from sfu.data.images.image_set import ImageSet
+from sfu.data.images.images import FileImages
+from sfu.errors import DataError
+
+if TYPE_CHECKING:
+    from sfu.settings import DatasetConfig
+
+log = logging.getLogger(__name__)
+
+_HOME = "http://vision.stanford.edu/aditya86/ImageNetDogs/"
+_LISTS = ("train_list.mat", "test_list.mat")
+_ARCHIVES = (
+    Archive(
+        f"{_HOME}images.tar",
+        "images.tar",
+        "sha256",
+        "a443fc2f9a851aa1a7b8e4fa4af94b8459fce2c9f5a2f4dd4669cf9673a4ec58",
+        ("Images",),
+        793_579_520,
+    ),
+    Archive(
+        f"{_HOME}lists.tar",
+        "lists.tar",
+        "sha256",
+        "34b47cacd9a98b5d150e084f24d29391c084c55272295ec65c85651bc35f4d6c",
+        _LISTS,
+        481_280,
+    ),
+)
+_PUBLISHED = [12_000, 8_580]
+
+
+def images(config: DatasetConfig) -> ImageSet:
+    """The training list, then the test list, in their order whichever split is used.
+
+    With ``dataset.official_split=false`` the test part is yet to be drawn from all of them.
+
+    Raises:
+        DataError: Something is missing and cannot be fetched, or lists and folders contradict each other.
+    """
+    source_files(config)
+    root = root_folder(config) / "stanford_dogs"
+    obtain(_ARCHIVES, root, config.download)
+    parts = [_read_list(root / name) for name in _LISTS]
+    files = [file for part, _ in parts for file in part]
+    labels_N = np.concatenate([labels for _, labels in parts]) - 1
+    breeds = _breeds(files, labels_N, root)
+    _require_files(files, root / "Images")
+    counts = [len(part) for part, _ in parts]
+    if counts != _PUBLISHED:
+        log.warning(
+            "%s: the lists name %d training and %d test images, the published ones %d and %d",
+            root,
+            *counts,
+            *_PUBLISHED,
+        )
+    is_test_N = np.arange(len(files)) >= counts[0] if config.official_split else None
+    return ImageSet(FileImages([os.path.join(root, "Images", file) for file in files]), labels_N, is_test_N, breeds)
+
+
+def source_files(config: DatasetConfig) -> list[Path]:
+    """The folder of images, the two lists and their archives, below ``dataset.root``/stanford_dogs.
+
+    Raises:
+        ConfigError: A setting that Stanford Dogs would ignore.
+        DataError: Something is missing, and ``dataset.download=false``.
+    """
+    refuse_unused(config, "root", "official_split")
+    return require_obtainable(_ARCHIVES, root_folder(config) / "stanford_dogs", config.download)
+
+
+def _read_list(path: Path) -> tuple[list[str], np.ndarray]:
+    """File names relative to Images, and labels from 1."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path, variable_names=("file_list", "labels"))
+        files = [str(cell.item()) for cell in content["file_list"].ravel()]
+        labels = content["labels"].ravel().astype(np.int64)
+    except Exception as error:  # on damage scipy raises whatever its parser stumbles on
+        raise DataError(
+            f"{path} is no list of Stanford Dogs ({type(error).__name__}: {error}). Remove it, and sfu extracts it "
+            "again from lists.tar."
+        ) from error
+    if not files or len(files) != len(labels):
+        raise DataError(f"{path} names {len(files)} files and {len(labels)} labels; it must have one label a file.")
+    return files, labels
+
+
+def _breeds(files: list[str], labels_N: np.ndarray, root: Path) -> tuple[str, ...]:
+    """Names of the classes; every class is one folder, every folder one class, and no file is listed twice."""
+    if len(set(files)) < len(files):
+        raise DataError(f"{root}: {' and '.join(_LISTS)} name an image twice, so test images would be trained on.")
+    folders = sorted({(int(label), file.split("/")[0]) for label, file in zip(labels_N, files, strict=True)})
+    if [label for label, _ in folders] != list(range(len(folders))) or len({name for _, name in folders}) < len(
+        folders
+    ):
+        raise DataError(
+            f"{root}: labels and folders of {' and '.join(_LISTS)} contradict each other; each label from 1 on must "
+            "stand for one folder such as n02085620-Chihuahua."
+        )
+    return tuple(name.split("-", 1)[-1].replace("_", " ") for _, name in folders)
+
+
+def _require_files(files: list[str], folder: Path) -> None:
+    there: set[str] = set()
+    for name in {file.split("/")[0] for file in files}:
+        if name.strip(".") and (folder / name).is_dir():  # never ".."
+            there.update(f"{name}/{file}" for file in os.listdir(folder / name))
+    lacking = [file for file in files if file not in there]
+    if lacking:
+        raise DataError(
+            f"{folder} lacks {lacking[0]} and {len(lacking) - 1} more of the {len(files)} images that "
+            f"{' and '.join(_LISTS)} name. Remove the folder, and sfu extracts it again from images.tar."
+        )

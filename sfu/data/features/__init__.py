@@ -1,0 +1,1 @@
+"""Features extracted once and kept."""

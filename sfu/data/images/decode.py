@@ -1,0 +1,73 @@
+"""One image file to 8-bit pixels, whatever its mode, depth and orientation.
+
+Shapes: K channels (1 or 3), H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from sfu.errors import DataError
+
+_MODES = {1: "L", 3: "RGB"}
+_DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+
+
+class ImageError(DataError):
+    """An image cannot be decoded."""
+
+
+def decode_image(data: bytes, channels: int = 3) -> Tensor:
+    """Pixels of an encoded image, uint8 ``[K, H, W]`` (channels last in memory), upright.
+
+    EXIF orientation is applied. Greyscale of 16 bits is scaled to 8 (65535 becomes 255); CMYK, palettes and one-bit
+    images are converted; an alpha channel is dropped, as torchvision's loader does. Of an animation the first frame is
+    taken.
+
+    Args:
+        data: The file's bytes.
+        channels: K: 3 for RGB, 1 for greyscale.
+
+    Raises:
+        ImageError: The bytes are no image, are cut short, or hold numbers without a fixed range (floating point).
+    """
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data))
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            image = ImageOps.exif_transpose(image)
+        pixels = np.array(_to_mode(image, _MODES[channels]))
+    except UnidentifiedImageError:
+        what = "is empty" if not data else "is in no image format that Pillow knows"
+        raise ImageError(what) from None
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"has more pixels than are safe to decode ({error})") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # on broken files Pillow's plugins raise whatever their parsers stumble on
+        raise ImageError(f"is damaged ({error})") from None
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)
+
+
+def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == mode:
+        return image
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range; convert the image to 8 or 16 bits")
+    if image.mode in _DEEP_GREY:
+        image = _eight_bits(image)
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert(mode)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 65535:
+        raise ValueError(f"greyscale from {low} to {high} is neither 8 nor 16 bits")
+    return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8), "L")

@@ -1,0 +1,57 @@
+"""A labelled image dataset as a dataset file hands it over, before features are extracted.
+
+Shapes: N images of both parts together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sfu.data.images.images import Images
+from sfu.errors import DataError
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """All images of a dataset in one fixed order that depends on no seed, so that features are extracted once.
+
+    Attributes:
+        images: The images, those of the test part too.
+        labels_N: Class indices ``0 .. C-1``, int64.
+        is_test_N: Which images are the test part; ``None`` if one is yet to be drawn (``dataset.test_fraction``).
+        class_names: C names.
+    """
+
+    images: Images
+    labels_N: np.ndarray
+    is_test_N: np.ndarray | None
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check the lengths.
+
+        Raises:
+            DataError: There are no images, or the arrays do not belong together.
+        """
+        n_images = len(self.images)
+        if n_images == 0:
+            raise DataError("the dataset holds no image.")
+        lengths = {len(self.labels_N), n_images, *([] if self.is_test_N is None else [len(self.is_test_N)])}
+        if len(lengths) > 1:
+            raise DataError(f"{n_images} images, {len(self.labels_N)} labels and a test part that do not fit together.")
+
+    def limited(self, per_class: int | None) -> ImageSet:
+        """The first ``per_class`` images of each class and part, in order; everything for ``None``."""
+        if per_class is None:
+            return self
+        part_N = np.zeros_like(self.labels_N) if self.is_test_N is None else self.is_test_N.astype(np.int64)
+        group_N = 2 * self.labels_N + part_N
+        kept = [np.flatnonzero(group_N == group)[:per_class] for group in np.unique(group_N)]
+        return self.rows(np.sort(np.concatenate(kept)))
+
+    def rows(self, index: np.ndarray) -> ImageSet:
+        """Some of the images with all that belongs to them."""
+        is_test_N = None if self.is_test_N is None else self.is_test_N[index]
+        return ImageSet(self.images.take(index.tolist()), self.labels_N[index], is_test_N, self.class_names)

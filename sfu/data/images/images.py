@@ -1,0 +1,149 @@
+"""A sequence of images that can be decoded one by one, named, fingerprinted and cut down to some rows.
+
+Shapes: N images, K channels (1 or 3), H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfu.data.images.decode import ImageError, decode_image
+from sfu.data.images.fingerprint import file_digests
+from sfu.errors import DataError
+
+
+class Images(ABC):
+    """N images in a fixed order.
+
+    Attributes:
+        channels: K of every decoded image: 1 (greyscale) or 3 (RGB).
+    """
+
+    channels: int
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """N."""
+
+    @abstractmethod
+    def decode(self, index: int) -> Tensor:
+        """Pixels of one image, uint8 ``[K, H, W]``.
+
+        Raises:
+            ImageError: It cannot be decoded; the message names it.
+        """
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What to call one image in messages."""
+
+    @abstractmethod
+    def take(self, rows: Sequence[int] | Tensor) -> Images:
+        """Some of the images, in the order given, from which no other image can be reached."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """SHA-256 over the contents of all images in order, 64 hex digits."""
+
+    @property
+    @abstractmethod
+    def paths(self) -> list[Path]:
+        """The files that decoding opens; none if the images are in memory."""
+
+
+class ArrayImages(Images):
+    """Images of one size, in memory."""
+
+    def __init__(self, pixels: np.ndarray, what: str) -> None:
+        """Keep ``pixels``, uint8 ``[N, H, W]`` or ``[N, H, W, K]``; ``what`` names the dataset in messages.
+
+        Raises:
+            DataError: They are of another dtype or shape.
+        """
+        if pixels.ndim == 3:
+            pixels = pixels[..., None]
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
+            raise DataError(f"{what}: images must be uint8 [N, H, W, 1 or 3], not {pixels.dtype} {pixels.shape}.")
+        self.pixels_NHWK = np.ascontiguousarray(pixels)
+        self.channels = pixels.shape[3]
+        self._what = what
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self.pixels_NHWK)
+
+    def decode(self, index: int) -> Tensor:
+        """A copy of one image's pixels."""
+        return torch.from_numpy(self.pixels_NHWK[index].transpose(2, 0, 1).copy())
+
+    def name(self, index: int) -> str:
+        """Its number."""
+        return f"image {index} of {self._what}"
+
+    def take(self, rows: Sequence[int] | Tensor) -> ArrayImages:
+        """Copies of some images."""
+        return ArrayImages(self.pixels_NHWK[np.asarray(rows, dtype=np.int64)], self._what)
+
+    def fingerprint(self) -> str:
+        """Over shape and bytes."""
+        digest = hashlib.sha256(f"array {self.pixels_NHWK.shape}".encode())
+        digest.update(self.pixels_NHWK.data)
+        return digest.hexdigest()
+
+    @property
+    def paths(self) -> list[Path]:
+        """None: the images are in memory."""
+        return []
+
+
+class FileImages(Images):
+    """Images in files, of any sizes, read when they are decoded."""
+
+    def __init__(self, paths: Sequence[Path | str], channels: int = 3) -> None:
+        """Keep the paths; nothing is opened yet."""
+        self._paths = [str(path) for path in paths]
+        self.channels = channels
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self._paths)
+
+    def decode(self, index: int) -> Tensor:
+        """Read and decode one file."""
+        path = self._paths[index]
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise ImageError(f"{path} cannot be read ({error.strerror})") from None
+        try:
+            return decode_image(data, self.channels)
+        except ImageError as error:
+            raise ImageError(f"{path} {error}") from None
+
+    def name(self, index: int) -> str:
+        """Its path."""
+        return self._paths[index]
+
+    def take(self, rows: Sequence[int] | Tensor) -> FileImages:
+        """Paths of some images."""
+        return FileImages([self._paths[int(row)] for row in rows], self.channels)
+
+    def fingerprint(self) -> str:
+        """Over every file's own digest and the number of channels; files seen before are not read again."""
+        digest = hashlib.sha256(f"files {self.channels}".encode())
+        for one in file_digests(self._paths):
+            digest.update(one)
+        return digest.hexdigest()
+
+    @property
+    def paths(self) -> list[Path]:
+        """All of them."""
+        return [Path(path) for path in self._paths]

@@ -1,0 +1,158 @@
+"""Labels of image files from a CSV file: columns ``file``, ``label`` and, if there is an official split, ``split``.
+
+Shapes: N files.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sfu.errors import DataError
+
+_NEEDED = ("file", "label")
+_SPLITS = ("train", "test")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """Files in the order of their names, whatever the order of the rows.
+
+    Attributes:
+        files: N paths, relative to the folder of images.
+        labels_N: Class indices, int64.
+        is_test_N: Where ``split`` is ``test``; ``None`` without such a column.
+        class_names: The labels, sorted; integers are class indices already.
+    """
+
+    files: list[str]
+    labels_N: np.ndarray
+    is_test_N: np.ndarray | None
+    class_names: tuple[str, ...]
+
+
+class _Row(NamedTuple):
+    file: str
+    label: str
+    split: str
+    line: int
+
+
+def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int | None) -> LabelledFiles:
+    """Read and check the labels of files below ``folder``.
+
+    Labels are names, numbered in sorted order, unless all of them are integers: those are class indices from 0.
+
+    Args:
+        path: The CSV file, UTF-8, with a header; further columns are ignored.
+        folder: The folder of images, for messages.
+        present: Paths of the files below it, relative to it.
+        n_classes: ``dataset.n_classes``: bounds integer labels, and allows some not to occur.
+
+    Raises:
+        DataError: The file cannot be read or has no such columns, or rows are wrong: each is named by its line.
+    """
+    rows, has_split = _read_rows(path)
+    problems = _problems(rows, present, folder, has_split)
+    if problems:
+        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
+        raise DataError(f"dataset.labels_csv={path}: {'; '.join(problems[:_SHOWN])}{more}.")
+    rows.sort()
+    labels_N, names = _numbered([row.label for row in rows], path, n_classes)
+    is_test_N = np.array([row.split == "test" for row in rows]) if has_split else None
+    if is_test_N is not None and (is_test_N.all() or not is_test_N.any()):
+        raise DataError(
+            f"dataset.labels_csv={path}: every row has split {rows[0].split}; leave the column out to have a test part "
+            "drawn."
+        )
+    return LabelledFiles([row.file for row in rows], labels_N, is_test_N, names)
+
+
+def _read_rows(path: Path) -> tuple[list[_Row], bool]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            columns = [name.strip() for name in next(reader, [])]
+            file_at, label_at, split_at = _positions(columns, path)
+            rows = []
+            for cells in reader:
+                if any(cells):
+                    cells += [""] * (len(columns) + 1 - len(cells))  # the last is the split if there is no such column
+                    rows.append(
+                        _Row(_normal(cells[file_at]), cells[label_at].strip(), cells[split_at].strip(), reader.line_num)
+                    )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"dataset.labels_csv={path} cannot be read as CSV in UTF-8 ({error}).") from error
+    if not rows:
+        raise DataError(f"dataset.labels_csv={path} holds no row below its header.")
+    return rows, "split" in columns
+
+
+def _positions(columns: list[str], path: Path) -> tuple[int, int, int]:
+    lacking = [name for name in _NEEDED if name not in columns]
+    if lacking:
+        raise DataError(
+            f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}; its first line names "
+            f"{', '.join(columns) or 'nothing'}. Needed: file,label and optionally split, separated by commas."
+        )
+    return columns.index("file"), columns.index("label"), columns.index("split") if "split" in columns else len(columns)
+
+
+def _normal(file: str) -> str:
+    file = file.strip()
+    return os.path.normpath(file) if "./" in file or "//" in file else file
+
+
+def _problems(rows: list[_Row], present: Set[str], folder: Path, has_split: bool) -> list[str]:
+    problems = []
+    first_lines: dict[str, int] = {}
+    for row in rows:
+        first = first_lines.setdefault(row.file, row.line)
+        good_split = not has_split or row.split in _SPLITS
+        if not (row.file in present and row.label and good_split and first == row.line):
+            problems.append(f"line {row.line}: {_what_is_wrong(row, present, folder, first)}")
+    return problems
+
+
+def _what_is_wrong(row: _Row, present: Set[str], folder: Path, first: int) -> str:
+    if not row.file:
+        return "no file"
+    if os.path.isabs(row.file) or row.file.split(os.sep)[0] == "..":
+        return f"{row.file!r} lies outside dataset.path={folder}; files are given relative to it"
+    if row.file not in present:
+        return f"{row.file!r} does not exist below dataset.path={folder}"
+    if first != row.line:
+        return f"{row.file!r} is in line {first} already"
+    if not row.label:
+        return f"no label for {row.file!r}"
+    return f"split {row.split!r} of {row.file!r} is neither train nor test"
+
+
+def _numbered(labels: list[str], path: Path, n_classes: int | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    try:
+        numbers = [int(label) for label in labels]
+    except ValueError:
+        names = sorted(set(labels))
+        index = {name: number for number, name in enumerate(names)}
+        return np.array([index[label] for label in labels], dtype=np.int64), tuple(names)
+    count = max(numbers) + 1 if n_classes is None else n_classes
+    outside = sorted({number for number in numbers if not 0 <= number < count})
+    if outside:
+        raise DataError(
+            f"dataset.labels_csv={path}: label {outside[0]} is no class index from 0"
+            + ("." if n_classes is None else f" below dataset.n_classes={n_classes}.")
+        )
+    unused = count - len(set(numbers))
+    if n_classes is None and unused:
+        raise DataError(
+            f"dataset.labels_csv={path}: integer labels are class indices 0 .. {count - 1}, but {unused} of these do "
+            "not occur; count from 0 without gaps, use names, or state dataset.n_classes."
+        )
+    return np.array(numbers, dtype=np.int64), tuple(str(number) for number in range(count))

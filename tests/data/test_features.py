@@ -1,0 +1,443 @@
+"""Features extracted once: kept by content, resumed at the chunk reached, shared by jobs, not believed when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from sfu import features_cli
+from sfu.data.backbones import pixels
+from sfu.data.backbones.network import Network
+from sfu.data.backbones.transform import ImageTransform
+from sfu.data.features import store as store_module
+from sfu.data.features.augment import AUGMENTATIONS, AugmentedImages
+from sfu.data.features.extract import Extractor
+from sfu.data.images.decode import ImageError
+from sfu.data.images.images import ArrayImages, FileImages
+from sfu.errors import ArtifactError, ConfigError, DataError
+from sfu.settings import BackboneConfig
+
+CPU = torch.device("cpu")
+
+
+class Counting(ArrayImages):
+    """Images that count how often they are decoded, and can be told to fail."""
+
+    def __init__(self, pixels: np.ndarray, what: str = "counted") -> None:
+        super().__init__(pixels, what)
+        self.decoded: list[int] = []
+        self.stop_at: int | None = None
+        self.damaged: set[int] = set()
+
+    def decode(self, index: int) -> torch.Tensor:
+        if index == self.stop_at:
+            raise KeyboardInterrupt
+        if index in self.damaged:
+            raise ImageError(f"{self.name(index)} is damaged (on purpose)")
+        self.decoded.append(index)
+        return super().decode(index)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    monkeypatch.setattr(store_module, "CHUNK_ROWS", 16)
+
+
+@pytest.fixture
+def images() -> Counting:
+    return Counting(np.random.default_rng(0).integers(0, 256, size=(50, 6, 5, 3), dtype=np.uint8))
+
+
+def extractor(cache: Path, **settings) -> Extractor:
+    config = BackboneConfig(**{"name": "pixels", "cache": str(cache), "batch_size": 7, **settings})
+    return Extractor(config, CPU, say=lambda sentence: None)
+
+
+def expected(images: ArrayImages) -> torch.Tensor:
+    return torch.from_numpy(images.pixels_NHWK.transpose(0, 3, 1, 2).reshape(len(images), -1)) / 255
+
+
+def chunks(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*/chunk-*.safetensors"))
+
+
+# --- extracted once
+
+
+def test_features_are_those_of_every_image_in_order_and_are_extracted_once(tmp_path, images):
+    progress: list[tuple[int, int]] = []
+    first = Extractor(extractor(tmp_path).config, CPU, progress=lambda *at: progress.append(at)).extract(images)
+    torch.testing.assert_close(first.features_MD, expected(images), rtol=0, atol=1e-7)
+    assert first.rows_M.tolist() == list(range(50))
+    assert sorted(images.decoded) == list(range(50))
+    assert progress[-1] == (50, 50)
+    assert [at[0] for at in progress] == sorted(at[0] for at in progress)
+    again = extractor(tmp_path).extract(images)
+    assert again.features_MD.equal(first.features_MD)
+    assert len(images.decoded) == 50
+    assert len(chunks(tmp_path)) == 4
+
+
+def test_a_second_run_does_not_even_build_the_backbone(monkeypatch, tmp_path, images):
+    first = extractor(tmp_path).extract(images)
+    monkeypatch.setattr(pixels, "build", lambda config: pytest.fail("the backbone was built again"))
+    assert extractor(tmp_path).extract(images).features_MD.equal(first.features_MD)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"size": 4}, {"mean": [0.5] * 3, "std": [0.5] * 3}, {"dtype": "float64"}, {"dtype": "bfloat16"},
+     {"name": "resnet18", "weights": "none"}],
+    ids=lambda change: ",".join(change),
+)  # fmt: skip
+def test_whatever_decides_the_features_has_its_own_store(tmp_path, images, change):
+    base = extractor(tmp_path).store(images).key
+    assert extractor(tmp_path, **change).store(images).key != base
+    assert extractor(tmp_path).store(images, {"augmentation": "flip"}).key != base
+    assert extractor(tmp_path).store(images.take(range(49))).key != base
+    other = images.pixels_NHWK.copy()
+    other[17, 0, 0, 0] ^= 1
+    assert extractor(tmp_path).store(ArrayImages(other, "counted")).key != base
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 50}, {"workers": 1}])
+def test_whatever_does_not_decide_them_does_not(tmp_path, images, change):
+    first = extractor(tmp_path).extract(images)
+    again = extractor(tmp_path, **change).extract(images)
+    assert again.features_MD.equal(first.features_MD)
+    assert len(images.decoded) == 50
+
+
+def test_random_weights_of_another_seed_are_another_backbone(tmp_path, images):
+    keys = {extractor(tmp_path, name="resnet18", weights="none", seed=seed).store(images).key for seed in (0, 1)}
+    assert len(keys) == 2
+
+
+def test_a_weights_file_that_changes_is_another_backbone(tmp_path, images):
+    from torchvision import models
+
+    path = tmp_path / "weights.safetensors"
+    keys = set()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        save_file(models.resnet18().state_dict(), path)
+        keys.add(extractor(tmp_path / "cache", name="resnet18", weights=str(path)).store(images).key)
+    assert len(keys) == 2
+
+
+# --- interrupted
+
+
+def test_an_interrupted_extraction_goes_on_at_the_chunk_it_had_reached(tmp_path, images):
+    whole = extractor(tmp_path / "whole").extract(images)
+    images.decoded.clear()
+    images.stop_at = 40
+    with pytest.raises(KeyboardInterrupt):
+        extractor(tmp_path / "cut").extract(images)
+    assert [path.name for path in chunks(tmp_path / "cut")] == [f"chunk-0000{i}.safetensors" for i in (0, 1)]
+    images.stop_at = None
+    images.decoded.clear()
+    resumed = extractor(tmp_path / "cut").extract(images)
+    assert sorted(images.decoded) == list(range(32, 50))
+    assert resumed.features_MD.equal(whole.features_MD)
+    for one, other in zip(chunks(tmp_path / "whole"), chunks(tmp_path / "cut"), strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+_KILLED = """
+import sys, time, numpy as np, torch
+from pathlib import Path
+from sfu.data.features import store
+store.CHUNK_ROWS = 16
+from sfu.data.features.extract import Extractor
+from sfu.data.images.images import ArrayImages
+from sfu.settings import BackboneConfig
+class Slow(ArrayImages):
+    def decode(self, index):
+        time.sleep(0.01)
+        return super().decode(index)
+images = Slow(np.load(sys.argv[2]), "slow")
+config = BackboneConfig(name="pixels", cache=sys.argv[1], batch_size=7, workers=1)
+Extractor(config, torch.device("cpu")).extract(images)
+"""
+
+
+def test_a_process_killed_outright_leaves_whole_chunks_and_no_lock(tmp_path):
+    pixels = np.random.default_rng(1).integers(0, 256, size=(400, 3, 3, 3), dtype=np.uint8)
+    np.save(tmp_path / "pixels.npy", pixels)
+    cache = tmp_path / "cache"
+    process = subprocess.Popen([sys.executable, "-c", _KILLED, str(cache), str(tmp_path / "pixels.npy")])
+    deadline = time.monotonic() + 60
+    while len(chunks(cache)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    there = len(chunks(cache))
+    assert 2 <= there < 25
+    images = Counting(pixels, "slow")
+    found = extractor(cache).extract(images)
+    torch.testing.assert_close(found.features_MD, expected(images), rtol=0, atol=1e-7)
+    assert sorted(images.decoded) == list(range(16 * there, 400))
+
+
+# --- damaged and foreign files
+
+
+def _damage_by_cutting(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _damage_one_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _from_another_place(path: Path) -> None:
+    shutil.copy(path.with_name("chunk-00000.safetensors"), path)
+
+
+def _of_another_content(path: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["chunk"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about["key"] = "0" * 32
+    save_file(tensors, path, {"chunk": json.dumps(about)})
+
+
+def _without_a_digest(path: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file({**tensors, "features": tensors["features"] + 1}, path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_damage_by_cutting, _damage_one_bit, _empty, _from_another_place, _of_another_content, _without_a_digest],
+    ids=lambda damage: damage.__name__.strip("_"),
+)
+def test_a_chunk_that_is_damaged_or_foreign_is_made_again_and_no_other(tmp_path, images, damage):
+    whole = extractor(tmp_path).extract(images)
+    images.decoded.clear()
+    damage(chunks(tmp_path)[2])
+    assert extractor(tmp_path).extract(images).features_MD.equal(whole.features_MD)
+    assert sorted(images.decoded) == list(range(32, 48))
+
+
+def test_the_folder_of_about_may_be_missing_or_damaged(tmp_path, images):
+    whole = extractor(tmp_path).extract(images)
+    (about,) = tmp_path.glob("*/about.json")
+    about.write_text("{")
+    assert extractor(tmp_path).extract(images).features_MD.equal(whole.features_MD)
+    about.unlink()
+    assert extractor(tmp_path).extract(images).features_MD.equal(whole.features_MD)
+
+
+def test_a_memo_of_a_backbone_that_is_not_what_it_was_is_noticed(tmp_path, images):
+    first = extractor(tmp_path / "cache", name="resnet18", weights="none")
+    key = first.store(images).key
+    (memo,) = (tmp_path / "sfu-cache" / "backbones").iterdir()
+    found = json.loads(memo.read_text())
+    memo.write_text(json.dumps({**found, "record": {**found["record"], "weights": "0" * 64}}))
+    assert extractor(tmp_path / "cache", name="resnet18", weights="none").store(images).key == key  # not believed
+    from sfu.data.backbones.memo import remember
+
+    remember(first.config, {**found["record"], "weights": "0" * 64})
+    with pytest.raises(DataError, match="not what it was when it was last built"):
+        extractor(tmp_path / "cache", name="resnet18", weights="none").extract(images)
+    extractor(tmp_path / "cache", name="resnet18", weights="none").extract(images)
+
+
+# --- damaged images
+
+
+def test_damaged_images_stop_the_extraction_by_name(tmp_path, images):
+    images.damaged = {20, 21, 22, 23}
+    with pytest.raises(ImageError, match=r"image 20 of counted is damaged .*and 1 more.*dataset\.damaged=skip"):
+        extractor(tmp_path).extract(images)
+    assert len(chunks(tmp_path)) == 1  # what came before is kept
+
+
+def test_or_they_are_left_out_and_listed(tmp_path, images):
+    images.damaged = {0, 20, 49}
+    found = extractor(tmp_path).extract(images, fail_on_damage=False)
+    kept = [index for index in range(50) if index not in images.damaged]
+    assert found.rows_M.tolist() == kept
+    torch.testing.assert_close(found.features_MD, expected(images)[kept], rtol=0, atol=1e-7)
+    assert sorted(found.damaged) == [0, 20, 49]
+    with pytest.raises(ImageError, match="image 0 of counted"):  # what was skipped once is not forgotten
+        extractor(tmp_path).extract(images)
+
+
+def test_a_whole_chunk_of_damage_and_nothing_but_damage(tmp_path, images):
+    images.damaged = set(range(16))
+    assert extractor(tmp_path / "a").extract(images, fail_on_damage=False).rows_M.tolist() == list(range(16, 50))
+    images.damaged = set(range(50))
+    with pytest.raises(DataError, match="none of the 50 images can be decoded"):
+        extractor(tmp_path / "b").extract(images, fail_on_damage=False)
+
+
+# --- what else may go wrong
+
+
+def test_too_little_room_is_said_before_the_first_chunk(monkeypatch, tmp_path, images):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(ArtifactError, match=r"need 0 MiB but .* has 0 MiB free; make room \(sfu-features ls"):
+        extractor(tmp_path).extract(images)
+    assert chunks(tmp_path) == []
+
+
+def test_a_full_disk_keeps_what_was_written(monkeypatch, tmp_path, images):
+    import safetensors.torch
+
+    real, written = safetensors.torch.save_file, []
+
+    def full_after_two(*arguments, **options):
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        written.append(1)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full_after_two)
+    with pytest.raises(ArtifactError, match="No space left on device"):
+        extractor(tmp_path).extract(images)
+    assert len(chunks(tmp_path)) == 2
+    assert not list(tmp_path.glob("*/.*"))
+
+
+def test_a_cache_that_cannot_be_written_names_the_setting(tmp_path, images):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match=r"set backbone\.cache to a folder"):
+        extractor(tmp_path / "file").extract(images)
+
+
+def test_features_that_are_not_finite_name_the_image(monkeypatch, tmp_path, images):
+    class Breaks(nn.Module):
+        def forward(self, batch):
+            return batch.flatten(1) / (batch[:, :1, 0, 0] - float(images.pixels_NHWK[19, 0, 0, 0]) / 255)
+
+    monkeypatch.setattr(pixels, "build", lambda config: Network(Breaks(), ImageTransform(), "broken"))
+    with pytest.raises(DataError, match=r"NaN or infinite features for \d+ images \(first: image \d+ of counted\)"):
+        extractor(tmp_path).extract(images)
+
+
+def test_images_of_several_sizes_need_one(tmp_path):
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    for path, size in zip(paths, ((4, 4), (4, 6)), strict=True):
+        Image.new("RGB", size).save(path)
+    with pytest.raises(DataError, match=r"differ in size \(4 x 4, 4 x 6.*set backbone\.size"):
+        extractor(tmp_path / "cache").extract(FileImages(paths))
+    assert extractor(tmp_path / "cache", size=4).extract(FileImages(paths)).features_MD.shape == (2, 48)
+
+
+# --- several processes
+
+
+_OTHER_JOB = """
+import sys, time, numpy as np, torch
+from sfu.data.features import store
+store.CHUNK_ROWS = 16
+from sfu.data.features.extract import Extractor
+from sfu.data.images.images import ArrayImages
+from sfu.settings import BackboneConfig
+class Slow(ArrayImages):
+    def decode(self, index):
+        time.sleep(0.05)
+        return super().decode(index)
+config = BackboneConfig(name="pixels", cache=sys.argv[1], workers=1)
+Extractor(config, torch.device("cpu")).extract(Slow(np.load(sys.argv[2]), "counted"))
+"""
+
+
+def test_while_another_job_extracts_the_same_features_this_one_waits(tmp_path, images):
+    np.save(tmp_path / "pixels.npy", images.pixels_NHWK)
+    cache = tmp_path / "cache"
+    other = subprocess.Popen([sys.executable, "-c", _OTHER_JOB, str(cache), str(tmp_path / "pixels.npy")])
+    deadline = time.monotonic() + 60
+    while not chunks(cache) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    said: list[str] = []
+    found = Extractor(extractor(cache).config, CPU, say=said.append).extract(images)
+    assert other.wait() == 0
+    assert said == ["waiting for another run that extracts the same features"]
+    assert images.decoded == []
+    torch.testing.assert_close(found.features_MD, expected(images), rtol=0, atol=1e-7)
+
+
+def test_two_ranks_give_the_same_bytes_as_one_process(monkeypatch, tmp_path):
+    """A real network under torchrun (gloo), over more than one chunk of the real size."""
+    rng = np.random.default_rng(2)
+    for label in ("a", "b"):
+        folder = tmp_path / "images" / label
+        folder.mkdir(parents=True)
+        for index in range(1050):
+            Image.fromarray(rng.integers(0, 256, size=(8, 8, 3), dtype=np.uint8)).save(folder / f"{index:04d}.png")
+    settings = [
+        "extract", "dataset=image_folder", f"dataset.path={tmp_path / 'images'}", "backbone=resnet18",
+        "backbone.weights=none", "device=cpu",
+    ]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*torchrun, "-m", "sfu.features_cli", *settings, f"backbone.cache={tmp_path / 'two'}"],
+        check=True, env=environment, timeout=240, capture_output=True,
+    )  # fmt: skip
+    monkeypatch.setattr(store_module, "CHUNK_ROWS", 2048)
+    features_cli.main([*settings, f"backbone.cache={tmp_path / 'one'}"])
+    ours, theirs = ({path.name: path.read_bytes() for path in chunks(tmp_path / cache)} for cache in ("one", "two"))
+    assert len(ours) == 2
+    assert ours == theirs
+
+
+# --- augmented images
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_augmentations_keep_the_size_and_are_the_same_every_time(name):
+    images = ArrayImages(np.random.default_rng(3).integers(0, 256, size=(2, 9, 12, 3), dtype=np.uint8), "x")
+    augmented = AugmentedImages(images, name)
+    first = augmented.decode(1)
+    assert first.shape == (3, 9, 12)
+    assert first.dtype == torch.uint8
+    assert first.equal(augmented.decode(1))
+    assert not first.equal(images.decode(1))
+    assert len(augmented.take([1])) == 1
+    assert name in augmented.name(0)
+
+
+def test_what_the_augmentations_do():
+    ramp = np.tile(np.arange(16, dtype=np.uint8) * 10, (16, 1))[None, ..., None]
+    images = ArrayImages(ramp, "x")
+    whole = images.decode(0)
+    assert AugmentedImages(images, "flip").decode(0).equal(whole.flip(-1))
+    cropped = AugmentedImages(images, "crop").decode(0)[0, 8].int()
+    assert int(cropped[-1] - cropped[0]) == pytest.approx(150 * 13 / 15, abs=12)  # 14 of 16 columns, stretched
+    bright = AugmentedImages(images, "brightness").decode(0).float()
+    assert float((bright / whole.clamp(min=1))[0, 0, 1:].std()) < 0.05
+
+
+def test_unknown_and_repeated_augmentations_are_refused():
+    from sfu.data.features.augment import check_augmentations
+
+    with pytest.raises(ConfigError, match=r"curvature\.augment=\['spin'\] names spin; there are flip, crop"):
+        check_augmentations(["spin"], "curvature.augment")
+    with pytest.raises(ConfigError, match="twice"):
+        check_augmentations(["flip", "flip"], "curvature.augment")

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from sfu.data.datasets.image_folder import images, source_files
+from sfu.data.images.listing import IMAGE_ENDINGS
+from sfu.errors import ConfigError, DataError
+from sfu.settings import DatasetConfig
+from tests.data.image_samples import write_classes, write_folder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("SFU_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def config(path: Path | None, **settings) -> DatasetConfig:
+    return DatasetConfig(name="image_folder", path=path and str(path), **settings)
+
+
+def names(found, folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in found.images.paths]
+
+
+def refused(path: Path | None, message: str, error: type = DataError, **settings) -> None:
+    with pytest.raises(error, match=message):
+        images(config(path, **settings))
+
+
+def test_the_file_endings_are_torchvisions():
+    assert IMAGE_ENDINGS == IMG_EXTENSIONS
+
+
+def test_one_folder_is_what_torchvision_reads(tmp_path):
+    odd = ["bee/deeper/z.PNG", "bee/deeper-still/a.jpeg", "bee/notes.txt", "Zebra/1.jpg", "ant/10.jpg", "ant/9.tiff"]
+    folder = write_folder(write_classes(tmp_path), [*odd, "loose.jpg"])
+    found, theirs = images(config(folder)), ImageFolder(folder)
+    assert [
+        (str(path), label) for path, label in zip(found.images.paths, found.labels_N, strict=True)
+    ] == theirs.samples
+    assert found.class_names == tuple(theirs.classes)
+    assert found.is_test_N is None
+    assert source_files(config(folder)) == [folder]
+
+
+def test_train_and_test_are_the_parts(tmp_path):
+    write_classes(tmp_path / "train")
+    write_classes(tmp_path / "test", ("ant", "cat"), 2)
+    found = images(config(tmp_path))
+    assert names(found, tmp_path)[12:] == ["test/ant/0.jpg", "test/ant/1.jpg", "test/cat/0.jpg", "test/cat/1.jpg"]
+    assert found.is_test_N.tolist() == [False] * 12 + [True] * 4
+    assert found.labels_N.tolist()[12:] == [0, 0, 2, 2]
+
+
+def test_hidden_things_are_left_out_and_links_followed(tmp_path):
+    folder = write_classes(tmp_path / "data")
+    before = names(images(config(folder)), folder)
+    write_folder(folder, [".checkpoints/x.jpg", "ant/._0.jpg", "ant/.thumbs/0.jpg"])
+    assert names(images(config(folder)), folder) == before
+    write_folder(tmp_path, ["elsewhere/dog.jpg"])
+    (folder / "ant" / "9.jpg").symlink_to(tmp_path / "elsewhere" / "dog.jpg")
+    (folder / "dog").symlink_to(tmp_path / "elsewhere")
+    found = images(config(folder))
+    assert "ant/9.jpg" in names(found, folder)
+    assert names(found, folder)[-1] == "dog/dog.jpg"
+    assert found.images.decode(len(found.images) - 1).shape == (3, 10, 12)
+
+
+def test_folders_that_cannot_work(tmp_path):
+    refused(None, r"needs dataset\.path", ConfigError)
+    refused(tmp_path / "gone", r"dataset\.path=.*gone does not exist")
+    refused(write_folder(tmp_path, ["f.zip"]) / "f.zip", "is no folder")
+    refused(write_folder(tmp_path / "flat", ["a.jpg", "b.jpg"]), r"holds no folders; .* or name their classes")
+    refused(write_classes(tmp_path / "one", ("ant",)), "holds one class, ant; at least two")
+    refused(write_folder(tmp_path / "none", ["ant/a.txt", "bee/b.gif"]), r"no image in ant/, bee/; fill.*\.webp")
+    empty = write_classes(tmp_path / "empty")
+    (empty / "dog").mkdir()
+    refused(empty, r"has no image in dog/; fill or remove it")
+
+
+def test_parts_that_do_not_fit(tmp_path):
+    write_classes(tmp_path / "train")
+    write_classes(tmp_path / "val")
+    with pytest.raises(DataError, match=r"has train/ but no test/ .*; it holds train, val\. Add test/"):
+        source_files(config(tmp_path))
+    write_classes(tmp_path / "test", ("ant", "dog", "emu"))
+    refused(tmp_path, r"test has classes that .*train lacks: dog, emu")
+    (tmp_path / "other" / "train" / "ant").mkdir(parents=True)
+    write_classes(tmp_path / "other" / "test", ("ant", "bee"))
+    (tmp_path / "other" / "train" / "bee").mkdir()
+    refused(tmp_path / "other", r"other/train has no image in ant/, bee/")
+    refused(write_classes(tmp_path / "only" / "test").parent, r"has test/ but no train/")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    assert images(config(write_classes(tmp_path, ("boat", "train")))).class_names == ("boat", "train")
+
+
+@pytest.mark.parametrize(("key", "value"), [("root", "x"), ("clutter", True), ("official_split", False)])
+def test_settings_without_a_meaning_are_refused(tmp_path, key, value):
+    with pytest.raises(ConfigError, match=rf"dataset\.{key}={value} means nothing to dataset=image_folder"):
+        source_files(config(write_classes(tmp_path), **{key: value}))
+
+
+@pytest.fixture
+def pile(tmp_path) -> Path:
+    return write_folder(tmp_path / "pile", ["a.jpg", "b.jpg", "c.jpg", "sub/d.jpg", "sub/e.jpg", "f.gif"])
+
+
+def write_csv(folder: Path, *lines: str, name: str = "labels.csv") -> Path:
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
+    return folder
+
+
+def test_csv_labels_by_name_whatever_its_order(pile, caplog):
+    rows = [("sub/d.jpg", "Übel"), ("./a.jpg", " cat "), ("f.gif", "cat"), ("b.jpg", '"dog, big"')]
+    found = images(config(write_csv(pile, "file,label", *map(",".join, rows)), labels_csv="labels.csv"))
+    assert names(found, pile) == ["a.jpg", "b.jpg", "f.gif", "sub/d.jpg"]
+    assert found.class_names == ("cat", "dog, big", "Übel")
+    assert found.labels_N.tolist() == [0, 1, 0, 2]
+    assert found.is_test_N is None
+    assert "2 images below" in caplog.text  # c.jpg and sub/e.jpg
+    write_csv(pile, "label,weight,file", *(f"{label},1,{name}" for name, label in rows[::-1]), name="other.csv")
+    again = images(config(pile, labels_csv=str(pile / "other.csv")))
+    assert again.images.fingerprint() == found.images.fingerprint()
+    assert again.labels_N.tolist() == found.labels_N.tolist()
+
+
+def test_csv_with_split_and_integers(pile):
+    rows = ["1,train,a.jpg", "0,test,b.jpg", "", "2,train,c.jpg", "0,train,sub/d.jpg"]
+    found = images(config(write_csv(pile, "label,split,file", *rows), labels_csv="labels.csv"))
+    assert found.class_names == ("0", "1", "2")
+    assert found.labels_N.tolist() == [1, 0, 2, 0]
+    assert found.is_test_N.tolist() == [False, True, False, False]
+    csv_file = pile / "labels.csv"
+    assert source_files(config(pile, labels_csv=str(csv_file))) == [pile, csv_file]
+
+
+def test_csv_over_train_and_test_folders(tmp_path):
+    write_classes(tmp_path / "train", ("x", "y"), 2)
+    write_classes(tmp_path / "test", ("x", "y"), 1)
+    rows = ["train/x/0.jpg,b", "train/y/1.jpg,a", "test/x/0.jpg,a"]
+    found = images(config(write_csv(tmp_path, "file,label", *rows), labels_csv="labels.csv"))
+    assert found.is_test_N.tolist() == [True, False, False]
+    write_csv(tmp_path, "file,label", *rows[:2])  # of train/ alone: nothing is left to test with
+    assert images(config(tmp_path, labels_csv="labels.csv")).is_test_N is None
+    write_csv(write_folder(tmp_path, ["loose.jpg"]), "file,label", *rows, "loose.jpg,a")
+    refused(tmp_path, r"'loose\.jpg' lies in neither train/ nor test/.*add a split column", labels_csv="labels.csv")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["file,label", "a.jpg,x", "gone.jpg,y"], r"line 3: 'gone\.jpg' does not exist below dataset\.path=.*pile"),
+        (["file,label", "a.jpg,x", "b.jpg,y", "sub/../a.jpg,y"], r"line 4: 'a\.jpg' is in line 2 already"),
+        (["file,label", "a.jpg,x", "b.jpg,"], r"line 3: no label for 'b\.jpg'"),
+        (["file,label", "a.jpg,x", "b.jpg"], r"line 3: no label for 'b\.jpg'"),
+        (["file,label", "a.jpg,x", ",y"], "line 3: no file"),
+        (["file,label", "a.jpg,x", "../b.jpg,y"], r"line 3: '\.\./b\.jpg' lies outside"),
+        (["file,label", "a.jpg,x", "/etc/passwd,y"], r"line 3: '/etc/passwd' lies outside"),
+        (["file,label,split", "a.jpg,x,train", "b.jpg,y,val"], r"line 3: split 'val' of 'b\.jpg' is neither train nor"),
+        (["file,label,split", "a.jpg,x,train", "b.jpg,y"], r"line 3: split '' of 'b\.jpg'"),
+        (["file,label,split", "a.jpg,x,train", "b.jpg,y,train"], "every row has split train; leave the column out"),
+        (["name,label", "a.jpg,x"], r"has no column file; its first line names name, label\. Needed: file,label"),
+        (["file;label", "a.jpg;x"], "no column file and no column label"),
+        (["file,label"], "holds no row below its header"),
+        ([""], "its first line names nothing"),
+        (["file,label", "a.jpg,x", "b.jpg,x"], "holds one class, x; at least two"),
+        (["file,label", "a.jpg,1", "b.jpg,2"], r"class indices 0 \.\. 2, but 1 of these do not occur"),
+        (["file,label", "a.jpg,-1", "b.jpg,0"], "label -1 is no class index from 0"),
+        (["file,label", *(f"{n}.jpg,x" for n in range(9))], r"line 2: .*line 6: .*and 4 more"),
+    ],
+)
+def test_csv_faults_name_file_and_line(pile, lines, message):
+    refused(write_csv(pile, *lines), rf"labels\.csv.*{message}", labels_csv="labels.csv")
+
+
+def test_csv_integers_within_a_stated_number_of_classes(pile):
+    write_csv(pile, "file,label", "a.jpg,0", "b.jpg,3")
+    assert len(images(config(pile, labels_csv="labels.csv", n_classes=5)).class_names) == 5
+    refused(pile, r"label 3 is no class index from 0 below dataset\.n_classes=3", labels_csv="labels.csv", n_classes=3)
+
+
+def test_csv_that_is_not_there_or_not_text(pile):
+    with pytest.raises(DataError, match=r"dataset\.labels_csv=gone\.csv is no file \(looked for .*pile/gone\.csv"):
+        source_files(config(pile, labels_csv="gone.csv"))
+    (pile / "labels.csv").write_bytes(os.urandom(50) + b"\xff\xfe\0")
+    refused(pile, "cannot be read as CSV in UTF-8", labels_csv="labels.csv")

@@ -1,0 +1,325 @@
+"""Experiments on images: features behind the scenes; augmented curvature opens no image but those to forget."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sfu.data.load import load_dataset, load_images
+from sfu.errors import ConfigError, DataError, SourceFreeError
+from sfu.experiment import runner
+from sfu.settings import BackboneConfig, CurvatureConfig, DatasetConfig, ForgetConfig, RunConfig
+from sfu.unlearning.method import Access, UnlearningMethod
+from sfu.unlearning.request import ForgetRequest
+from tests.experiment.test_source_free import Probe, config_for
+
+N_CLASSES, PER_CLASS, N_TEST = 3, 40, 10
+
+
+def write_folder(root: Path, *, damaged: tuple[str, ...] = ()) -> Path:
+    """Patterns that differ by class, with noise, as PNG files of 6 x 6 pixels."""
+    rng = np.random.default_rng(0)
+    centers = rng.integers(40, 216, size=(N_CLASSES, 6, 6, 3))
+    for part, count in (("train", PER_CLASS), ("test", N_TEST)):
+        for label in range(N_CLASSES):
+            folder = root / part / f"class-{label}"
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pixels = (centers[label] + rng.normal(scale=40, size=(6, 6, 3))).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{index:03d}.png")
+    for name in damaged:
+        (root / name).write_bytes(b"no image")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "images")
+
+
+def image_config(folder: Path, **dataset) -> RunConfig:
+    config = config_for(folder)
+    config.dataset = DatasetConfig(name="image_folder", path=str(folder), normalize_rows=True, **dataset)
+    config.backbone = BackboneConfig(name="pixels", batch_size=16)
+    config.head.l2 = 1e-3
+    return config
+
+
+def run(config: RunConfig, folder: Path) -> dict:
+    folder.mkdir(exist_ok=True)
+    return runner.run(config, folder, show_progress=False)
+
+
+# --- the way through
+
+
+def test_images_go_through_a_backbone_and_leave_a_record(tmp_path, folder):
+    config = image_config(folder)
+    config.methods = ["original", "retrained", "unlearned_plus", "closed_form"]
+    metrics = run(config, tmp_path / "run")
+    data = metrics["run"]["data"]
+    assert (data["n_train"], data["n_test"], data["n_features"], data["n_classes"]) == (120, 30, 108, 3)
+    assert data["class_names"] == ["class-0", "class-1", "class-2"]
+    assert data["backbone"]["name"] == "pixels"
+    assert data["images"]["n_images"] == 150
+    assert metrics["rows"]["retrained"]["test_accuracy"] > 80
+    assert metrics["rows"]["unlearned_plus"]["distance"] < 1e-8
+    json.dumps(metrics)
+
+
+def test_digits_as_images_are_the_digits(tmp_path):
+    plain = config_for(tmp_path)
+    plain.dataset = DatasetConfig(name="digits")
+    plain.methods = ["original", "retrained"]
+    images = config_for(tmp_path)
+    images.dataset, images.backbone, images.methods = plain.dataset, BackboneConfig(name="pixels"), plain.methods
+    one, other = (run(config, tmp_path / name)["rows"] for name, config in (("plain", plain), ("images", images)))
+    for row in one:
+        assert other[row]["test_accuracy"] == pytest.approx(one[row]["test_accuracy"], abs=0.3)
+
+
+def test_classes_can_be_forgotten_by_name(tmp_path, folder):
+    config = image_config(folder)
+    config.forget = ForgetConfig(classes=["class-2"])
+    assert run(config, tmp_path / "run")["run"]["data"]["n_forget"] == PER_CLASS
+    config.forget = ForgetConfig(classes=["clas-2"])
+    with pytest.raises(DataError, match=r"'clas-2' is no class; its names include class-2"):
+        run(config, tmp_path / "run")
+
+
+def test_a_limit_takes_the_first_of_each_class(folder):
+    config = image_config(folder, limit_per_class=4)
+    images = load_images(config.dataset)
+    assert [Path(path).stem for path in map(str, images.images.paths[:8])] == ["000", "001", "002", "003"] * 2
+    assert np.bincount(images.labels_N[~images.is_test_N]).tolist() == [4, 4, 4]
+
+
+def test_damaged_images_stop_a_run_by_name_or_are_skipped_and_listed(tmp_path):
+    folder = write_folder(tmp_path / "images", damaged=("train/class-1/003.png", "test/class-0/001.png"))
+    with pytest.raises(DataError, match=r"class-1/003\.png is in no image format.*dataset\.damaged=skip"):
+        run(image_config(folder), tmp_path / "run")
+    from sfu.settings import Damaged
+
+    metrics = run(image_config(folder, damaged=Damaged.skip), tmp_path / "run")
+    data = metrics["run"]["data"]
+    assert (data["n_train"], data["n_test"]) == (119, 29)
+    assert data["images"]["n_damaged"] == 2
+    assert all(name in " ".join(data["images"]["damaged"]) for name in ("class-1/003.png", "class-0/001.png"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: setattr(c.backbone, "name", "none"), "dataset=image_folder holds images: choose a backbone"),
+        (lambda c: setattr(c.dataset, "n_classes", 2), r"dataset\.n_classes=2 but .* has 3 classes"),
+        (lambda c: setattr(c.dataset, "limit_per_class", 0), r"dataset\.limit_per_class=0"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(tmp_path, folder, change, message):
+    config = image_config(folder)
+    change(config)
+    with pytest.raises(ConfigError, match=message):
+        run(config, tmp_path / "run")
+
+
+def test_a_dataset_of_features_takes_no_backbone_and_no_augmentation(tmp_path, feature_file):
+    config = config_for(feature_file)
+    config.backbone.name = "pixels"
+    with pytest.raises(ConfigError, match="dataset=features holds features: it goes with backbone=none, not pixels"):
+        run(config, tmp_path / "run")
+    config = config_for(feature_file)
+    config.methods, config.curvature = ["closed_form"], CurvatureConfig(augment=["flip"])
+    with pytest.raises(ConfigError, match=r"curvature\.augment=\['flip'\] \(row closed_form\) augments images"):
+        run(config, tmp_path / "run")
+
+
+# --- source-free
+
+
+class Watcher:
+    """Remembers every file opened below a folder."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        self.opened: list[str] = []
+        sys.addaudithook(self._see)
+
+    def _see(self, event: str, arguments: tuple) -> None:
+        if event == "open" and self.folder is not None and str(arguments[0]).startswith(self.folder):
+            self.opened.append(str(arguments[0]))
+
+
+_WATCHER = Watcher()
+
+
+@pytest.fixture
+def watcher():
+    _WATCHER.opened = []
+    yield _WATCHER
+    _WATCHER.folder = None
+
+
+def test_augmented_curvature_opens_the_images_to_forget_and_no_other(monkeypatch, tmp_path, folder, watcher):
+    config = image_config(folder)
+    config.methods, config.curvature = ["original", "closed_form"], CurvatureConfig(augment=["flip", "crop"])
+    real, to_forget = runner._run_source_free, []
+
+    def watched(given, methods, prepared, *rest):
+        to_forget.extend(str(path) for path in prepared.forget_images.paths)
+        watcher.folder = str(folder)
+        try:
+            return real(given, methods, prepared, *rest)
+        finally:
+            watcher.folder = None
+
+    monkeypatch.setattr(runner, "_run_source_free", watched)
+    metrics = run(config, tmp_path / "run")
+    assert "error" not in metrics["rows"]["closed_form"]
+    assert len(to_forget) == 12
+    assert set(watcher.opened) == set(to_forget)  # the watcher does see: every one of them was opened
+
+
+class Views(UnlearningMethod):
+    """Keeps the request it was handed."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.request = names, None
+
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        return self.names
+
+    def unlearn(self, request, tools, retained=None):
+        from sfu.unlearning.method import Unlearned
+
+        self.request = request
+        return Unlearned(request.head)
+
+
+def test_every_method_gets_the_views_it_asks_for_normalised_like_the_rest(monkeypatch, tmp_path, folder):
+    methods = {"both": Views("flip", "crop"), "one": Views("flip"), "none": Views()}
+    monkeypatch.setattr(runner, "make_methods", lambda config: methods)
+    run(image_config(folder), tmp_path / "run")
+    both, one = methods["both"].request, methods["one"].request
+    assert methods["none"].request.views_VFD is None
+    assert both.views_VFD.shape == (2, 12, 108)
+    assert one.views_VFD.equal(both.views_VFD[:1])
+    torch.testing.assert_close(both.views_VFD.norm(dim=2), torch.ones(2, 12))
+    flipped = both.features_FD.reshape(12, 3, 6, 6).flip(-1).flatten(1)
+    torch.testing.assert_close(both.views_VFD[0], flipped, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("through", ["its name", "a link", "the cache"])
+def test_a_retained_image_or_its_features_cannot_be_opened(monkeypatch, tmp_path, folder, through):
+    outside = tmp_path / "outside.png"
+    linked = folder / "train" / "class-0" / "000.png"
+    linked.rename(outside)
+    linked.symlink_to(outside)
+
+    def reach(request, retained):
+        if through == "its name":
+            for path in sorted(folder.rglob("*.png")):
+                path.read_bytes()
+        elif through == "a link":
+            outside.read_bytes()
+        else:
+            from safetensors.torch import load_file
+
+            load_file(next((tmp_path / "sfu-cache" / "features").glob("*/chunk-00000.safetensors")))
+
+    probe = Probe(reach)
+    monkeypatch.setattr(runner, "make_methods", lambda config: {"probe": probe})
+    metrics = run(image_config(folder), tmp_path / "run")
+    assert "SourceFreeError" in metrics["rows"]["probe"]["error"]
+
+
+def test_images_kept_alive_after_the_discard_are_noticed(monkeypatch, tmp_path, folder):
+    kept = []
+    real = load_dataset
+    monkeypatch.setattr("sfu.experiment.stages.load_dataset", lambda *a: kept.append(real(*a).train_images) or real(*a))
+    monkeypatch.setattr(runner, "make_methods", lambda config: {"probe": Probe(lambda *_: None)})
+    run(image_config(folder), tmp_path / "run")  # another copy: nothing of this run is held
+    kept.clear()
+
+    def hold(*arguments):
+        data = real(*arguments)
+        kept.append(data.train_images)
+        return data
+
+    monkeypatch.setattr("sfu.experiment.stages.load_dataset", hold)
+    with pytest.raises(SourceFreeError, match="still referenced after the discard"):
+        run(image_config(folder), tmp_path / "run")
+
+
+# --- what the views do
+
+
+def test_views_enter_the_curvature_and_nothing_else(arrays):
+    from sfu import LinearHead, unlearn
+    from sfu.heads.exact import train_exact
+    from sfu.heads.moments import compute_moments
+
+    features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
+    moments = compute_moments(features, labels, 4, bias=False, device=torch.device("cpu"))
+    head: LinearHead = train_exact(moments, l2=1e-2, bias=False, target_scale=1.0)
+    rows, views = features[:60], torch.stack([features[:60] * 1.5, features[:60].flip(1)])
+    request = ForgetRequest(head, rows, labels[:60], views)
+    wide = request.for_curvature()
+    everything = torch.cat([rows, *views]).double()
+    torch.testing.assert_close(wide.moments().second_EE, everything.T @ everything / 180)
+    assert (request.n_forget, wide.n_forget, wide.copies) == (60, 60, 3)
+    assert wide.step_ratio == request.step_ratio
+    assert request.rows(torch.tensor([3, 5])).views_VFD.equal(views[:, [3, 5]])
+    fixed = {"estimator": "closed_form", "regularization": "none"}
+    stepped = unlearn(head, rows, labels[:60], views=views, curvature=fixed).head.parameters_CE
+    hessian = everything.T @ everything / 180 + 1e-2 * torch.eye(12, dtype=torch.float64)
+    step = torch.linalg.solve(hessian, request.newton_gradient().T).T
+    torch.testing.assert_close(stepped, head.parameters_CE + 60 / 340 * step)
+    for estimator in ("psd_fit", "ledoit_wolf", "oas"):
+        with_views = unlearn(head, rows, labels[:60], views=views, curvature={"estimator": estimator, "force": True})
+        without = unlearn(head, rows, labels[:60], curvature={"estimator": estimator, "force": True})
+        assert not with_views.head.parameters_CE.allclose(without.head.parameters_CE)
+
+
+def test_a_forget_set_with_more_copies_than_there_were_rows_is_fine(arrays):
+    from sfu.heads.linear import LinearHead
+
+    head = LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-2, 100)
+    rows, labels = torch.from_numpy(arrays["train_features"][:60]), torch.from_numpy(arrays["train_labels"][:60])
+    assert ForgetRequest(head, rows, labels, rows.repeat(3, 1, 1)).for_curvature().features_FD.shape == (240, 12)
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [(torch.zeros(1, 9, 12), r"are \[1, 9, 12\]; \[views, 10, 12\] is needed"), (torch.zeros(10, 12), "is needed"),
+     (torch.full((1, 10, 12), torch.nan), "NaN or infinite")],
+)  # fmt: skip
+def test_views_that_do_not_fit_are_refused(views, message):
+    from sfu.heads.linear import LinearHead
+
+    head = LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-2, 100)
+    with pytest.raises(DataError, match=message):
+        ForgetRequest(head, torch.zeros(10, 12), torch.zeros(10, dtype=torch.int64), views)
+
+
+def test_the_call_for_owners_takes_views_not_names(arrays):
+    from sfu import LinearHead, unlearn
+
+    head = LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-2, 100)
+    with pytest.raises(ConfigError, match="give the augmented features as views"):
+        unlearn(head, torch.zeros(3, 12), torch.zeros(3, dtype=torch.int64), curvature={"augment": ["flip"]})
+
+
+def test_the_access_of_an_exact_method_asks_for_no_views():
+    from sfu.settings import Estimator, Regularization
+    from sfu.unlearning.methods.newton import Newton
+
+    exact = Newton(CurvatureConfig(Estimator.exact, regularization=Regularization.none, augment=["flip"]))
+    assert exact.access is Access.RETAINED
+    assert exact.augmentations == ()
