@@ -69,10 +69,9 @@ def _list(root: Path) -> None:
     for info in stores:
         about, shown = info.about, info.about.get("shown") or {}
         crop = (about.get("transform") or {}).get("crop")
-        change = f", {about['augmentation']}" if "augmentation" in about else ""
         table.add_row(
             info.key[:12],
-            f"{shown.get('dataset', '?')}{change}",
+            str(shown.get("dataset", "?")),
             f"{about.get('backbone', '?')}" + (f" {crop} px" if crop else ""),
             f"{about.get('n_images', 0):,}",
             _size(info.size),
@@ -91,7 +90,7 @@ def _remove(given: argparse.Namespace) -> None:
     if given.keys:
         chosen = find_stores(given.cache, given.keys)
     else:
-        chosen = [info for info in list_stores(given.cache) if given.all or not info.complete]
+        chosen = [info for info in list_stores(given.cache) if given.all or info.unfinished]
     for info in chosen:
         remove_store(info)
         print(f"removed {info.key[:12]} ({_size(info.size)})")
@@ -102,6 +101,7 @@ def _remove(given: argparse.Namespace) -> None:
 def _extract(settings: list[str]) -> None:
     import time
 
+    from sfu.data.backbones.backbone import check_backbone
     from sfu.data.features.extract import Extractor
     from sfu.data.features.ranks import joined, local_device
     from sfu.data.load import NO_BACKBONE, check_dataset, load_images
@@ -111,6 +111,7 @@ def _extract(settings: list[str]) -> None:
 
     config = _compose(settings)
     check_dataset(config.dataset, config.backbone)
+    check_backbone(config.backbone)
     if config.backbone.name == NO_BACKBONE:
         raise ConfigError("backbone=none extracts nothing; choose one, such as backbone=resnet18.")
     device = local_device(resolve_device(config.device))
@@ -120,12 +121,13 @@ def _extract(settings: list[str]) -> None:
             extractor = Extractor(config.backbone, device, progress=tick, say=display.say, ranks=ranks)
             started = time.perf_counter()
             store = extractor.store(images)
-            extractor.fill(
+            damaged = extractor.fill(
                 store, images, fail_on_damage=config.dataset.damaged is Damaged.fail,
                 shown={"dataset": config.dataset.name, "path": config.dataset.path},
             )  # fmt: skip
         if ranks.rank == 0:
-            print(f"{len(images):,} images in {time.perf_counter() - started:.1f} s: {store.folder}")
+            left_out = f" ({len(damaged):,} of this process's share cannot be decoded)" if damaged else ""
+            print(f"{len(images):,} images{left_out} in {time.perf_counter() - started:.1f} s: {store.folder}")
 
 
 def _compose(settings: list[str]) -> RunConfig:

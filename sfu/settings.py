@@ -172,6 +172,7 @@ class ForgetConfig:
     fraction: float | None = None  # 0.1 if nothing else is given
     classes: list[Any] | None = None  # numbers, or names where the dataset has them
     indices: str | None = None  # a file of training row numbers
+    files: str | None = None  # a text file of image files, one a line, as paths or their last parts
 
 
 @dataclass

@@ -23,6 +23,10 @@ class ImageRows:
     images: Images
     rows_N: np.ndarray
 
+    def names(self) -> list[str]:
+        """What the images are called (their paths, if they are files)."""
+        return [self.images.name(row) for row in self.rows_N.tolist()]
+
     def take(self, index: Tensor) -> Images:
         """Those of some rows, from which no other image can be reached."""
         return self.images.take(self.rows_N[index.numpy()].tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sfu.checks import at_least
 from sfu.data import datasets
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from sfu.data.features.extract import Extractor, Features
     from sfu.settings import BackboneConfig, DatasetConfig
 
+log = logging.getLogger(__name__)
+
 NO_BACKBONE = "none"
 
 
@@ -32,13 +37,20 @@ def dataset_names() -> list[str]:
     return module_names(datasets.__name__)
 
 
-def load_dataset(config: DatasetConfig, seed: int, extractor: Extractor | None = None) -> FeatureData:
+LabelCheck = Callable[[Tensor, int, tuple[str, ...], list[str]], object]
+
+
+def load_dataset(
+    config: DatasetConfig, seed: int, extractor: Extractor | None = None, check: LabelCheck | None = None
+) -> FeatureData:
     """Load and check the dataset ``config.name``.
 
     Args:
         config: The ``dataset`` group.
         seed: Seed of the test split, where the dataset has no test part of its own.
         extractor: Turns images into features; ``None`` for a dataset of features.
+        check: Called before images are turned into features, with the training labels, their number of classes, the
+            class names and the images' names; may refuse what could not work afterwards.
 
     Raises:
         ConfigError: Unknown dataset, or one of images without a backbone.
@@ -48,7 +60,7 @@ def load_dataset(config: DatasetConfig, seed: int, extractor: Extractor | None =
     require_open(f"The dataset '{config.name}'")
     module = _module(config)
     if extractor is not None:
-        return _load_images(config, seed, load_images(config), extractor)
+        return _load_images(config, seed, load_images(config), extractor, check)
     _capability(module, "load", config, NO_BACKBONE)
     return make_feature_data(
         config.name,
@@ -101,34 +113,47 @@ def check_dataset(config: DatasetConfig, backbone: BackboneConfig) -> None:
     source_files(config)
 
 
-def _load_images(config: DatasetConfig, seed: int, images: ImageSet, extractor: Extractor) -> FeatureData:
+def _load_images(
+    config: DatasetConfig, seed: int, images: ImageSet, extractor: Extractor, check: LabelCheck | None
+) -> FeatureData:
     from sfu.settings import Damaged
 
     n_classes = len(images.class_names)
     if config.n_classes is not None and config.n_classes < n_classes:
         raise ConfigError(f"dataset.n_classes={config.n_classes} but {_source(config)} has {n_classes} classes.")
+    n_classes = config.n_classes or n_classes
+    train, _ = _parts(config, images, seed)
+    if check is not None:
+        names = [images.images.name(row) for row in train.tolist()]
+        check(torch.from_numpy(images.labels_N[train]), n_classes, images.class_names, names)
     features = extractor.extract(
         images.images,
         fail_on_damage=config.damaged is Damaged.fail,
         shown={"dataset": config.name, "path": config.path},
     )
+    if features.damaged:
+        log.warning("%d of %d images cannot be decoded and are left out", len(features.damaged), len(images.images))
     kept = features.rows_M.numpy()
-    labels, source = images.labels_N[kept], _source(config)
-    if images.is_test_N is None:
-        train, test = stratified_rows(labels, test_fraction=config.test_fraction, seed=seed, source=source)
-    else:
-        train, test = (np.flatnonzero(part) for part in (~images.is_test_N[kept], images.is_test_N[kept]))
-    rows = features.features_MD.numpy()
+    whole = images.rows(kept) if features.damaged else images
+    train, test = _parts(config, whole, seed)
+    rows, labels = features.features_MD.numpy(), whole.labels_N
     data = make_feature_data(
         config.name, rows[train], labels[train], rows[test], labels[test],
-        n_classes=config.n_classes or n_classes, normalize_rows=config.normalize_rows, source=source,
+        n_classes=n_classes, normalize_rows=config.normalize_rows, source=_source(config),
     )  # fmt: skip
     return replace(
         data,
         class_names=images.class_names,
         train_images=ImageRows(images.images, kept[train]),
-        about_images=_about(features, len(images.images)),
+        about_images={**extractor.record, **_about(features, len(images.images))},
     )
+
+
+def _parts(config: DatasetConfig, images: ImageSet, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the training and of the test part: as published, or drawn."""
+    if images.is_test_N is not None:
+        return np.flatnonzero(~images.is_test_N), np.flatnonzero(images.is_test_N)
+    return stratified_rows(images.labels_N, test_fraction=config.test_fraction, seed=seed, source=_source(config))
 
 
 def _about(features: Features, n_images: int) -> dict[str, object]:

@@ -48,7 +48,7 @@ def stratified_rows(
         )
     except ValueError as error:
         raise DataError(
-            f"{source}: no stratified test part of dataset.test_fraction={test_fraction} can be drawn ({error}) "
-            "Give a test part, more rows a class, or another fraction."
+            f"{source}: no stratified test part of dataset.test_fraction={test_fraction} can be drawn "
+            f"({str(error)[:200]}). Give a test part, more rows a class, or another fraction."
         ) from error
     return np.sort(train), np.sort(test)

@@ -2,9 +2,9 @@
 
 The runner drops every training row, then enters :func:`sealed`. Inside, loading a dataset through sfu raises
 :class:`~sfu.errors.SourceFreeError`, and so does opening one of its files, or any file of its folders, with Python,
-NumPy or Pillow (an audit hook sees that) or with safetensors (which opens files in Rust, unseen by the hook, and is
-wrapped instead). Only the images to forget stay open. It guards against honest mistakes, such as a method that quietly
-reloads the data; it is no sandbox against hostile code.
+NumPy or Pillow (an audit hook sees that), or with safetensors or torchvision (which open files unseen by the hook, and
+are wrapped instead). Only the images to forget stay open. It guards against honest mistakes, such as a method that
+quietly reloads the data; it is no sandbox against hostile code.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ class _Seal:
         return any(self._closes(name) for name in {os.path.abspath(path), os.path.realpath(path)})
 
     def _closes(self, name: str) -> bool:
-        if name in self.allowed:
-            return False
-        while name not in self.closed:
+        """Whether the nearest of the path and its folders that is in either set is closed."""
+        while name not in self.allowed:
+            if name in self.closed:
+                return True
             above = os.path.dirname(name)
             if above == name:
                 return False
             name = above
-        return True
+        return False
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def sealed(paths: Sequence[Path], *, allowed: Sequence[Path] = ()) -> Iterator[N
 
     Args:
         paths: Files and folders.
-        allowed: Files that may be opened all the same (the images to forget).
+        allowed: Files and folders that may be opened all the same (the images to forget).
     """
     global _sealed, _hook_installed
     if not _hook_installed:
@@ -64,15 +65,20 @@ def sealed(paths: Sequence[Path], *, allowed: Sequence[Path] = ()) -> Iterator[N
         _hook_installed = True
     before = _sealed
     _sealed = _Seal(_names(paths), _names(allowed))
-    wrapped = [(module, getattr(module, _OPENER)) for module in (safetensors, safetensors.numpy, safetensors.torch)]
-    for module, opener in wrapped:
-        setattr(module, _OPENER, _guarded(opener))
+    readers: list[tuple[Any, str]] = [
+        (module, _OPENER) for module in (safetensors, safetensors.numpy, safetensors.torch)
+    ]
+    if "torchvision.io.image" in sys.modules:
+        readers.append((sys.modules["torchvision.io.image"], "read_file"))
+    wrapped = [(module, name, getattr(module, name)) for module, name in readers]
+    for module, name, opener in wrapped:
+        setattr(module, name, _guarded(opener))
     try:
         yield
     finally:
         _sealed = before
-        for module, opener in wrapped:
-            setattr(module, _OPENER, opener)
+        for module, name, opener in wrapped:
+            setattr(module, name, opener)
 
 
 def _names(paths: Sequence[Path]) -> frozenset[str]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfu.data.forget_files import rows_of_files
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class ForgetSplit:
     Attributes:
         forget_F: Rows to forget, int64.
         retain_R: All other rows, int64.
-        kind: ``fraction``, ``classes`` or ``indices``.
+        kind: ``fraction``, ``classes``, ``indices`` or ``files``.
     """
 
     forget_F: Tensor
@@ -40,22 +41,31 @@ class ForgetSplit:
 
 
 def make_split(
-    config: ForgetConfig, labels_N: Tensor, n_classes: int, seed: int, class_names: Sequence[str] = ()
+    config: ForgetConfig,
+    labels_N: Tensor,
+    n_classes: int,
+    seed: int,
+    class_names: Sequence[str] = (),
+    image_names: Sequence[str] = (),
 ) -> ForgetSplit:
     """Choose the forget set.
 
-    ``forget.indices`` stands alone. ``forget.classes`` takes all rows of those classes, or, with ``forget.fraction``,
-    a random part of them. Otherwise ``forget.fraction`` (0.1 unless given) of all rows is drawn at random.
+    ``forget.indices`` and ``forget.files`` stand alone. ``forget.classes`` takes all rows of those classes, or, with
+    ``forget.fraction``, a random part of them. Otherwise ``forget.fraction`` (0.1 unless given) of all rows is drawn.
 
     Raises:
         ConfigError: Settings contradict each other or are out of range.
         DataError: The forget set is empty, is everything, or names rows that do not exist or twice.
     """
     n_train = labels_N.shape[0]
-    if config.indices is not None:
-        if config.classes is not None or config.fraction is not None:
-            raise ConfigError("forget.indices stands alone: leave out forget.fraction and forget.classes.")
-        forget, kind = _read_indices(Path(config.indices).expanduser(), n_train), "indices"
+    alone = [key for key in ("indices", "files") if getattr(config, key) is not None]
+    if alone:
+        if len(alone) == 2 or config.classes is not None or config.fraction is not None:
+            raise ConfigError(f"forget.{alone[0]} stands alone: leave out the other settings of forget.")
+        if config.files is not None:
+            forget, kind = rows_of_files(Path(config.files).expanduser(), image_names), "files"
+        else:
+            forget, kind = _read_indices(Path(str(config.indices)).expanduser(), n_train), "indices"
     else:
         pool, kind = torch.arange(n_train), "fraction"
         fraction = config.fraction
@@ -85,17 +95,20 @@ def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
-    """Class numbers, those given by name looked up.
+    """Class numbers, those given by name looked up; where the names are numbers themselves, a number is a name.
 
     Raises:
         DataError: A name the dataset does not have, or neither number nor name.
     """
     numbers = []
+    place = {name: number for number, name in enumerate(names)}
+    named_by_number = bool(names) and all(name.isdecimal() for name in names)
     for given in classes:
-        if isinstance(given, int) and not isinstance(given, bool):
+        whole = isinstance(given, int) and not isinstance(given, bool)
+        if whole and not named_by_number:
             numbers.append(given)
-        elif isinstance(given, str) and given in names:
-            numbers.append(list(names).index(given))
+        elif (whole or isinstance(given, str)) and str(given) in place:
+            numbers.append(place[str(given)])
         else:
             near = difflib.get_close_matches(str(given), names, n=3) or list(names[:5])
             hint = f"its names include {', '.join(near)}" if names else "this dataset has numbers only"

@@ -3,6 +3,7 @@
 config.yaml          the resolved configuration
 status.json          running, finished or failed (with the error)
 split.safetensors    forget_indices, retain_indices (training row numbers, int64)
+forget_files.txt     the files of the images to forget, if they are files
 heads/NAME.*         Original and every row's head, safetensors + JSON
 metrics.json         the result (schema 1), also as metrics.csv, table.md, figure.png
 """
@@ -35,7 +36,16 @@ def remove_results(folder: Path) -> None:
     Raises:
         ArtifactError: A file cannot be removed.
     """
-    names = ("config.yaml", "status.json", "split.safetensors", "metrics.json", "metrics.csv", "table.md", "figure.png")
+    names = (
+        "config.yaml",
+        "status.json",
+        "split.safetensors",
+        "forget_files.txt",
+        "metrics.json",
+        "metrics.csv",
+        "table.md",
+        "figure.png",
+    )
     heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors")]
     try:
         for path in [*(folder / name for name in names), *heads]:

@@ -77,7 +77,7 @@ def _typed(config: DictConfig) -> RunConfig:
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, RunConfig)
     forget = typed.forget
-    if forget.fraction is None and forget.classes is None and forget.indices is None:
+    if all(value is None for value in vars(forget).values()):
         forget.fraction = DEFAULT_FRACTION
     return typed
 

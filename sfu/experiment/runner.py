@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import sfu
+from sfu.data.features.place import views_folder
 from sfu.data.load import NO_BACKBONE
 from sfu.data.seal import sealed
 from sfu.errors import ConfigError, SfuError
@@ -24,6 +25,7 @@ from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split
 from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.stages import Prepared, RowResult
 from sfu.experiment.validate import resolve_device, resolve_dtype, validate
+from sfu.files import write_text
 from sfu.heads.linear import LinearHead
 from sfu.seeds import resolve_seeds
 from sfu.settings import RunConfig
@@ -33,7 +35,17 @@ from sfu.unlearning.registry import make_methods
 
 log = logging.getLogger(__name__)
 
-_PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "hydra-core", "omegaconf", "safetensors")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "pillow",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "hydra-core",
+    "omegaconf",
+    "safetensors",
+)
 
 
 def run(
@@ -70,9 +82,11 @@ def run(
     report = on_stage or (lambda name, seconds: None)
     with ProgressDisplay(show_progress) as display:
         with stages.measured(device) as usage:
-            prepared = stages.prepare(config, seeds, device, dtype, methods.values(), display)
+            prepared = stages.prepare(config, seeds, device, dtype, list(methods.values()), display)
         report("prepare", usage.seconds)
         save_split(folder / "split.safetensors", prepared.split)
+        if prepared.forget_files:
+            write_text(folder / "forget_files.txt", "\n".join(prepared.forget_files) + "\n")
         prepared.request.head.save(folder / "heads" / "original")
         stages.discard(prepared)
         results = _run_source_free(config, methods, prepared, seeds, device, display, report)
@@ -138,7 +152,8 @@ def _run_source_free(
     report: Callable[[str, float], None],
 ) -> dict[str, RowResult]:
     results = {}
-    with sealed(prepared.sources, allowed=prepared.forget_images.paths if prepared.forget_images else []):
+    own = [] if prepared.forget_images is None else [*prepared.forget_images.paths, views_folder(config.backbone)]
+    with sealed(prepared.sources, allowed=own):
         views = stages.augment(config, device, prepared, methods.values(), display)
         for name, method in methods.items():
             if method.access is not Access.RETAINED:

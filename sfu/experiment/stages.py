@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import torch
 
 from sfu.data.feature_data import FeatureData
 from sfu.data.features.augment import AugmentedImages
+from sfu.data.features.place import VIEWS, cache_root
 from sfu.data.images.images import Images
 from sfu.data.load import NO_BACKBONE, load_dataset, source_files
 from sfu.data.seal import real_places
@@ -47,6 +49,7 @@ class Prepared:
         data: Counts and names for the record.
         sources: The dataset's files and folders, and the folder of its features.
         forget_images: The images to forget, and no others, where a method wants them augmented.
+        forget_files: Their files, if they are files.
         watches: Weak references to the training arrays, for :func:`discard`.
     """
 
@@ -57,6 +60,7 @@ class Prepared:
     sources: list[Path]
     watches: list[weakref.ref[torch.Tensor] | weakref.ref[Images]]
     forget_images: Images | None = None
+    forget_files: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def prepare(
     seeds: dict[str, int],
     device: torch.device,
     dtype: torch.dtype,
-    methods: Iterable[UnlearningMethod],
+    methods: Sequence[UnlearningMethod],
     display: ProgressDisplay,
 ) -> Prepared:
     """Load, split, train; return the request and nothing else of the training data.
@@ -81,11 +85,15 @@ def prepare(
     Every method may refuse the size of the forget set before training starts.
     """
     with display.stage("loading the data") as tick:
-        data = load_dataset(config.dataset, seeds["split"], _extractor(config, device, tick, display.say))
-    methods = list(methods)
-    split = make_split(config.forget, data.train_labels_N, data.n_classes, seeds["split"], data.class_names)
-    for method in methods:
-        method.check(split.forget_F.numel())
+        extractor = _extractor(config, device, tick, display.say)
+        data = load_dataset(config.dataset, seeds["split"], extractor, partial(_split, config, seeds, methods))
+    if config.forget.indices is not None and data.about_images.get("n_damaged"):
+        raise DataError(
+            f"forget.indices={config.forget.indices} counts rows, and {data.about_images['n_damaged']} damaged images "
+            "are left out, which shifts them; name the images instead (forget.files), or repair the dataset."
+        )
+    names = [] if data.train_images is None else data.train_images.names()
+    split = _split(config, seeds, methods, data.train_labels_N, data.n_classes, data.class_names, names)
     with display.stage("training the original head") as tick:
         head = train_head(
             data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
@@ -100,7 +108,7 @@ def prepare(
     sources = source_files(config.dataset)
     if data.train_images is not None:
         about |= {"backbone": asdict(config.backbone), "images": data.about_images}
-        sources += [Path(str(data.about_images["cache"])), *real_places(data.train_images.images.paths)]
+        sources += [cache_root(config.backbone), *real_places(data.train_images.images.paths)]
     wanted = any(method.augmentations for method in methods)
     images = data.train_images.take(split.forget_F) if wanted and data.train_images is not None else None
     watches: list[weakref.ref[torch.Tensor] | weakref.ref[Images]] = [
@@ -109,7 +117,28 @@ def prepare(
     ]
     if data.train_images is not None:
         watches.append(weakref.ref(data.train_images.images))
-    return Prepared(request, split, str(about["fingerprint"]), about, sources, watches, images)
+    files = [names[row] for row in split.forget_F.tolist()] if _are_files(data) else []
+    return Prepared(request, split, str(about["fingerprint"]), about, sources, watches, images, files)
+
+
+def _split(
+    config: RunConfig,
+    seeds: dict[str, int],
+    methods: Sequence[UnlearningMethod],
+    labels_N: torch.Tensor,
+    n_classes: int,
+    class_names: tuple[str, ...],
+    image_names: list[str],
+) -> ForgetSplit:
+    """The forget set; called beforehand, too, so that what cannot work is refused before features are extracted."""
+    split = make_split(config.forget, labels_N, n_classes, seeds["split"], class_names, image_names)
+    for method in methods:
+        method.check(split.forget_F.numel())
+    return split
+
+
+def _are_files(data: FeatureData) -> bool:
+    return data.train_images is not None and bool(data.train_images.images.paths)
 
 
 def discard(prepared: Prepared) -> None:
@@ -143,8 +172,8 @@ def augment(
             assert extractor is not None
             found = extractor.extract(
                 AugmentedImages(prepared.forget_images, name),
-                shown={"dataset": f"{config.dataset.name}, forget set"},
-                changes={"augmentation": name},
+                shown={"dataset": f"{config.dataset.name}, {name}"},
+                folder=VIEWS,
             )
         features = found.features_MD
         views[name] = torch.nn.functional.normalize(features, dim=1) if config.dataset.normalize_rows else features

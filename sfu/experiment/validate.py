@@ -29,9 +29,10 @@ def validate(config: RunConfig) -> None:
     one_of("loss.name", config.loss.name, ["quadratic"])
     one_of("logger.name", config.logger.name, ["none", "wandb"])
     one_of("dtype", config.dtype, list(_DTYPES))
-    indices = config.forget.indices
-    if indices is not None and not Path(indices).expanduser().is_file():
-        raise ConfigError(f"forget.indices={indices} is not a file (looked from {Path.cwd()}).")
+    for key in ("indices", "files"):
+        given = getattr(config.forget, key)
+        if given is not None and not Path(given).expanduser().is_file():
+            raise ConfigError(f"forget.{key}={given} is not a file (looked from {Path.cwd()}).")
     if config.dataset.n_classes is not None:
         at_least("dataset.n_classes", config.dataset.n_classes, 2)
     if not config.methods:

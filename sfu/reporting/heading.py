@@ -15,7 +15,7 @@ def _what(metrics: Metrics) -> str:
         return f"class{'es' if len(classes) > 1 else ''} {shown}"
     if kind == "fraction" and fmt.is_number(forget.get("fraction")):
         return f"random {100 * forget['fraction']:g} %"
-    return "chosen by index" if kind == "indices" else ""
+    return {"indices": "chosen by index", "files": "chosen by file name"}.get(str(kind), "")
 
 
 def headline(metrics: Metrics) -> str:
@@ -33,6 +33,8 @@ def headline(metrics: Metrics) -> str:
     if seeds.get("seed") is not None:
         parts.append(f"seed {seeds['seed']}")
     name = str(data.get("name") or run.get("name") or "run")
+    if backbone := (data.get("backbone") or {}).get("name"):
+        name += f" through {backbone}"
     return f"{name}: {', '.join(parts)}" if parts else name
 
 

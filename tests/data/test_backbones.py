@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 from torchvision import models
 
 from sfu.data.backbones import timm_models, torchvision_models
-from sfu.data.backbones.backbone import build_backbone, check_backbone
+from sfu.data.backbones.backbone import Backbone, build_backbone, check_backbone
 from sfu.data.backbones.transform import ImageTransform
 from sfu.errors import ConfigError, DataError
 from sfu.settings import BackboneConfig
@@ -29,6 +30,10 @@ def config(**settings) -> BackboneConfig:
     return BackboneConfig(**{"name": "resnet18", "weights": "none", **settings})
 
 
+def features(backbone: Backbone, batch: list[torch.Tensor]) -> torch.Tensor:
+    return backbone.features(backbone.transform.pixels(batch)).cpu()
+
+
 @pytest.fixture(scope="module")
 def resnet():
     return build_backbone(config())
@@ -42,10 +47,12 @@ def test_a_batch_changes_nothing_and_its_company_does_not_matter(resnet):
     batch = images(6)
     before = {name: tensor.clone() for name, tensor in resnet.module.state_dict().items()}
     resnet.module.train()
-    together = resnet.features(batch)
+    together = features(resnet, batch)
     assert not any(module.training for module in resnet.module.modules())
     assert all(tensor.equal(before[name]) for name, tensor in resnet.module.state_dict().items())
-    torch.testing.assert_close(torch.cat([resnet.features([image]) for image in batch]), together, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([features(resnet, [image]) for image in batch]), together, rtol=1e-4, atol=1e-5
+    )
     assert not together.requires_grad
 
 
@@ -93,19 +100,20 @@ def test_sizes_that_differ_need_a_crop():
 def test_random_weights_leave_the_size_alone_and_a_size_can_be_set(resnet):
     assert resnet.transform.resize is None
     assert resnet.transform.crop is None
-    chosen = build_backbone(config(size=32, mean=[0.1, 0.2, 0.3], std=[1.0, 1.0, 2.0])).transform
-    assert (chosen.resize, chosen.crop, chosen.mean, chosen.std) == (32, 32, (0.1, 0.2, 0.3), (1.0, 1.0, 2.0))
+    chosen = build_backbone(config(size=32, mean=[0.1, 0.2, 0.3], std=[1.0, 1.0, 0.5])).transform
+    assert (chosen.resize, chosen.crop, chosen.mean, chosen.std) == (32, 32, (0.1, 0.2, 0.3), (1.0, 1.0, 0.5))
 
 
 def test_greyscale_goes_into_a_network_of_colours(resnet):
     grey = images(2, channels=1)
-    torch.testing.assert_close(resnet.features(grey), resnet.features([image.repeat(3, 1, 1) for image in grey]))
+    torch.testing.assert_close(features(resnet, grey), features(resnet, [image.repeat(3, 1, 1) for image in grey]))
 
 
 def test_pixels_are_the_pixels():
     batch = images(3, 2, 2)
-    features = build_backbone(config(name="pixels")).features(batch)
-    torch.testing.assert_close(features, torch.stack(batch).flatten(1) / 255)
+    torch.testing.assert_close(
+        features(build_backbone(config(name="pixels")), batch), torch.stack(batch).flatten(1) / 255
+    )
 
 
 # --- cutting
@@ -127,15 +135,15 @@ def test_the_cut_is_right_before_the_last_layer(name, size, width):
     batch = cut.transform(images(2, size, size), CPU, torch.float32)
     with torch.inference_mode():
         whole(batch)
-    features = cut.features(images(2, size, size))
-    assert features.shape == (2, width)
+    found = features(cut, images(2, size, size))
+    assert found.shape == (2, width)
     pooled = fed["input"].mean((2, 3)).relu() if fed["input"].ndim == 4 else fed["input"]
-    torch.testing.assert_close(features, pooled, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, pooled, rtol=1e-4, atol=1e-5)
 
 
 def test_a_network_of_fixed_size_says_which_setting_to_change():
     with pytest.raises(DataError, match=r"vit_b_32 cannot take images of \(3, 40, 48\).*set backbone\.size"):
-        build_backbone(config(name="vit_b_32")).features(images(1))
+        features(build_backbone(config(name="vit_b_32")), images(1))
 
 
 # --- weights
@@ -185,7 +193,7 @@ def test_a_file_with_code_in_it_is_refused_and_the_code_not_run(tmp_path, capsys
 
 def test_weights_of_another_architecture_damaged_or_not_finite_are_refused(tmp_path, state):
     save_file(state, tmp_path / "resnet18.safetensors")
-    with pytest.raises(DataError, match=r"does not fit this architecture: it lacks layer1\.2\.bn1\.bias"):
+    with pytest.raises(DataError, match=r"does not fit this architecture: it lacks layer1\.2\.conv1\.weight"):
         build_backbone(config(name="resnet34", weights=str(tmp_path / "resnet18.safetensors")))
     broken = torch.full_like(state["conv1.weight"], float("nan"))
     save_file({**state, "conv1.weight": broken}, tmp_path / "nan.safetensors")
@@ -210,10 +218,29 @@ def test_without_a_network_the_error_says_where_to_put_the_weights(monkeypatch):
         build_backbone(config(weights="default"))
 
 
-def test_default_weights_are_those_the_library_hands_over(monkeypatch, state):
-    full = {**state, "fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
-    monkeypatch.setattr(models.ResNet18_Weights, "get_state_dict", lambda self, **options: full)
-    assert build_backbone(config(weights="default")).module.conv1.weight.equal(state["conv1.weight"])
+def test_default_weights_are_loaded_by_the_library_itself_old_names_included(monkeypatch):
+    """The published vit files say mlp.linear_1, which torchvision translates to mlp.0 as it loads them."""
+    torch.manual_seed(5)
+    state = models.vit_b_32().state_dict()
+    old = {
+        re.sub(r"mlp\.0\.", "mlp.linear_1.", name.replace("mlp.3.", "mlp.linear_2.")): t for name, t in state.items()
+    }
+    assert old.keys() != state.keys()
+    monkeypatch.setattr(models.ViT_B_32_Weights, "get_state_dict", lambda self, **options: dict(old))
+    loaded = build_backbone(config(name="vit_b_32", weights="default")).module
+    assert loaded.encoder.layers[0].mlp[0].weight.equal(state["encoder.layers.encoder_layer_0.mlp.0.weight"])
+
+
+def test_old_names_in_a_local_file_are_translated(tmp_path):
+    torch.manual_seed(6)
+    state = models.densenet121().state_dict()
+    old = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", name): tensor for name, tensor in state.items()}
+    old = {name: tensor for name, tensor in old.items() if not name.endswith("num_batches_tracked")}
+    assert "features.denseblock1.denselayer1.norm.1.weight" in old
+    save_file(old, tmp_path / "old.safetensors")
+    loaded = build_backbone(config(name="densenet121", weights=str(tmp_path / "old.safetensors"))).module
+    name = "features.denseblock4.denselayer16.conv2.weight"
+    assert loaded.state_dict()[name].equal(state[name])
 
 
 # --- settings
@@ -230,7 +257,10 @@ def test_default_weights_are_those_the_library_hands_over(monkeypatch, state):
         ({"workers": 0}, r"backbone\.workers=0"),
         ({"dtype": "int8"}, r"backbone\.dtype=int8 is unknown"),
         ({"mean": [0.5]}, r"backbone\.mean and backbone\.std belong together"),
-        ({"mean": [0.5], "std": [0.0]}, r"backbone\.std=\[0\.0\]; every value must be above 0"),
+        ({"mean": [0.5], "std": [0.0]}, r"std must be above 0"),
+        ({"mean": [124.0] * 3, "std": [58.0] * 3}, r"are of pixels in 0\.\.1 \(divide by 255\)"),
+        ({"mean": [0.5] * 2, "std": [0.5] * 2}, r"give 1 or 3 values of each"),
+        ({"mean": [0.5] * 3, "std": [0.5]}, r"give 1 or 3 values of each"),
         ({"name": "pixels", "weights": "file.pth"}, r"means nothing to backbone=pixels"),
     ],
 )
@@ -277,7 +307,7 @@ class FakeTimm:
 def test_timm_models_are_built_without_classifier_with_their_own_transform(monkeypatch, tmp_path):
     monkeypatch.setattr(timm_models, "_timm", lambda: FakeTimm)
     backbone = build_backbone(config(library="timm", name="tiny"))
-    assert backbone.features(images(2)).shape == (2, 4)
+    assert features(backbone, images(2)).shape == (2, 4)
     weights = {"0.weight": torch.ones(4, 3, 3, 3), "0.bias": torch.zeros(4), "head.weight": torch.zeros(9, 4)}
     save_file(weights, tmp_path / "tiny.safetensors")
     local = build_backbone(config(library="timm", name="tiny", weights=str(tmp_path / "tiny.safetensors")))
@@ -291,14 +321,14 @@ def test_timm_models_are_built_without_classifier_with_their_own_transform(monke
 
 def test_a_real_timm_model(tmp_path):
     timm = pytest.importorskip("timm")
-    features = build_backbone(config(library="timm", name="mobilenetv3_small_050", size=64)).features(images(2))
-    assert features.shape == (2, timm.create_model("mobilenetv3_small_050", num_classes=0).head_hidden_size)
+    found = features(build_backbone(config(library="timm", name="mobilenetv3_small_050", size=64)), images(2))
+    assert found.shape == (2, timm.create_model("mobilenetv3_small_050", num_classes=0).head_hidden_size)
 
 
 def test_other_dtypes_give_float32_features_and_double_precision_stays(device):
-    single = build_backbone(config()).to(device).features(images(4)).cpu()
-    half = build_backbone(config(dtype="bfloat16")).to(device).features(images(4)).cpu()
-    double = build_backbone(config(dtype="float64")).to(device).features(images(4)).cpu()
+    single = features(build_backbone(config()).to(device), images(4))
+    half = features(build_backbone(config(dtype="bfloat16")).to(device), images(4))
+    double = features(build_backbone(config(dtype="float64")).to(device), images(4))
     assert (single.dtype, half.dtype, double.dtype) == (torch.float32, torch.float32, torch.float64)
     torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
     relative = (half.double() - double).norm() / double.norm()

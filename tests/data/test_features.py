@@ -107,7 +107,7 @@ def test_a_second_run_does_not_even_build_the_backbone(monkeypatch, tmp_path, im
 def test_whatever_decides_the_features_has_its_own_store(tmp_path, images, change):
     base = extractor(tmp_path).store(images).key
     assert extractor(tmp_path, **change).store(images).key != base
-    assert extractor(tmp_path).store(images, {"augmentation": "flip"}).key != base
+    assert extractor(tmp_path).store(AugmentedImages(images, "flip")).key != base
     assert extractor(tmp_path).store(images.take(range(49))).key != base
     other = images.pixels_NHWK.copy()
     other[17, 0, 0, 0] ^= 1
@@ -270,10 +270,12 @@ def test_a_memo_of_a_backbone_that_is_not_what_it_was_is_noticed(tmp_path, image
 
 
 def test_damaged_images_stop_the_extraction_by_name(tmp_path, images):
-    images.damaged = {20, 21, 22, 23}
-    with pytest.raises(ImageError, match=r"image 20 of counted is damaged .*and 1 more.*dataset\.damaged=skip"):
+    images.damaged = {20, 21, 22, 49}  # the last of them two chunks later
+    with pytest.raises(ImageError, match=r"4 of 50 images cannot.*image 20 of counted.*and 1 more, listed in .*=skip"):
         extractor(tmp_path).extract(images)
     assert len(chunks(tmp_path)) == 1  # what came before is kept
+    (listed,) = tmp_path.glob("*/damaged.txt")
+    assert [line.split()[1] for line in listed.read_text().splitlines()] == ["20", "21", "22", "49"]
 
 
 def test_or_they_are_left_out_and_listed(tmp_path, images):
@@ -283,7 +285,7 @@ def test_or_they_are_left_out_and_listed(tmp_path, images):
     assert found.rows_M.tolist() == kept
     torch.testing.assert_close(found.features_MD, expected(images)[kept], rtol=0, atol=1e-7)
     assert sorted(found.damaged) == [0, 20, 49]
-    with pytest.raises(ImageError, match="image 0 of counted"):  # what was skipped once is not forgotten
+    with pytest.raises(ImageError, match="image 0 of counted is damaged"):  # what was skipped once is not forgotten
         extractor(tmp_path).extract(images)
 
 
@@ -300,7 +302,7 @@ def test_a_whole_chunk_of_damage_and_nothing_but_damage(tmp_path, images):
 
 def test_too_little_room_is_said_before_the_first_chunk(monkeypatch, tmp_path, images):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(ArtifactError, match=r"need 0 MiB but .* has 0 MiB free; make room \(sfu-features ls"):
+    with pytest.raises(ArtifactError, match=r"need 0\.0 MiB but .* has 0\.0 MiB free; make room \(sfu-features ls"):
         extractor(tmp_path).extract(images)
     assert chunks(tmp_path) == []
 
@@ -346,6 +348,53 @@ def test_images_of_several_sizes_need_one(tmp_path):
     with pytest.raises(DataError, match=r"differ in size \(4 x 4, 4 x 6.*set backbone\.size"):
         extractor(tmp_path / "cache").extract(FileImages(paths))
     assert extractor(tmp_path / "cache", size=4).extract(FileImages(paths)).features_MD.shape == (2, 48)
+
+
+def test_features_are_those_of_the_library_at_its_own_size(monkeypatch, tmp_path, device):
+    """Through the whole extraction: resized once and cropped once, as the weights' own transform does."""
+    from torchvision import models
+
+    torch.manual_seed(0)
+    weights, model = models.ResNet18_Weights.DEFAULT, models.resnet18().eval()
+    monkeypatch.setattr(models.ResNet18_Weights, "get_state_dict", lambda self, **options: model.state_dict())
+    rng = np.random.default_rng(4)
+    paths = []
+    for index, shape in enumerate([(300, 400), (240, 100), (40, 30), (256, 256), (224, 224)]):
+        paths.append(tmp_path / f"{index}.png")
+        coarse = rng.integers(0, 256, size=(shape[0] // 10, shape[1] // 10, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize(shape[::-1], Image.Resampling.BICUBIC).save(paths[-1])
+    config = BackboneConfig(name="resnet18", weights="default", cache=str(tmp_path / "cache"), batch_size=3)
+    found = Extractor(config, device, say=lambda sentence: None).extract(FileImages(paths)).features_MD
+    model.fc = nn.Identity()
+    preset = weights.transforms()
+    with torch.inference_mode():
+        wanted = torch.cat([model(preset(Image.open(path).convert("RGB"))[None]) for path in paths])
+    torch.testing.assert_close(found, wanted, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 3}, {"workers": 1}, {"batch_size": 50, "workers": 3}])
+def test_neither_batches_nor_threads_change_the_features(tmp_path, images, settings):
+    network = {"name": "resnet18", "weights": "none"}
+    one = extractor(tmp_path / "a", **network).extract(images).features_MD
+    other = extractor(tmp_path / "b", **{**network, **settings}).extract(images).features_MD
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_killed_writer_left_is_cleared_away_and_a_lost_about_is_written_again(tmp_path, images):
+    extractor(tmp_path).extract(images)
+    (about,) = tmp_path.glob("*/about.json")
+    left = about.with_name(".chunk-00001.safetensors.123")
+    left.write_bytes(b"half")
+    about.unlink()
+    extractor(tmp_path).extract(images)
+    assert not left.exists()
+    assert json.loads(about.read_text())["shown"]["chunks"] == 4
+
+
+def test_an_image_too_long_to_resize_is_damage(tmp_path):
+    Image.new("RGB", (8000, 2)).save(tmp_path / "long.png")
+    with pytest.raises(ImageError, match=r"long\.png is 8000 x 2, too long and thin to resize its shorter side to 224"):
+        extractor(tmp_path / "cache", size=224).extract(FileImages([tmp_path / "long.png"]))
 
 
 # --- several processes

@@ -62,7 +62,13 @@ def test_a_fingerprint_follows_content_and_order_not_names(tmp_path, files):
     assert FileImages(files).fingerprint() != whole
 
 
-def test_files_seen_before_are_not_read_again_but_changed_ones_are(monkeypatch, files):
+@pytest.fixture
+def settled(monkeypatch):
+    """Files count as settled at once."""
+    monkeypatch.setattr(fingerprint, "_SETTLED_SECONDS", -60.0)
+
+
+def test_files_seen_before_are_not_read_again_but_changed_ones_are(monkeypatch, files, settled):
     first = FileImages(files).fingerprint()
     read = []
     real = fingerprint._digest
@@ -73,12 +79,20 @@ def test_files_seen_before_are_not_read_again_but_changed_ones_are(monkeypatch, 
     data = bytearray(files[0].read_bytes())
     data[-1] ^= 1
     files[0].write_bytes(data)
-    os.utime(files[0], ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    os.utime(files[0], ns=(status.st_atime_ns, status.st_mtime_ns))  # as if nothing had happened
     assert FileImages(files).fingerprint() != first
     assert len(read) == len(files)
 
 
-def test_a_damaged_memo_is_made_again(tmp_path, files):
+def test_files_that_changed_a_moment_ago_are_read_every_time(tmp_path, files):
+    FileImages(files).fingerprint()
+    assert not (tmp_path / "sfu-cache" / "fingerprints").exists()
+    told: list[int] = []
+    FileImages(files).fingerprint(told.append)
+    assert told == [len(files)]
+
+
+def test_a_damaged_memo_is_made_again(tmp_path, files, settled):
     first = FileImages(files).fingerprint()
     (memo,) = (tmp_path / "sfu-cache" / "fingerprints").iterdir()
     body = bytearray(memo.read_bytes())

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 
 from sfu.data.load import load_dataset, load_images
+from sfu.data.split import make_split
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.experiment import runner
 from sfu.settings import BackboneConfig, CurvatureConfig, DatasetConfig, ForgetConfig, RunConfig
@@ -91,6 +93,52 @@ def test_classes_can_be_forgotten_by_name(tmp_path, folder):
     config.forget = ForgetConfig(classes=["clas-2"])
     with pytest.raises(DataError, match=r"'clas-2' is no class; its names include class-2"):
         run(config, tmp_path / "run")
+
+
+def test_images_can_be_forgotten_by_file_name_and_the_run_says_which_they_were(tmp_path, folder):
+    (tmp_path / "wish.txt").write_text(f"class-1/005.png\n{folder}/train/class-0/011.png\n")
+    config = image_config(folder)
+    config.forget = ForgetConfig(files=str(tmp_path / "wish.txt"))
+    metrics = run(config, tmp_path / "run")
+    assert metrics["run"]["forget"]["kind"] == "files"
+    told = (tmp_path / "run" / "forget_files.txt").read_text().split()
+    assert sorted(told) == [f"{folder}/train/class-0/011.png", f"{folder}/train/class-1/005.png"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class-1/999.png", r"'class-1/999\.png' is no image of the training part \(near: class-1/0"),
+        ("005.png", r"several images end in '005\.png'; give more of the path"),
+        ("class-1/005.png\ntrain/class-1/005.png", "more than once"),
+        ("\n", "is an empty forget set"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_before_features_are_extracted(tmp_path, folder, text, message):
+    (tmp_path / "wish.txt").write_text(text)
+    config = image_config(folder)
+    config.forget = ForgetConfig(files=str(tmp_path / "wish.txt"))
+    with pytest.raises(DataError, match=message):
+        run(config, tmp_path / "run")
+    assert not list((tmp_path / "sfu-cache").glob("features/*"))
+
+
+def test_row_numbers_do_not_go_with_images_left_out(tmp_path):
+    from sfu.settings import Damaged
+
+    folder = write_folder(tmp_path / "images", damaged=("train/class-1/003.png",))
+    (tmp_path / "rows.txt").write_text("20")
+    config = image_config(folder, damaged=Damaged.skip)
+    config.forget = ForgetConfig(indices=str(tmp_path / "rows.txt"))
+    with pytest.raises(DataError, match=r"1 damaged images are left out, which shifts them; name the images instead"):
+        run(config, tmp_path / "run")
+
+
+def test_class_names_that_are_numbers_are_taken_as_names():
+    labels = torch.arange(12).repeat(5)
+    names = tuple(sorted(str(number) for number in range(12)))  # 0, 1, 10, 11, 2, ...
+    split = make_split(ForgetConfig(classes=[10]), labels, 12, 0, names)
+    assert labels[split.forget_F].unique().tolist() == [names.index("10")]
 
 
 def test_a_limit_takes_the_first_of_each_class(folder):
@@ -215,8 +263,9 @@ def test_every_method_gets_the_views_it_asks_for_normalised_like_the_rest(monkey
     torch.testing.assert_close(both.views_VFD[0], flipped, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("through", ["its name", "a link", "the cache"])
-def test_a_retained_image_or_its_features_cannot_be_opened(monkeypatch, tmp_path, folder, through):
+@pytest.mark.parametrize("through", ["its name", "a link", "the cache", "torchvision"])
+@pytest.mark.parametrize("augmenting", [False, True])
+def test_a_retained_image_or_its_features_cannot_be_opened(monkeypatch, tmp_path, folder, through, augmenting):
     outside = tmp_path / "outside.png"
     linked = folder / "train" / "class-0" / "000.png"
     linked.rename(outside)
@@ -228,12 +277,16 @@ def test_a_retained_image_or_its_features_cannot_be_opened(monkeypatch, tmp_path
                 path.read_bytes()
         elif through == "a link":
             outside.read_bytes()
+        elif through == "torchvision":
+            for path in sorted(folder.rglob("*.png")):
+                torchvision.io.decode_image(str(path))
         else:
             from safetensors.torch import load_file
 
             load_file(next((tmp_path / "sfu-cache" / "features").glob("*/chunk-00000.safetensors")))
 
     probe = Probe(reach)
+    monkeypatch.setattr(Probe, "augmentations", ("flip",) if augmenting else ())
     monkeypatch.setattr(runner, "make_methods", lambda config: {"probe": probe})
     metrics = run(image_config(folder), tmp_path / "run")
     assert "SourceFreeError" in metrics["rows"]["probe"]["error"]

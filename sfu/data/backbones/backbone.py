@@ -44,8 +44,16 @@ def check_backbone(config: BackboneConfig) -> None:
             at_least(f"backbone.{key}", getattr(config, key), 1)
     if (config.mean is None) != (config.std is None):
         raise ConfigError("backbone.mean and backbone.std belong together: give both or neither.")
-    if config.std is not None and not all(value > 0 for value in config.std):
-        raise ConfigError(f"backbone.std={list(config.std)}; every value must be above 0.")
+    if config.mean is not None and config.std is not None:
+        if len(config.mean) != len(config.std) or len(config.mean) not in (1, 3):
+            raise ConfigError(
+                f"backbone.mean={list(config.mean)} and backbone.std={list(config.std)}; give 1 or 3 values of each."
+            )
+        if not all(0 <= value <= 1 for value in config.mean) or not all(0 < value <= 1 for value in config.std):
+            raise ConfigError(
+                f"backbone.mean={list(config.mean)} and backbone.std={list(config.std)} are of pixels in 0..1 (divide "
+                "by 255); std must be above 0."
+            )
     if config.name == NONE:
         return
     if recall(config) is None:  # a backbone that was built before has a name its library knows
@@ -117,8 +125,8 @@ class Backbone:
         }  # fmt: skip
 
     @torch.inference_mode()
-    def features(self, images: Sequence[Tensor]) -> Tensor:
-        """Features of uint8 images ``[K, H, W]``, or of what ``transform.pixels`` made of them, on the device.
+    def features(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Features, on the device, of what ``transform.pixels`` made of images: uint8 ``[K, S, S]``.
 
         TF32 is off, and every layer is in evaluation mode: statistics of a batch never enter.
 
@@ -129,13 +137,13 @@ class Backbone:
             DataError: The images do not fit the network, or features come out NaN or infinite.
         """
         self.module.eval()
-        batch = self.transform(images, self.device, self.dtype)
+        batch = self.transform.normalized(pixels, self.device, self.dtype)
         try:
             with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
                 features = self.module(batch)
         except (RuntimeError, AssertionError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise DataError(f"the device is out of memory; lower backbone.batch_size ({len(images)}).") from error
+            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+                raise DataError(f"memory is out on the device; lower backbone.batch_size ({len(pixels)}).") from error
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
                 f"backbone.name={self.name} cannot take images of {tuple(batch.shape[1:])} ({first}); set "

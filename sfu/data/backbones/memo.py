@@ -1,7 +1,7 @@
 """What decides a backbone's features, remembered, so that a run whose features are kept need not build it again.
 
 Building a network to find its digest costs seconds (importing its library above all). The memo is believed as long as
-the settings, the versions of the libraries and a weights file's path, size, inode and time of change are the same.
+the settings, the versions of the libraries and a weights file's path, size, inode and times are the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _file(path: Path) -> list[Any]:
         status = os.stat(path)
     except OSError:
         return [os.path.abspath(path)]
-    return [os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ino]
+    return [os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _version(name: str) -> str | None:

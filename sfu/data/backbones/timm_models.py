@@ -53,11 +53,17 @@ def build(config: BackboneConfig) -> Network:
         classifier = model.pretrained_cfg.get("classifier") or ()
         names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
         load_weights(model, tensors, tuple(f"{name}." for name in names), config.weights)
-    return Network(model, _transform(timm, model, resized=config.weights != "none"), "timm's pooled features")
+    resized = config.weights != "none" and config.size is None
+    return Network(model, _transform(timm, model, config.name, resized=resized), "timm's pooled features")
 
 
-def _transform(timm: Any, model: Any, *, resized: bool) -> ImageTransform:
+def _transform(timm: Any, model: Any, name: str, *, resized: bool) -> ImageTransform:
     own = timm.data.resolve_model_data_config(model)
+    if resized and own.get("crop_mode", "center") != "center":
+        raise ConfigError(
+            f"the weights of {name} were made with crop_mode={own['crop_mode']}, which sfu does not do; set "
+            "backbone.size to resize and crop the centre all the same."
+        )
     side = own["input_size"][-1]
     return ImageTransform(
         int(side / own["crop_pct"]) if resized else None,

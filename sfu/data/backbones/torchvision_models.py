@@ -6,9 +6,10 @@ Source: He et al., Deep residual learning for image recognition, 2016, for the p
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sfu.data.backbones.network import Network
 from sfu.data.backbones.transform import ImageTransform
@@ -49,18 +50,18 @@ def build(config: BackboneConfig) -> Network:
 
     check(config)
     default = models.get_model_weights(config.name).DEFAULT
-    options = {"transform_input": True} if config.name in _RESCALED_INPUT else {}
     if config.weights == "default":
+        model = _pretrained(config.name, default)
+        last = cut_last_layer(model)
+    elif config.weights == "none":
+        model = models.get_model(config.name, weights=None, **_quiet(config.name))
+        last = cut_last_layer(model)
+    else:
+        tensors = _renamed(config.name, read_state_dict(config.weights))
+        options = {"transform_input": True} if config.name in _RESCALED_INPUT else {}
         model = models.get_model(config.name, weights=None, **options, **_quiet(config.name))
         last = cut_last_layer(model)
-        load_weights(model, _download(default), (f"{last}.", "aux", "AuxLogits"), "default")
-    else:
-        local = config.weights != "none"
-        tensors = read_state_dict(config.weights) if local else {}
-        model = models.get_model(config.name, weights=None, **(options if local else {}), **_quiet(config.name))
-        last = cut_last_layer(model)
-        if local:
-            load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), config.weights)
+        load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), config.weights)
     return Network(model, _transform(default, resized=config.weights != "none"), f"input of the last layer ({last})")
 
 
@@ -87,12 +88,21 @@ def _quiet(name: str) -> dict[str, Any]:
     return {"aux_logits": False, "init_weights": True} if name in _RESCALED_INPUT else {}
 
 
-def _download(weights: Any) -> dict[str, Any]:
-    """The state dict of torchvision's own weights, checked against the hash in their file name."""
+def _renamed(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """DenseNet's published files number two layers of each block ``norm.1``, which the model calls ``norm1``."""
+    if not name.startswith("densenet"):
+        return tensors
+    return {re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])\.", r"\1\2.", key): t for key, t in tensors.items()}
+
+
+def _pretrained(name: str, weights: Any) -> nn.Module:
+    """The model with torchvision's own weights, loaded by torchvision (it knows the names of older files)."""
     import torch
+    from torchvision import models
 
     try:
-        return dict(weights.get_state_dict(progress=True, check_hash=True))
+        model: nn.Module = models.get_model(name, weights=weights)
+        return model
     except (OSError, RuntimeError, ValueError) as error:
         place = f"{torch.hub.get_dir()}/checkpoints/{weights.url.rsplit('/', 1)[-1]}"
         raise DataError(

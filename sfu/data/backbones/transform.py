@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfu.data.images.decode import ImageError
 from sfu.errors import DataError
+
+_MOST_PIXELS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,18 @@ class ImageTransform:
                 for index, image in zip(members, batch, strict=True):
                     done[index] = image
         return done
+
+    def require_shape(self, image: Tensor, name: str) -> None:
+        """Refuse an image so long and thin that resizing its shorter side would blow it up.
+
+        Raises:
+            ImageError: It would have more than 100 million pixels; ``name`` names it.
+        """
+        _, height, width = image.shape
+        if self.resize is not None and self.resize**2 * max(height, width) > _MOST_PIXELS * min(height, width):
+            raise ImageError(
+                f"{name} is {width} x {height}, too long and thin to resize its shorter side to {self.resize}"
+            )
 
     def _changes(self, height: int, width: int) -> bool:
         resized = self.resize is not None and min(height, width) != self.resize

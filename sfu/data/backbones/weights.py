@@ -63,23 +63,22 @@ def read_state_dict(setting: str) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[str, ...], setting: str) -> None:
     """Copy ``tensors`` into ``model``, all of it; names that begin with one of ``ignored`` are skipped.
 
+    Names of older versions are accepted where the model itself translates them.
+
     Raises:
         DataError: A tensor is missing, left over or of another shape: the file is of another architecture.
     """
     own = model.state_dict()
     given = {name: t for name, t in tensors.items() if not name.startswith(ignored)} if ignored else tensors
-    counters = {name for name in own if name.endswith("num_batches_tracked")}  # not in older files, and without effect
-    missing = sorted(set(own) - set(given) - counters)
-    left_over = sorted(set(given) - set(own))
+    fitting = {name: t for name, t in given.items() if name not in own or t.shape == own[name].shape}
+    result = model.load_state_dict(fitting, strict=False)
+    missing = [name for name in result.missing_keys if name not in given and not name.endswith("num_batches_tracked")]
+    left_over = list(result.unexpected_keys)
     shapes = sorted(name for name in set(own) & set(given) if own[name].shape != given[name].shape)
     if missing or left_over or shapes:
         kinds = (("lacks", missing), ("has besides", left_over), ("has in other shapes", shapes))
         what = "; ".join(f"{verb} {_some(names)}" for verb, names in kinds if names)
         raise DataError(f"backbone.weights={setting} does not fit this architecture: it {what}.")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if name in given:
-                tensor.copy_(given[name])
     bad = [name for name, tensor in own.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
     if bad:
         raise DataError(f"backbone.weights={setting} has NaN or infinite values in {_some(bad)}.")

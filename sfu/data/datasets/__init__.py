@@ -1,5 +1,6 @@
-"""One file a dataset. Each offers ``load(config, seed)`` and ``source_files(config)``.
+"""One file a dataset. Each offers ``source_files(config)``, and ``load(config, seed)`` or ``images(config)`` or both.
 
-``load`` returns :class:`RawArrays`; ``source_files`` lists the files it reads, which are sealed while a source-free
-method runs. A new dataset is one file here and one yaml in ``configs/dataset``.
+``load`` returns feature rows (:class:`RawArrays`), ``images`` an :class:`ImageSet` for a backbone; ``source_files``
+lists the files and folders it reads, which are sealed while a source-free method runs. A new dataset is one file here
+and one yaml in ``configs/dataset``.
 """

@@ -6,6 +6,8 @@ goes before the backbone's own transform. Shapes: K channels, H rows, W columns.
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -93,7 +95,8 @@ class AugmentedImages(Images):
     def decode(self, index: int) -> Tensor:
         """Decode, then augment."""
         image = self._images.decode(index).contiguous()
-        return AUGMENTATIONS[self._augmentation](image, torch.Generator().manual_seed(index))
+        seed = zlib.crc32(f"{self._augmentation} {index}".encode())
+        return AUGMENTATIONS[self._augmentation](image, torch.Generator().manual_seed(seed))
 
     def name(self, index: int) -> str:
         """That of the image, and the augmentation."""
@@ -103,9 +106,9 @@ class AugmentedImages(Images):
         """Some of them; a random augmentation goes by the new numbers."""
         return AugmentedImages(self._images.take(rows), self._augmentation)
 
-    def fingerprint(self) -> str:
-        """That of the images themselves: the augmentation is named beside it in the key of the cache."""
-        return self._images.fingerprint()
+    def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
+        """Over that of the images and the augmentation."""
+        return hashlib.sha256(f"{self._augmentation} {self._images.fingerprint(reading)}".encode()).hexdigest()
 
     @property
     def paths(self) -> list[Path]:

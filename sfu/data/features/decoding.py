@@ -13,6 +13,9 @@ from sfu.data.backbones.transform import ImageTransform
 from sfu.data.images.decode import ImageError
 from sfu.data.images.images import Images
 
+_GROUP_VALUES = 1 << 22
+"""Images are resized as soon as so many values are decoded, so that memory holds few of them at full size."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -30,7 +33,7 @@ class Batch:
 
 
 def decoded(
-    images: Images, batches: Sequence[Sequence[int]], transform: ImageTransform, *, workers: int | None, ahead: int
+    images: Images, batches: Sequence[Sequence[int]], transform: ImageTransform, *, workers: int, ahead: int
 ) -> Iterator[Batch]:
     """Decode ``batches`` of image numbers in order.
 
@@ -38,11 +41,10 @@ def decoded(
         images: The images.
         transform: Resizes and crops.
         batches: Numbers of the images of each batch.
-        workers: Threads; ``None``: one for each core.
+        workers: Threads.
         ahead: How many batches to decode beforehand, while the caller works. On a CPU that is worth nothing, since
             decoding and network would wait for the same cores.
     """
-    workers = workers or os.cpu_count() or 1
     with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
         under_way: list[list[Future[Batch]]] = []
         todo = iter(batches)
@@ -72,13 +74,35 @@ def decoded(
 
 def _decode(images: Images, numbers: Sequence[int], transform: ImageTransform) -> Batch:
     rows, pixels, damaged = [], [], {}
+    group: list[Tensor] = []
     for number in numbers:
         try:
-            pixels.append(images.decode(number))
-            rows.append(number)
+            image = images.decode(number)
+            transform.require_shape(image, images.name(number))
         except ImageError as error:
             damaged[number] = str(error)
-    return Batch(rows, transform.pixels(pixels), damaged)
+            continue
+        rows.append(number)
+        group.append(image)
+        if sum(other.numel() for other in group) > _GROUP_VALUES:
+            pixels += transform.pixels(group)
+            group = []
+    return Batch(rows, pixels + transform.pixels(group), damaged)
+
+
+def find_damage(images: Images, numbers: Sequence[int], workers: int | None) -> dict[int, str]:
+    """What is wrong with those of some images that cannot be decoded."""
+
+    def trouble(number: int) -> str | None:
+        try:
+            images.decode(number)
+        except ImageError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        found = zip(numbers, pool.map(trouble, numbers, chunksize=64), strict=True)
+        return {number: what for number, what in found if what is not None}
 
 
 def _joined(parts: Sequence[Batch]) -> Batch:

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from sfu.data.features.place import VIEWS
 from sfu.errors import ArtifactError, ConfigError
 
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -36,16 +37,17 @@ class StoreInfo:
     used: datetime
 
     @property
-    def complete(self) -> bool:
-        """Whether every chunk is there (their contents are checked when they are read)."""
-        return self.chunks == (self.about.get("shown") or {}).get("chunks")
+    def unfinished(self) -> bool:
+        """Whether a chunk is known to be missing (their contents are checked when they are read)."""
+        return self.chunks < int((self.about.get("shown") or {}).get("chunks", 0))
 
 
 def list_stores(root: Path) -> list[StoreInfo]:
     """All stores below ``root``, the last used first."""
     if not root.is_dir():
         return []
-    found = [_info(folder) for folder in root.iterdir() if folder.is_dir() and _KEY.fullmatch(folder.name)]
+    places = [*root.iterdir(), *(root / VIEWS).glob("*")]
+    found = [_info(folder) for folder in places if folder.is_dir() and _KEY.fullmatch(folder.name)]
     return sorted(found, key=lambda info: info.used, reverse=True)
 
 

@@ -25,18 +25,22 @@ class Ranks:
         if self.size > 1:
             torch.distributed.barrier()
 
-    def any(self, mine: bool) -> bool:
-        """Whether it is true in any process."""
-        if self.size == 1:
-            return mine
-        answers: list[bool] = [False] * self.size
-        torch.distributed.all_gather_object(answers, mine)
-        return any(answers)
+    def gathered(self, mine: str) -> list[str]:
+        """What every process has to say."""
+        answers = [mine] * self.size
+        if self.size > 1:
+            torch.distributed.all_gather_object(answers, mine)
+        return answers
 
 
 def launched_by_torchrun() -> bool:
     """Whether this process is one of several started by torchrun, or in its way."""
     return "RANK" in os.environ and "MASTER_ADDR" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def local_share() -> int:
+    """How many cores there are for each process of this machine."""
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @contextmanager

@@ -14,13 +14,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sfu.errors import ArtifactError
@@ -28,6 +27,7 @@ from sfu.files import write_tensors, write_text
 
 SCHEMA = 1
 CHUNK_ROWS = 2048
+READERS = 4  # threads that read chunks
 _ABOUT = "about.json"
 _EXTRA_SPACE = 1.05
 
@@ -115,18 +115,32 @@ class FeatureStore:
         """Write ``about.json``: the record, and ``shown`` for people. Its time of change is that of its last use."""
         write_text(self.folder / _ABOUT, json.dumps({**self.record, "shown": dict(shown)}, indent=2) + "\n")
 
-    def touch(self) -> None:
-        """Note that the store was used now."""
+    def touch(self) -> bool:
+        """Note that the store was used now; ``False`` if ``about.json`` is not there."""
         try:
             os.utime(self.folder / _ABOUT)
+        except FileNotFoundError:
+            return False
         except OSError:
-            return  # a read-only cache can be used, too
+            pass  # a read-only cache can be used, too
+        return True
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed while writing left behind; only while :meth:`locked`."""
+        for path in self.folder.glob(".*"):
+            path.unlink(missing_ok=True)
+
+    def write_damaged(self, messages: Sequence[str]) -> Path:
+        """List the images that cannot be decoded, one a line."""
+        path = self.folder / "damaged.txt"
+        write_text(path, "\n".join(messages) + "\n")
+        return path
 
     def read(self, index: int) -> Chunk | None:
         """A chunk, or ``None`` if it is absent, damaged or foreign."""
         from safetensors import safe_open
 
-        path = self._path(index)
+        path = self.path(index)
         if not path.is_file():
             return None
         try:
@@ -150,7 +164,7 @@ class FeatureStore:
         """
         about = {"key": self.key, "sha256": chunk.digest(), "damaged": _by_text(chunk.damaged)}
         tensors = {"features": chunk.features_MD, "rows": chunk.rows_M}
-        write_tensors(self._path(index), tensors, {"chunk": json.dumps(about)})  # one entry: their order is not fixed
+        write_tensors(self.path(index), tensors, {"chunk": json.dumps(about)})  # one entry: their order is not fixed
 
     def require_space(self, bytes_per_row: int, n_rows: int) -> None:
         """Refuse to begin what cannot be finished.
@@ -162,21 +176,17 @@ class FeatureStore:
         free, needed = shutil.disk_usage(self.folder).free, int(bytes_per_row * n_rows * _EXTRA_SPACE)
         if needed > free:
             raise ArtifactError(
-                f"the features need {needed / 2**20:.0f} MiB but {self.folder.parent} has {free / 2**20:.0f} MiB free; "
+                f"the features need {needed / 2**20:.1f} MiB but {self.folder.parent} has {free / 2**20:.1f} MiB free; "
                 "make room (sfu-features ls, sfu-features rm), or set backbone.cache to another disk."
             )
 
-    def _path(self, index: int) -> Path:
+    def path(self, index: int) -> Path:
+        """The file of a chunk."""
         return self.folder / f"chunk-{index:05d}.safetensors"
 
     def _covers(self, chunk: Chunk, index: int) -> bool:
         numbers = sorted([*chunk.rows_M.tolist(), *chunk.damaged])
         return numbers == list(self.rows(index)) and chunk.features_MD.shape[0] == chunk.rows_M.shape[0]
-
-
-def is_finite(features_MD: Tensor) -> bool:
-    """Whether no value is NaN or infinite."""
-    return bool(torch.isfinite(features_MD).all())
 
 
 def _by_text(damaged: Mapping[int, str]) -> dict[str, str]:

@@ -48,6 +48,12 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
         raise ImageError(f"has more pixels than are safe to decode ({error})") from None
     except MemoryError:
         raise
+    except OSError as error:
+        if "not available" in str(error):  # a codec that this Pillow lacks is no damage
+            raise DataError(
+                f"Pillow cannot read this kind of image here ({error}); install a Pillow that can."
+            ) from error
+        raise ImageError(f"is damaged ({error})") from None
     except Exception as error:  # on broken files Pillow's plugins raise whatever their parsers stumble on
         raise ImageError(f"is damaged ({error})") from None
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)

@@ -1,14 +1,16 @@
 """Digests of many files, remembered so that a second look costs a directory listing and not a read of every byte.
 
-A memo is believed as long as every file's path, size, inode and time of change are what they were, as version control
-does; a damaged memo is made again.
+A memo is believed as long as every file's path, size, inode and times of modification and change are what they were, as
+version control does. Of files that changed a moment ago no memo is made, since they may change again without a trace; a
+damaged memo is made again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,41 +18,55 @@ from sfu.cache_dir import cache_dir
 from sfu.errors import ArtifactError, DataError
 from sfu.files import replacing
 
+_SETTLED_SECONDS = 2.0
+_SMALL = 1 << 20
 _SIZE = hashlib.sha256().digest_size
 
 
-def file_digests(paths: Sequence[str]) -> list[bytes]:
+def file_digests(paths: Sequence[str], reading: Callable[[int], None] | None = None) -> list[bytes]:
     """SHA-256 of each file, 32 bytes each.
+
+    ``reading`` is called with the number of files if they must be read.
 
     Raises:
         DataError: A file is missing or cannot be read.
     """
-    memo = cache_dir("fingerprints") / f"{_listing(paths)}.sha256"
+    listing, last_change = _listing(paths)
+    memo = cache_dir("fingerprints") / f"{listing}.sha256"
     known = _read_memo(memo, len(paths))
     if known is None:
+        if reading is not None:
+            reading(len(paths))
+        settled = last_change < time.time() - _SETTLED_SECONDS
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             known = list(pool.map(_digest, paths, chunksize=256))
-        _write_memo(memo, known)
+        if settled:
+            _write_memo(memo, known)
     return known
 
 
-def _listing(paths: Sequence[str]) -> str:
-    digest = hashlib.sha256()
+def _listing(paths: Sequence[str]) -> tuple[str, float]:
+    """What stands for the state of all files, and when the last of them changed."""
+    digest, last_change = hashlib.sha256(), 0.0
     for path in paths:
         try:
             status = os.stat(path)
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}).") from error
         place = os.path.abspath(path)
-        digest.update(
-            f"{place}\0{status.st_size} {status.st_mtime_ns} {status.st_ino}\n".encode(errors="surrogateescape")
-        )
-    return digest.hexdigest()
+        state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        digest.update(f"{place}\0{state}\n".encode(errors="surrogateescape"))
+        last_change = max(last_change, status.st_mtime, status.st_ctime)
+    return digest.hexdigest(), last_change
 
 
 def _digest(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
+            head = file.read(_SMALL)  # in one piece: file_digest clears a large buffer for every small file
+            if len(head) < _SMALL:
+                return hashlib.sha256(head).digest()
+            file.seek(0)
             return hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}).") from error

@@ -48,8 +48,10 @@ class ImageSet:
             return self
         part_N = np.zeros_like(self.labels_N) if self.is_test_N is None else self.is_test_N.astype(np.int64)
         group_N = 2 * self.labels_N + part_N
-        kept = [np.flatnonzero(group_N == group)[:per_class] for group in np.unique(group_N)]
-        return self.rows(np.sort(np.concatenate(kept)))
+        order = np.argsort(group_N, kind="stable")  # rows of a group together, in their own order
+        _, starts, counts = np.unique(group_N[order], return_index=True, return_counts=True)
+        place_N = np.arange(len(order)) - np.repeat(starts, counts)
+        return self.rows(np.sort(order[place_N < per_class]))
 
     def rows(self, index: np.ndarray) -> ImageSet:
         """Some of the images with all that belongs to them."""

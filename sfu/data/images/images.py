@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,8 +49,11 @@ class Images(ABC):
         """Some of the images, in the order given, from which no other image can be reached."""
 
     @abstractmethod
-    def fingerprint(self) -> str:
-        """SHA-256 over the contents of all images in order, 64 hex digits."""
+    def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
+        """SHA-256 over the contents of all images in order, 64 hex digits.
+
+        ``reading`` is called with the number of files if they must be read for that.
+        """
 
     @property
     @abstractmethod
@@ -91,7 +94,7 @@ class ArrayImages(Images):
         """Copies of some images."""
         return ArrayImages(self.pixels_NHWK[np.asarray(rows, dtype=np.int64)], self._what)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
         """Over shape and bytes."""
         digest = hashlib.sha256(f"array {self.pixels_NHWK.shape}".encode())
         digest.update(self.pixels_NHWK.data)
@@ -121,8 +124,8 @@ class FileImages(Images):
         try:
             with open(path, "rb") as file:
                 data = file.read()
-        except OSError as error:
-            raise ImageError(f"{path} cannot be read ({error.strerror})") from None
+        except OSError as error:  # of the machine, not of the image: never to be kept as damage
+            raise DataError(f"{path} cannot be read ({error.strerror}).") from error
         try:
             return decode_image(data, self.channels)
         except ImageError as error:
@@ -136,10 +139,10 @@ class FileImages(Images):
         """Paths of some images."""
         return FileImages([self._paths[int(row)] for row in rows], self.channels)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
         """Over every file's own digest and the number of channels; files seen before are not read again."""
         digest = hashlib.sha256(f"files {self.channels}".encode())
-        for one in file_digests(self._paths):
+        for one in file_digests(self._paths, reading):
             digest.update(one)
         return digest.hexdigest()
 
