@@ -20,7 +20,9 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"sfu {__version__}")
         return
-    if "RANK" in os.environ and "MASTER_ADDR" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+    from sfu.data.features.ranks import launched_by_torchrun
+
+    if launched_by_torchrun():
         print(
             "sfu: an experiment is one process. Under torchrun, extract the features first "
             "(torchrun ... -m sfu.features_cli extract key=value ...), then run sfu by itself.",

@@ -101,10 +101,10 @@ def _remove(given: argparse.Namespace) -> None:
 def _extract(settings: list[str]) -> None:
     import time
 
-    from sfu.data.backbones.backbone import check_backbone
+    from sfu.data.backbones.backbone import NO_BACKBONE, check_backbone
     from sfu.data.features.extract import Extractor
     from sfu.data.features.ranks import joined, local_device
-    from sfu.data.load import NO_BACKBONE, check_dataset, load_images
+    from sfu.data.load import check_dataset, load_images
     from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device
     from sfu.settings import Damaged

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sfu.checks import at_least
 from sfu.data import datasets
+from sfu.data.backbones.backbone import NO_BACKBONE
 from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
 from sfu.data.images.image_set import ImageSet
 from sfu.data.raw_arrays import stratified_rows
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from sfu.settings import BackboneConfig, DatasetConfig
 
 log = logging.getLogger(__name__)
-
-NO_BACKBONE = "none"
 
 
 def dataset_names() -> list[str]:

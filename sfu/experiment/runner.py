@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import sfu
+from sfu.data.backbones.backbone import NO_BACKBONE
 from sfu.data.features.place import views_folder
-from sfu.data.load import NO_BACKBONE
 from sfu.data.seal import sealed
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator

@@ -23,7 +23,7 @@ from sfu.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from sfu.settings import BackboneConfig
 
-NONE = "none"
+NO_BACKBONE = "none"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LIBRARIES = {"torchvision": torchvision_models, "timm": timm_models}
 
@@ -54,7 +54,7 @@ def check_backbone(config: BackboneConfig) -> None:
                 f"backbone.mean={list(config.mean)} and backbone.std={list(config.std)} are of pixels in 0..1 (divide "
                 "by 255); std must be above 0."
             )
-    if config.name == NONE:
+    if config.name == NO_BACKBONE:
         return
     if recall(config) is None:  # a backbone that was built before has a name its library knows
         _library(config).check(config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -75,6 +74,7 @@ def decoded(
 def _decode(images: Images, numbers: Sequence[int], transform: ImageTransform) -> Batch:
     rows, pixels, damaged = [], [], {}
     group: list[Tensor] = []
+    held = 0
     for number in numbers:
         try:
             image = images.decode(number)
@@ -84,13 +84,14 @@ def _decode(images: Images, numbers: Sequence[int], transform: ImageTransform) -
             continue
         rows.append(number)
         group.append(image)
-        if sum(other.numel() for other in group) > _GROUP_VALUES:
+        held += image.numel()
+        if held > _GROUP_VALUES:
             pixels += transform.pixels(group)
-            group = []
+            group, held = [], 0
     return Batch(rows, pixels + transform.pixels(group), damaged)
 
 
-def find_damage(images: Images, numbers: Sequence[int], workers: int | None) -> dict[int, str]:
+def find_damage(images: Images, numbers: Sequence[int], workers: int) -> dict[int, str]:
     """What is wrong with those of some images that cannot be decoded."""
 
     def trouble(number: int) -> str | None:
@@ -100,7 +101,7 @@ def find_damage(images: Images, numbers: Sequence[int], workers: int | None) -> 
             return str(error)
         return None
 
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         found = zip(numbers, pool.map(trouble, numbers, chunksize=64), strict=True)
         return {number: what for number, what in found if what is not None}
 

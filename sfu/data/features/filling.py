@@ -87,7 +87,7 @@ class Filling:
                 else:
                     damaged |= found
         if damaged and self.fail_on_damage:
-            raise self._failure(damaged)
+            raise damage_error(damaged, self.store)
         if missing:
             damaged |= self._extract_chunks(missing, sum(len(store.rows(index)) for index in mine))
         return damaged
@@ -109,7 +109,8 @@ class Filling:
             damaged |= chunk.damaged
             if damaged and self.fail_on_damage:
                 todo = [row for other in missing if other > index for row in self.store.rows(other)]
-                raise self._failure(damaged | find_damage(self.images, todo, self.extractor.config.workers))
+                workers = self.extractor.config.workers or local_share()
+                raise damage_error(damaged | find_damage(self.images, todo, workers), self.store)
             self.store.write(index, chunk)
             done += len(self.store.rows(index))
         return damaged
@@ -146,9 +147,6 @@ class Filling:
                 f"backbone.name={config.name} gives NaN or infinite features for {len(bad)} images (first: "
                 f"{self.images.name(bad[0])}); try backbone.dtype=float32 (it is {config.dtype}), or other weights."
             )
-
-    def _failure(self, damaged: dict[int, str]) -> ImageError:
-        return damage_error(damaged, self.store)
 
 
 def damage_error(damaged: Mapping[int, str], store: FeatureStore) -> ImageError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sfu.data.features.place import VIEWS
+from sfu.data.features.store import lock_path
 from sfu.errors import ArtifactError, ConfigError
 
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -75,7 +76,7 @@ def remove_store(info: StoreInfo) -> None:
     """
     from filelock import FileLock, Timeout
 
-    path = info.folder.with_suffix(".lock")
+    path = lock_path(info.folder)
     lock = FileLock(path)
     try:
         with lock.acquire(timeout=0):

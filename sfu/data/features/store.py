@@ -94,7 +94,7 @@ class FeatureStore:
 
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder.with_suffix(".lock"))
+            lock = FileLock(lock_path(self.folder))
             try:
                 lock.acquire(timeout=0)
             except Timeout:
@@ -187,6 +187,11 @@ class FeatureStore:
     def _covers(self, chunk: Chunk, index: int) -> bool:
         numbers = sorted([*chunk.rows_M.tolist(), *chunk.damaged])
         return numbers == list(self.rows(index)) and chunk.features_MD.shape[0] == chunk.rows_M.shape[0]
+
+
+def lock_path(folder: Path) -> Path:
+    """The lock of the store in ``folder``."""
+    return folder.with_suffix(".lock")
 
 
 def _by_text(damaged: Mapping[int, str]) -> dict[str, str]:
