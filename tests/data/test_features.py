@@ -158,32 +158,37 @@ def test_an_interrupted_extraction_goes_on_at_the_chunk_it_had_reached(tmp_path,
         assert one.read_bytes() == other.read_bytes()
 
 
-_KILLED = """
+_SLOW_JOB = """
 import sys, time, numpy as np, torch
-from pathlib import Path
 from sfu.data.features import store
 store.CHUNK_ROWS = 16
 from sfu.data.features.extract import Extractor
 from sfu.data.images.images import ArrayImages
 from sfu.settings import BackboneConfig
+cache, pixels, seconds = sys.argv[1:]
 class Slow(ArrayImages):
     def decode(self, index):
-        time.sleep(0.01)
+        time.sleep(float(seconds))
         return super().decode(index)
-images = Slow(np.load(sys.argv[2]), "slow")
-config = BackboneConfig(name="pixels", cache=sys.argv[1], batch_size=7, workers=1)
-Extractor(config, torch.device("cpu")).extract(images)
+config = BackboneConfig(name="pixels", cache=cache, batch_size=7, workers=1)
+Extractor(config, torch.device("cpu")).extract(Slow(np.load(pixels), "slow"))
 """
+
+
+def slow_job(cache: Path, pixels: Path, seconds: float, n_chunks: int) -> subprocess.Popen:
+    """A process that extracts features of an array, so many seconds an image, once it has written ``n_chunks``."""
+    process = subprocess.Popen([sys.executable, "-c", _SLOW_JOB, str(cache), str(pixels), str(seconds)])
+    deadline = time.monotonic() + 60
+    while len(chunks(cache)) < n_chunks and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return process
 
 
 def test_a_process_killed_outright_leaves_whole_chunks_and_no_lock(tmp_path):
     pixels = np.random.default_rng(1).integers(0, 256, size=(400, 3, 3, 3), dtype=np.uint8)
     np.save(tmp_path / "pixels.npy", pixels)
     cache = tmp_path / "cache"
-    process = subprocess.Popen([sys.executable, "-c", _KILLED, str(cache), str(tmp_path / "pixels.npy")])
-    deadline = time.monotonic() + 60
-    while len(chunks(cache)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    process = slow_job(cache, tmp_path / "pixels.npy", 0.01, n_chunks=2)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     there = len(chunks(cache))
@@ -400,29 +405,10 @@ def test_an_image_too_long_to_resize_is_damage(tmp_path):
 # --- several processes
 
 
-_OTHER_JOB = """
-import sys, time, numpy as np, torch
-from sfu.data.features import store
-store.CHUNK_ROWS = 16
-from sfu.data.features.extract import Extractor
-from sfu.data.images.images import ArrayImages
-from sfu.settings import BackboneConfig
-class Slow(ArrayImages):
-    def decode(self, index):
-        time.sleep(0.05)
-        return super().decode(index)
-config = BackboneConfig(name="pixels", cache=sys.argv[1], workers=1)
-Extractor(config, torch.device("cpu")).extract(Slow(np.load(sys.argv[2]), "counted"))
-"""
-
-
 def test_while_another_job_extracts_the_same_features_this_one_waits(tmp_path, images):
     np.save(tmp_path / "pixels.npy", images.pixels_NHWK)
     cache = tmp_path / "cache"
-    other = subprocess.Popen([sys.executable, "-c", _OTHER_JOB, str(cache), str(tmp_path / "pixels.npy")])
-    deadline = time.monotonic() + 60
-    while not chunks(cache) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    other = slow_job(cache, tmp_path / "pixels.npy", 0.05, n_chunks=1)
     said: list[str] = []
     found = Extractor(extractor(cache).config, CPU, say=said.append).extract(images)
     assert other.wait() == 0
