@@ -27,7 +27,7 @@ def scale_distance(axes: Axes, largest: float, along: str = "x") -> None:
     room = 0.35 if along == "x" else 0.06
     set_limits = axes.set_xlim if along == "x" else axes.set_ylim
     set_label = axes.set_xlabel if along == "x" else axes.set_ylabel
-    logarithmic = "" if largest <= 2 else "; logarithmic above 1" if along == "x" else "\nlogarithmic above 1"
+    logarithmic = "" if largest <= 2 else "\nlogarithmic above 1"
     set_label(f"0 = Retrained, 1 = nothing done (dashed){logarithmic}")
     if largest <= 2:
         set_limits(0, max(largest, 1.0) * (1 + room))

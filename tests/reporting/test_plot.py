@@ -32,7 +32,14 @@ def overlapping_texts(figure: Figure) -> list[tuple[str, str]]:
     boxes = [
         (text.get_text(), text.get_window_extent())
         for axes in figure.axes
-        for text in [*axes.texts, *axes.get_yticklabels(), *axes.get_xticklabels(), axes.title]
+        for text in [
+            *axes.texts,
+            *axes.get_yticklabels(),
+            *axes.get_xticklabels(),
+            axes.title,
+            axes.xaxis.label,
+            axes.yaxis.label,
+        ]
         if text.get_text() and text.get_visible()
     ]
     for index, (first, one) in enumerate(boxes):
@@ -53,7 +60,7 @@ def test_all_labels_are_there_inside_and_apart(tmp_path: Path, drawn: list[Figur
     labels = [label.get_text().split("\n")[0] for label in figure.axes[0].get_yticklabels()]
     assert labels == list(metrics["rows"])
     for axes in figure.axes:
-        for text in [*axes.texts, *axes.get_yticklabels()]:
+        for text in [*axes.texts, *axes.get_yticklabels(), axes.xaxis.label]:
             box = text.get_window_extent()
             assert box.x0 >= 0
             assert box.x1 <= figure.bbox.width + 1
