@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,9 @@ from sfu.errors import ArtifactError, DataError
 
 if TYPE_CHECKING:
     from sfu.data.features.extract import Extractor
+
+
+_SMALL_VALUES = 3 * 48 * 48
 
 
 @dataclass
@@ -73,6 +77,17 @@ class Filling:
             )
         return damaged
 
+    @cached_property
+    def workers(self) -> int:
+        """Threads that decode: those asked for, or all cores; one for small images, which wait for Python's lock."""
+        if self.extractor.config.workers is not None:
+            return self.extractor.config.workers
+        try:
+            small = self.images.decode(0).numel() <= _SMALL_VALUES
+        except ImageError:
+            small = False
+        return 1 if small else local_share()
+
     def _run_locked(self) -> dict[int, str]:
         store, ranks = self.store, self.extractor.ranks
         if ranks.rank == 0:
@@ -109,8 +124,7 @@ class Filling:
             damaged |= chunk.damaged
             if damaged and self.fail_on_damage:
                 todo = [row for other in missing if other > index for row in self.store.rows(other)]
-                workers = self.extractor.config.workers or local_share()
-                raise damage_error(damaged | find_damage(self.images, todo, workers), self.store)
+                raise damage_error(damaged | find_damage(self.images, todo, self.workers), self.store)
             self.store.write(index, chunk)
             done += len(self.store.rows(index))
         return damaged
@@ -124,7 +138,7 @@ class Filling:
         damaged: dict[int, str] = {}
         for batch in decoded(
             self.images, batches, extractor.backbone.transform,
-            workers=config.workers or local_share(), ahead=2 if extractor.device.type == "cuda" else 0,
+            workers=self.workers, ahead=2 if extractor.device.type == "cuda" else 0,
         ):  # fmt: skip
             damaged |= batch.damaged
             if batch.images:

@@ -40,7 +40,8 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
         image: Image.Image = Image.open(io.BytesIO(data))
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             image = ImageOps.exif_transpose(image)
-        pixels = np.array(_to_mode(image, _MODES[channels]))
+        image = _to_mode(image, _MODES[channels])
+        pixels = np.frombuffer(bytearray(image.tobytes()), np.uint8)  # half the time of np.array(image) if it is small
     except UnidentifiedImageError:
         what = "is empty" if not data else "is in no image format that Pillow knows"
         raise ImageError(what) from None
@@ -56,7 +57,7 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
         raise ImageError(f"is damaged ({error})") from None
     except Exception as error:  # on broken files Pillow's plugins raise whatever their parsers stumble on
         raise ImageError(f"is damaged ({error})") from None
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)
+    return torch.from_numpy(pixels.reshape(image.height, image.width, channels)).permute(2, 0, 1)
 
 
 def _to_mode(image: Image.Image, mode: str) -> Image.Image:
