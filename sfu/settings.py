@@ -130,7 +130,7 @@ class BackboneConfig:
     std: list[float] | None = None
     dtype: str = "float32"  # of the forward pass; features are kept in float32
     batch_size: int = 256
-    workers: int | None = None  # threads that decode; None: one for each core, or one for small images
+    workers: int | None = None  # threads that decode; None: one for each core
     cache: str | None = None  # folder of extracted features; None: features/ in sfu's cache folder
 
 

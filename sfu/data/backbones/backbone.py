@@ -5,7 +5,9 @@ Shapes: B images, K channels, H rows, W columns, D features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 NO_BACKBONE = "none"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_flags = threading.Lock()
 _LIBRARIES = {"torchvision": torchvision_models, "timm": timm_models}
 
 
@@ -87,6 +90,16 @@ def build_backbone(config: BackboneConfig) -> Backbone:
     return Backbone(config.name, module, transform, network.pooling, DTYPES[config.dtype], weights_digest(module))
 
 
+@contextmanager
+def _exact_convolutions(device: torch.device) -> Iterator[None]:
+    """No TF32 and no choice of algorithm by timing; for one thread at a time, since these flags are everybody's."""
+    if device.type != "cuda":
+        yield
+        return
+    with _flags, torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+
+
 def _library(config: BackboneConfig) -> ModuleType:
     return pixels if config.name == "pixels" else _LIBRARIES[config.library]
 
@@ -139,7 +152,7 @@ class Backbone:
         self.module.eval()
         batch = self.transform.normalized(pixels, self.device, self.dtype)
         try:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            with _exact_convolutions(self.device):
                 features = self.module(batch)
         except (RuntimeError, AssertionError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):

@@ -1,9 +1,9 @@
-"""Decode and resize a batch of images in threads, noting those that cannot be decoded."""
+"""Decode and resize a batch of images, noting those that cannot be decoded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,53 +22,29 @@ class Batch:
 
     Attributes:
         rows: Numbers of those that could be.
-        images: Their pixels after the transform's resize and crop, uint8.
+        pixels: Their pixels after the transform's resize and crop, uint8.
         damaged: What is wrong with each of the others.
     """
 
     rows: list[int]
-    images: list[Tensor]
+    pixels: list[Tensor]
     damaged: dict[int, str]
 
 
-def decoded(
-    images: Images, batches: Sequence[Sequence[int]], transform: ImageTransform, *, workers: int, ahead: int
-) -> Iterator[Batch]:
-    """Decode ``batches`` of image numbers in order.
-
-    Args:
-        images: The images.
-        transform: Resizes and crops.
-        batches: Numbers of the images of each batch.
-        workers: Threads.
-        ahead: How many batches to decode beforehand, while the caller works. On a CPU that is worth nothing, since
-            decoding and network would wait for the same cores.
-    """
-    with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
-        under_way: list[list[Future[Batch]]] = []
-        todo = iter(batches)
-
-        def begin() -> None:
-            numbers = next(todo, None)
-            if numbers is not None:
-                size = -(-len(numbers) // workers)
-                shares = [numbers[start : start + size] for start in range(0, len(numbers), size)]
-                under_way.append([pool.submit(_decode, images, share, transform) for share in shares])
-
-        try:
-            for _ in range(ahead + 1):
-                begin()
-            while under_way:
-                parts = [future.result() for future in under_way.pop(0)]
-                if ahead:
-                    begin()
-                yield _joined(parts)
-                if not ahead:
-                    begin()
-        finally:
-            for futures in under_way:
-                for future in futures:
-                    future.cancel()
+def decode_batch(
+    images: Images, numbers: Sequence[int], transform: ImageTransform, pool: Executor, workers: int
+) -> Batch:
+    """Decode the images of some numbers, in ``workers`` shares that ``pool`` works on; here, if it is one share."""
+    if workers == 1:
+        return _decode(images, numbers, transform)
+    size = -(-len(numbers) // workers)
+    shares = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    parts = list(pool.map(lambda share: _decode(images, share, transform), shares))
+    return Batch(
+        [row for part in parts for row in part.rows],
+        [image for part in parts for image in part.pixels],
+        {row: what for part in parts for row, what in part.damaged.items()},
+    )
 
 
 def _decode(images: Images, numbers: Sequence[int], transform: ImageTransform) -> Batch:
@@ -91,7 +67,7 @@ def _decode(images: Images, numbers: Sequence[int], transform: ImageTransform) -
     return Batch(rows, pixels + transform.pixels(group), damaged)
 
 
-def find_damage(images: Images, numbers: Sequence[int], workers: int) -> dict[int, str]:
+def find_damage(images: Images, numbers: Sequence[int], pool: Executor) -> dict[int, str]:
     """What is wrong with those of some images that cannot be decoded."""
 
     def trouble(number: int) -> str | None:
@@ -101,14 +77,5 @@ def find_damage(images: Images, numbers: Sequence[int], workers: int) -> dict[in
             return str(error)
         return None
 
-    with ThreadPoolExecutor(workers) as pool:
-        found = zip(numbers, pool.map(trouble, numbers, chunksize=64), strict=True)
-        return {number: what for number, what in found if what is not None}
-
-
-def _joined(parts: Sequence[Batch]) -> Batch:
-    return Batch(
-        [row for part in parts for row in part.rows],
-        [image for part in parts for image in part.images],
-        {row: what for part in parts for row, what in part.damaged.items()},
-    )
+    found = zip(numbers, pool.map(trouble, numbers), strict=True)
+    return {number: what for number, what in found if what is not None}

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sfu.data.features.decoding import decoded, find_damage
-from sfu.data.features.ranks import local_share
+from sfu.data.features.decoding import Batch, decode_batch, find_damage
+from sfu.data.features.lanes import Lanes, lanes
 from sfu.data.features.store import READERS, Chunk, FeatureStore
 from sfu.data.images.decode import ImageError
 from sfu.data.images.images import Images
@@ -23,9 +22,6 @@ from sfu.errors import ArtifactError, DataError
 
 if TYPE_CHECKING:
     from sfu.data.features.extract import Extractor
-
-
-_SMALL_VALUES = 3 * 48 * 48
 
 
 @dataclass
@@ -47,7 +43,7 @@ class Filling:
     shown: Mapping[str, object]
 
     def run(self) -> dict[int, str]:
-        """Extract what is missing; memory is bounded by one chunk and one batch, not by N.
+        """Extract what is missing; memory is bounded by one chunk and a few batches, not by N.
 
         Returns:
             What is wrong with the images that cannot be decoded, of this rank's share.
@@ -76,17 +72,6 @@ class Filling:
                 "share that folder (backbone.cache)."
             )
         return damaged
-
-    @cached_property
-    def workers(self) -> int:
-        """Threads that decode: those asked for, or all cores; one for small images, which wait for Python's lock."""
-        if self.extractor.config.workers is not None:
-            return self.extractor.config.workers
-        try:
-            small = self.images.decode(0).numel() <= _SMALL_VALUES
-        except ImageError:
-            small = False
-        return 1 if small else local_share()
 
     def _run_locked(self) -> dict[int, str]:
         store, ranks = self.store, self.extractor.ranks
@@ -119,38 +104,42 @@ class Filling:
             f"{self.extractor.device}" + (f" ({done:,} are there)" if done else "")
         )
         damaged: dict[int, str] = {}
-        for index in missing:
-            chunk = self._extract_chunk(index, done, total, first=index == missing[0])
-            damaged |= chunk.damaged
-            if damaged and self.fail_on_damage:
-                todo = [row for other in missing if other > index for row in self.store.rows(other)]
-                raise damage_error(damaged | find_damage(self.images, todo, self.workers), self.store)
-            self.store.write(index, chunk)
-            done += len(self.store.rows(index))
+        with lanes(self.extractor.device, self.extractor.config.workers) as open_lanes:
+            for index in missing:
+                chunk = self._extract_chunk(open_lanes, index, done, total)
+                damaged |= chunk.damaged
+                if damaged and self.fail_on_damage:
+                    todo = [row for other in missing if other > index for row in self.store.rows(other)]
+                    raise damage_error(damaged | find_damage(self.images, todo, open_lanes.decoders), self.store)
+                if index == missing[0] and chunk.rows_M.numel():
+                    self.store.require_space(chunk.features_MD[0].nbytes, total - done)
+                self.store.write(index, chunk)
+                done += len(self.store.rows(index))
         return damaged
 
-    def _extract_chunk(self, index: int, done: int, total: int, *, first: bool) -> Chunk:
-        extractor, config = self.extractor, self.extractor.config
-        rows, size = self.store.rows(index), config.batch_size
+    def _extract_chunk(self, open_lanes: Lanes, index: int, done: int, total: int) -> Chunk:
+        rows, size = self.store.rows(index), self.extractor.config.batch_size
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
         features: list[Tensor] = []
         kept: list[int] = []
         damaged: dict[int, str] = {}
-        for batch in decoded(
-            self.images, batches, extractor.backbone.transform,
-            workers=self.workers, ahead=2 if extractor.device.type == "cuda" else 0,
-        ):  # fmt: skip
+        for batch, found in open_lanes.batches.map(lambda numbers: self._extract_batch(open_lanes, numbers), batches):
             damaged |= batch.damaged
-            if batch.images:
-                found = extractor.backbone.features(batch.images).cpu()
-                if first and not features:
-                    self.store.require_space(found[0].nbytes, total - done)
-                self._require_finite(batch.rows, found)
+            kept += batch.rows
+            if found is not None:
                 features.append(found)
-                kept += batch.rows
-            extractor.progress(done + len(kept) + len(damaged), total)
+            self.extractor.progress(done + len(kept) + len(damaged), total)
         joined = torch.cat(features) if features else torch.empty(0, 0)
         return Chunk(joined, torch.tensor(kept, dtype=torch.int64), damaged)
+
+    def _extract_batch(self, open_lanes: Lanes, numbers: range) -> tuple[Batch, Tensor | None]:
+        backbone = self.extractor.backbone
+        batch = decode_batch(self.images, numbers, backbone.transform, open_lanes.decoders, open_lanes.workers)
+        if not batch.rows:
+            return batch, None
+        found = backbone.features(batch.pixels).cpu()
+        self._require_finite(batch.rows, found)
+        return batch, found
 
     def _require_finite(self, rows: list[int], features_MD: Tensor) -> None:
         finite_M = torch.isfinite(features_MD).all(1).tolist()
