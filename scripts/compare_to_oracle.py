@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sfu.heads.moments import Moments, compute_moments
 from torch import Tensor
 
-from sfu.curvature.spectral import SpectralInverse
+from sfu.curvature.operators.spectral import SpectralInverse
 from sfu.data.load import load_dataset
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.exact import train_exact
-from sfu.heads.moments import Moments, compute_moments
 from sfu.seeds import derive_seed
 from sfu.settings import CurvatureConfig, DatasetConfig, Estimator, Regularization
 from sfu.unlearning.method import Tools

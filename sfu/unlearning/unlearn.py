@@ -24,19 +24,26 @@ def unlearn(
     features: Tensor | np.ndarray,
     labels: Tensor | np.ndarray,
     *,
+    weights: Tensor | np.ndarray | None = None,
     curvature: CurvatureConfig | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
+    steps: int = 1,
+    batches: int = 1,
     seed: int = 0,
 ) -> Unlearned:
-    """One source-free Newton step: sfu's ``unlearned_minus`` outside the experiment framework.
+    """Source-free Newton steps (one, unless told otherwise): sfu's ``unlearned_minus`` outside the experiment
+    framework.
 
     Args:
         head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient.
         features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on.
         labels: Their labels, ``[F]`` integers.
+        weights: Their sample weights, if the head was trained with sample weights.
         curvature: Estimator and regularisation, as a ``CurvatureConfig`` or a mapping of its keys; the default is the
             cross-validated PSD fit.
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
+        steps: Newton steps, the curvature moved along the path before each.
+        batches: Forget in so many parts, one after another.
         seed: Of the perturbations, folds and noise.
 
     Returns:
@@ -52,8 +59,10 @@ def unlearn(
         raise ConfigError(f"seed={seed}; a whole number of at least 0 is needed.")
     config = curvature_settings(curvature)
     validate_curvature(config, "")
-    method = Newton(config, noise_sigma)
+    method = Newton(config, noise_sigma, steps, batches)
     if method.access is not Access.FORGET:
         raise ConfigError(f"curvature.estimator={config.estimator.value} needs the retained data; unlearn has none.")
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
-    return method.unlearn(ForgetRequest(head, torch.as_tensor(features), torch.as_tensor(labels)), Tools(seeds))
+    given = None if weights is None else torch.as_tensor(weights)
+    request = ForgetRequest(head, torch.as_tensor(features), torch.as_tensor(labels), given)
+    return method.unlearn(request, Tools(seeds))
