@@ -1,7 +1,7 @@
 """Forget in batches, one after another, as requests come in and as certified removal does.
 
 Each batch starts from the head that the one before left. With the retained data, those of a batch are all rows that are
-not in it or in one before. A batch that the method withholds leaves the head as it was, and its rows among the rest.
+not in it or in one before. A batch that the method withholds leaves the head as it was, and its rows with the retained.
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ def unlearn_in_batches(
     order = torch.randperm(request.n_forget, generator=tools.generator("folds"))
     parts = list(order.tensor_split(n_batches))
     head, notes, applied, last = request.head, dict[str, int](), 0, None
+    still = torch.ones(request.n_forget, dtype=torch.bool)  # rows of the request that are in the training set
     for index, part in enumerate(parts):
-        rest = None if retained is None else _with_rows(retained, request, torch.cat([*parts[index + 1 :], part[:0]]))
+        still[part] = False
+        rest = None if retained is None else _with_rows(retained, request, still.nonzero()[:, 0])
         weights = None if request.weights_F is None else request.weights_F[part]
         batch = ForgetRequest(head, request.features_FD[part], request.labels_F[part], weights)
         last = step(batch, tools, rest)
         head, applied = last.head, applied + last.applied
+        still[part] = not last.applied
         if last.note:
             notes[last.note] = notes.get(last.note, 0) + 1
         if tools.progress is not None:
             tools.progress(index + 1, n_batches)
     assert last is not None
-    remarks = [f"{count} of {n_batches} batches: {note}" for note, count in notes.items()]
+    remarks = [f"{count} of {n_batches} batches: {note}" if n_batches > 1 else note for note, count in notes.items()]
     return Unlearned(
         head,
         applied=applied > 0,
-        details={**last.details, "batches": n_batches, "batches_applied": applied},
+        details=last.details if n_batches == 1 else {**last.details, "batches": n_batches, "batches_applied": applied},
         note="; ".join(remarks) or None,
     )
 
