@@ -13,8 +13,9 @@ Shapes: C classes, E = D (+ 1 with bias).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from sfu.losses.rows import Rows
 _LOOSEST, _TIGHTEST = 0.1, 1e-3  # relative residuals of conjugate gradients
 _THINNED, _MANY, _ROUGHLY = 8, 16_384, 1e-2
 _HALVINGS = 30
+_FLAT = 1e-3
 _SUFFICIENT = 1e-4
 _ROUNDING = 1e-13
 
@@ -85,8 +87,9 @@ class _Descent:
             self._preconditioner = operator.preconditioner()
         fast = products_of(self._objective.single(), self._single, [h.single() for h in self.here.hessians],
                            self.point_CE.shape[0])  # fmt: skip
-        return conjugate_gradients(
-            lambda vector_CE: fast.matmul(vector_CE.float()).to(vector_CE),
+        damping_E = self._damping()
+        found = conjugate_gradients(
+            lambda vector_CE: fast.matmul(vector_CE.float()).to(vector_CE) + damping_E * vector_CE,
             -self.here.gradient_CE,
             self._preconditioner.with_output(operator.output_mean()).at(0.0),
             tolerance=max(
@@ -94,6 +97,22 @@ class _Descent:
             ),
             max_iterations=max(100, self.point_CE.numel()),
         )
+        return replace(found, value_CE=self._without_free_shift(found.value_CE))
+
+    def _damping(self) -> Tensor:
+        """Keeps directions that are flat at this point (a hinge far from its corner, no ridge) from being unbounded.
+
+        In proportion to the gradient, so that it is gone at the optimum.
+        """
+        flat = 0.0 if math.isfinite(self._objective.loss.constants.curvature_lipschitz) else _FLAT * self.size
+        return flat * (self._objective.ridge_E == 0)
+
+    def _without_free_shift(self, direction_CE: Tensor) -> Tensor:
+        """Equal biases, which a softmax does not feel, are not to drift by rounding."""
+        if not self._objective.loss.shift_invariant:
+            return direction_CE
+        free_E = self._objective.ridge_E == 0
+        return direction_CE - free_E * direction_CE.mean(0)
 
 
 def minimize(

@@ -100,6 +100,8 @@ class Loss(ABC):
 
     name: ClassVar[str]
     layout: ClassVar[Layout]
+    shift_invariant: ClassVar[bool] = False
+    """Whether adding one number to all outputs changes nothing."""
 
     def __post_init__(self) -> None:
         """Check the class weights.

@@ -21,6 +21,7 @@ class Softmax(Loss):
 
     name: ClassVar[str] = "softmax"
     layout: ClassVar[Layout] = Layout.dense
+    shift_invariant: ClassVar[bool] = True
 
     @property
     def constants(self) -> Constants:

@@ -20,7 +20,8 @@ from sfu.curvature.operators.spectral import SpectralInverse
 from sfu.losses.rows import Rows
 
 _ROWS = 8192
-_SMALLEST = 1e-4
+_SMALLEST = 1e-4  # of the largest eigenvalue
+_NOTHING = 1e-12  # where no row is curved at all
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class KroneckerPreconditioner:
     def at(self, rho: float) -> Callable[[Tensor], Tensor]:
         """The function ``r -> P^-1 r`` on ``[C, E]``."""
         values_C, vectors_CC = torch.linalg.eigh((self.output_CC + self.output_CC.T) / 2)
-        values_C = values_C.clamp(min=_SMALLEST * max(float(values_C[-1]), 1e-300))
+        values_C = values_C.clamp(min=max(_SMALLEST * float(values_C[-1]), self.ridge + rho, _NOTHING))
         damping_C = (self.ridge + rho) / values_C
 
         def apply(residual_CE: Tensor) -> Tensor:
@@ -66,9 +67,9 @@ class KroneckerPreconditioner:
 
 
 def second_moments(rows: Rows) -> Tensor:
-    """``mean a a^T`` over about 8,192 evenly spaced rows (or four for each feature), weights left out."""
+    """``mean a a^T`` over about 8,192 evenly spaced rows (or four for each feature)."""
     some = rows.thinned(max(1, rows.count // max(_ROWS, 4 * rows.width)))
     total_EE = torch.zeros(rows.width, rows.width, dtype=rows.dtype, device=rows.device)
     for chunk in some.chunks():
-        total_EE.addmm_(chunk.design_BE.T, chunk.design_BE)
-    return total_EE / some.count
+        total_EE.addmm_(chunk.design_BE.T, chunk.design_BE * chunk.share_B[:, None])
+    return total_EE
