@@ -51,7 +51,7 @@ def test_value_gradient_and_hessian_are_autograds(loss, bias, weighted, seed, si
     variable = point.clone().requires_grad_()
     value = plain(variable)
     (gradient,) = torch.autograd.grad(value, variable)
-    assert objective.value(rows, point) == pytest.approx(float(value), rel=1e-11)
+    assert objective.value(rows, point) == pytest.approx(float(value.detach()), rel=1e-11)
     torch.testing.assert_close(objective.gradient(rows, point), gradient, rtol=1e-9, atol=1e-11 * max(1, size))
     full = torch.autograd.functional.hessian(lambda w: plain(w.reshape(point.shape)), point.flatten())
     ridge = torch.diag(objective.ridge_E.repeat(3))

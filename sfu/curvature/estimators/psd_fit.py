@@ -105,7 +105,10 @@ class PsdFit(CurvatureEstimator[Observations | Seen]):
             return CurvatureEstimate(observation.operator, {"fit_status": "closed form, the limit of the fit"})
         results = [_Problem(self.config, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
         matrices, fits = zip(*(problem.solve() for problem in results), strict=True)
-        operator = ExplicitOperator(torch.stack(matrices), head.n_classes, head.regularized_E)
+        stacked = torch.stack(matrices)
+        if observation.structure is Structure.dense and head.loss.shift_invariant:
+            stacked = _blind_to_shifts(stacked, head.objective().ridge_E, head.n_classes)
+        operator = ExplicitOperator(stacked, head.n_classes, head.regularized_E)
         bad = [fit for fit in fits if fit.status is not Status.CONVERGED]
         worst = bad[0] if bad else fits[0]
         details = {
@@ -119,6 +122,18 @@ class PsdFit(CurvatureEstimator[Observations | Seen]):
             "fit_algorithm": worst.algorithm,
         }
         return CurvatureEstimate(operator, details, f"the fit did not converge: {worst.message}" if bad else None)
+
+
+def _blind_to_shifts(blocks_1SS: Tensor, ridge_E: Tensor, n_classes: int) -> Tensor:
+    """The fit, made flat where a softmax is known to be: equal columns change nothing but the regulariser.
+
+    Without it the curvature along equal biases is the fit's rounding, and so is the inverse there.
+    """
+    ridge_SS = torch.diag(ridge_E.repeat(n_classes))
+    data = (blocks_1SS[0] - ridge_SS).unflatten(0, (n_classes, -1)).unflatten(2, (n_classes, -1))
+    data = data - data.mean(0, keepdim=True)
+    data = data - data.mean(2, keepdim=True)
+    return (data.flatten(2).flatten(0, 1) + ridge_SS)[None]
 
 
 class _Problem:
