@@ -132,7 +132,8 @@ def test_products_take_the_same_step_as_matrices(loss, bias):
         products = Newton(dataclasses.replace(config, structure=Structure.products)).unlearn(request, TOOLS, rest)
         assert products.details["structure"] == "products" != matrices.details["structure"]
         moved = matrices.head.parameters_CE - request.head.parameters_CE
-        # for products the unit of rho includes the biases' curvature, so the two grids of rho lie apart by a part of a step
+        # for products the unit of rho includes the biases' curvature, so the two grids of rho lie apart by a part of a
+        step
         limit = 0.1 if bias and rest is None else 1e-5
         assert relative(products.head.parameters_CE - matrices.head.parameters_CE, moved) < limit
 
@@ -146,7 +147,7 @@ def test_a_large_softmax_goes_by_products_and_says_so(monkeypatch):
     assert torch.equal(fitted.head.parameters_CE, closed.head.parameters_CE)
     by_loss = CurvatureConfig(measurement=Measurement.loss, perturbations=100)
     assert Newton(by_loss).unlearn(request, TOOLS).details["structure"] == "blocks"
-    with pytest.raises(ConfigError, match="use curvature.measurement=gradient or"):
+    with pytest.raises(ConfigError, match=r"use curvature\.measurement=gradient or"):
         Newton(dataclasses.replace(by_loss, structure=Structure.products)).unlearn(request, TOOLS)
 
 
@@ -244,8 +245,8 @@ def test_the_python_call_takes_losses_weights_steps_and_batches():
             sfu.unlearn(head, request.features_FD, request.labels_F, weights=weights, curvature=closed)
     with pytest.raises(ConfigError, match=r"loss\.name=l1 is unknown"):
         sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss="l1")
+    light = sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss=request.head.loss, weight=1.0)
     with pytest.raises(DataError, match="give the total weight"):
-        light = sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss=request.head.loss, weight=1.0)
         sfu.unlearn(light, request.features_FD, request.labels_F)
     with pytest.raises(ConfigError, match=r"newton\.steps=0"):
         sfu.unlearn(head, request.features_FD, request.labels_F, steps=0)

@@ -1,9 +1,9 @@
 r"""Certified removal: Newton removal with a bound on what is left, paid from a budget that training noise provides.
 
 Training adds :math:`\langle b, W \rangle` with Gaussian b of standard deviation sigma to the *sum* objective
-:math:`F_S = V_S J_S` (``head.objective_noise``). One batch of removals moves the head by :math:`v = H^{-1} g`, with H the
-Hessian of the remaining sum objective and g the gradient of the removed examples. What is left of the gradient of the
-remaining objective is, by Taylor's theorem, at most (:func:`residual_bounds`)
+:math:`F_S = V_S J_S` (``head.objective_noise``). One batch of removals moves the head by :math:`v = H^{-1} g`, with H
+the Hessian of the remaining sum objective and g the gradient of the removed examples. What is left of the gradient of
+the remaining objective is, by Taylor's theorem, at most (:func:`residual_bounds`)
 
 .. math:: \beta = \gamma\, \|X\|_2\, r\, \|v\|\, \|X v\| \qquad \text{(data-dependent)}
 
@@ -12,8 +12,8 @@ of successive batches add up, beginning with the gradient that training left. Wh
 
 .. math:: \text{budget} = \sigma \epsilon / \sqrt{2 \log(1.5 / \delta)}
 
-the head is :math:`(\epsilon, \delta)`-indistinguishable from one retrained without the removed examples, to whoever sees
-its weights and not b. A batch that would exceed the budget is refused: the data must be retrained on.
+the head is :math:`(\epsilon, \delta)`-indistinguishable from one retrained without the removed examples, to whoever
+sees its weights and not b. A batch that would exceed the budget is refused: the data must be retrained on.
 
 It needs the retained data: H and X are theirs at every step. A summary kept with the head is exact for the first batch
 alone, and no bound can be had from the forget set.
@@ -129,7 +129,10 @@ class CertifiedRemoval(UnlearningMethod):
         """One batch, if the budget allows it."""
         given, request = request.head, request.in_float64()
         head = request.head
-        assert retained is not None and head.certificate is not None and head.certificate.residual_bound is not None
+        certificate = head.certificate
+        assert retained is not None
+        assert certificate is not None
+        assert certificate.residual_bound is not None
         rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, keep=True)
         plan = plan_structure(head.loss.layout, head.n_classes, rows.width, rows.count, rows.device)
         operator = build_operator(head.objective(), rows, head.parameters_CE, plan.structure)
@@ -138,7 +141,7 @@ class CertifiedRemoval(UnlearningMethod):
         bounds = residual_bounds(request, rows, move_CE)
         unsolved = solution.residual * request.weight * float(request.forget_gradient().norm())
         cost = bounds[self.bound] + unsolved
-        spent, budget = head.certificate.residual_bound, self.budget(head.certificate.noise_std)
+        spent, budget = certificate.residual_bound, self.budget(certificate.noise_std)
         details = self._details(spent, cost, budget) | {f"bound_{name}": value for name, value in bounds.items()}
         if spent + cost > budget:
             note = (
@@ -147,7 +150,7 @@ class CertifiedRemoval(UnlearningMethod):
             )
             return Unlearned(given, applied=False, details=details, note=note)
         left = request.unlearned_head(head.parameters_CE + move_CE)
-        certified = replace(left, certificate=replace(head.certificate, residual_bound=spent + cost))
+        certified = replace(left, certificate=replace(certificate, residual_bound=spent + cost))
         details |= self._details(spent + cost, cost, budget)
         return Unlearned(certified.to(rows.device, given.parameters_CE.dtype), details=details)
 
@@ -161,13 +164,14 @@ class CertifiedRemoval(UnlearningMethod):
 def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor) -> dict[str, float]:
     r"""Bounds on the gradient norm that a Newton move leaves in the sum objective of ``rows`` (weights included).
 
-    The residual is :math:`\sum_i s_i \int_0^1 (M_i(t) - M_i(0)) z_i\, dt \otimes a_i` with :math:`z_i = V a_i` the change of
-    the outputs and s_i the row weights. Since :math:`\|M_i(t) - M_i(0)\| \le \gamma t \|z_i\|`:
+    The residual is :math:`\sum_i s_i \int_0^1 (M_i(t) - M_i(0)) z_i\, dt \otimes a_i` with :math:`z_i = V a_i` the
+    change of the outputs and s_i the row weights. Since :math:`\|M_i(t) - M_i(0)\| \le \gamma t \|z_i\|`:
 
     - ``sharp``: :math:`\tfrac\gamma2 \|X\|_2 (\sum_i s_i \|z_i\|^4)^{1/2}`, the integral kept;
     - ``data_dependent``: :math:`\gamma \|X\|_2\, r\, \|V\|\, (\sum_i s_i \|z_i\|^2)^{1/2}` (corollary 2), by
       :math:`\|z_i\| \le r \|V\|`;
-    - ``worst_case``: :math:`\gamma V_r r^3 \|g\|^2 / (l_2 V_r)^2` with :math:`\|g\| \le V_f (C r + l_2 \|W\|)` (theorem 4):
+    - ``worst_case``: :math:`\gamma V_r r^3 \|g\|^2 / (l_2 V_r)^2` with :math:`\|g\| \le V_f (C r + l_2 \|W\|)`
+    (theorem 4):
       nothing of the removed examples is used but how many they are.
 
     X are the rows scaled by the roots of their weights. For classes that are separate the slopes of all add up, so C is
