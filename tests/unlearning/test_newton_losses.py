@@ -132,8 +132,7 @@ def test_products_take_the_same_step_as_matrices(loss, bias):
         products = Newton(dataclasses.replace(config, structure=Structure.products)).unlearn(request, TOOLS, rest)
         assert products.details["structure"] == "products" != matrices.details["structure"]
         moved = matrices.head.parameters_CE - request.head.parameters_CE
-        # for products the unit of rho includes the biases' curvature, so the two grids of rho lie apart by a part of a
-        step
+        # for products the unit of rho includes the biases' curvature, so the two grids lie a little apart
         limit = 0.1 if bias and rest is None else 1e-5
         assert relative(products.head.parameters_CE - matrices.head.parameters_CE, moved) < limit
 

@@ -207,8 +207,8 @@ def _check_head(loss: Loss, bias: bool, l2: float) -> None:
         )
     if bias:
         raise ConfigError(
-            "certified_removal needs head.bias=false: the objective must be strongly convex in every parameter. Append a "
-            "constant feature instead."
+            "certified_removal needs head.bias=false: the objective must be strongly convex in every parameter. "
+            "Append a constant feature instead."
         )
     if not l2 > 0:
         raise ConfigError("certified_removal needs head.l2 above 0.")
