@@ -38,8 +38,8 @@ class Bench:
         self.features, self.labels = data.train_features_ND[:limit], data.train_labels_N[:limit]
         self.n_classes, self.tolerance = data.n_classes, tolerance
 
-    def ours(self, loss: Loss, l2: float) -> tuple[LinearHead, float]:
-        config = HeadConfig(name="linear", l2=l2, tolerance=self.tolerance)
+    def ours(self, loss: Loss, l2: float, tolerance: float | None = None) -> tuple[LinearHead, float]:
+        config = HeadConfig(name="linear", l2=l2, tolerance=tolerance or self.tolerance)
         work = lambda: train_head(  # noqa: E731
             self.features, self.labels, self.n_classes, config, loss, seed=0, device=CPU, dtype=torch.float64
         )
@@ -75,6 +75,9 @@ def compare(bench: Bench, l2: float, losses: list[str]) -> None:
                 _, spent = timed(lambda model=model, dtype=dtype: model.fit(rows.astype(dtype), labels))
                 what = f"scikit-learn LogisticRegression {dtype.__name__} tol={tolerance:g}"
                 bench.line(what, head, model.coef_, spent, mine)
+                if tolerance > 1e-8:
+                    same, seconds = bench.ours(loss, l2, bench.gradient_norm(head, model.coef_))
+                    bench.line("  sfu to that gradient norm", head, same.parameters_CE.numpy(), seconds, mine)
         if name == "quadratic":  # its targets are -1 and 1: without an intercept, 2 y - 1 has a part of its own
             hot = 2.0 * np.eye(bench.n_classes)[labels]
             ridge = Ridge(alpha=l2 * total, fit_intercept=False)

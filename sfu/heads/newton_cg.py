@@ -3,9 +3,9 @@ r"""Training to the optimum by Newton's method, with the gradient norm as certif
 Each step solves :math:`H d = -g` by conjugate gradients no further than helps (the residual shrinks with the gradient),
 preconditioned by the mean output Hessian times the second moments of the rows, and is shortened until the objective
 falls. Gradients are float64; the products of conjugate gradients, of which a tenth to a thousandth is asked, are
-float32. A large set is first minimised roughly on one row in eight. Rows are streamed: memory is bounded by a chunk,
-the outputs, and E x E (rows that are small enough are kept). For the Huberised hinge, whose second derivative jumps,
-this is the semismooth Newton method.
+float32. A large set is first minimised roughly in float32, on one row in eight and then on all. Rows are streamed:
+memory is bounded by a chunk, the outputs, and E x E (rows that are small enough are kept). For the Huberised hinge,
+whose second derivative jumps, this is the semismooth Newton method.
 
 Source: Nocedal and Wright, Numerical Optimization, 2nd edition, chapter 7 (line-search Newton-CG).
 Shapes: C classes, E = D (+ 1 with bias).
@@ -29,11 +29,11 @@ from sfu.losses.objective import Linearization, Objective
 from sfu.losses.rows import Rows
 
 _LOOSEST, _TIGHTEST = 0.1, 1e-3  # relative residuals of conjugate gradients
-_THINNED, _MANY, _ROUGHLY = 8, 16_384, 1e-2
+_THINNED, _MANY, _ROUGHLY, _STEPS = 8, 16_384, 1e-2, 20
 _HALVINGS = 30
 _FLAT = 1e-3
 _SUFFICIENT = 1e-4
-_ROUNDING = 1e-13
+_ROUNDING = 500.0  # units of the working precision
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Optimum:
 class _Descent:
     """Newton steps on one set of rows, from one point on."""
 
-    def __init__(self, objective: Objective, rows: Rows, start_CE: Tensor, target: float = 0.0) -> None:
-        """Look at the start; ``target`` is the gradient norm beyond which nothing is asked."""
-        self._objective, self._rows, self._single = objective, rows, rows.single()
+    def __init__(self, objective: Objective, rows: Rows, single: Rows, start_CE: Tensor, target: float) -> None:
+        """Look at the start; ``single`` are the rows in float32, ``target`` the gradient norm to be reached."""
+        self._objective, self._rows, self._single = objective, rows, single
         self.point_CE, self.here = start_CE, objective.linearize(rows, start_CE)
         self._preconditioner: KroneckerPreconditioner | None = None
         self.steps, self.products = 0, 1
@@ -129,9 +129,11 @@ def minimize(
     Raises:
         SolverError: It takes more than ``max_iterations`` steps, or rounding prevents further progress.
     """
+    single = rows.single()
     if rows.count >= _MANY:
-        start_CE = _rough(objective, rows.thinned(_THINNED), start_CE)
-    descent = _Descent(objective, rows, start_CE, tolerance)
+        start_CE = _rough(objective, rows.thinned(_THINNED).single(), start_CE, tolerance)
+        start_CE = _rough(objective, single, start_CE, tolerance)
+    descent = _Descent(objective, rows, single, start_CE, tolerance)
     while descent.size > tolerance:
         if descent.steps == max_iterations:
             raise SolverError(_too_slow(descent.size, tolerance, f"after head.max_iterations={max_iterations} steps"))
@@ -142,12 +144,13 @@ def minimize(
     return Optimum(descent.point_CE, descent.here.gradient_CE, descent.steps, descent.products)
 
 
-def _rough(objective: Objective, rows: Rows, start_CE: Tensor) -> Tensor:
-    descent = _Descent(objective, rows, start_CE)
-    enough = _ROUGHLY * descent.size
-    while descent.size > enough and descent.steps < 20 and descent.step():
+def _rough(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float) -> Tensor:
+    """A hundredth of the gradient or so, in float32."""
+    descent = _Descent(objective.single(), rows, rows, start_CE.float(), tolerance)
+    enough = max(_ROUGHLY * descent.size, tolerance)
+    while descent.size > enough and descent.steps < _STEPS and descent.step():
         pass
-    return descent.point_CE
+    return descent.point_CE.to(start_CE)
 
 
 def _search(
@@ -158,7 +161,7 @@ def _search(
     Where the fall is below rounding, a smaller gradient is taken for progress.
     """
     slope, norm = float((here.gradient_CE * direction_CE).sum()), float(here.gradient_CE.norm())
-    blur = _ROUNDING * abs(here.value)
+    blur = _ROUNDING * torch.finfo(point_CE.dtype).eps * abs(here.value)
     for halvings in range(_HALVINGS):
         share = 0.5**halvings
         trial_CE = point_CE + share * direction_CE
