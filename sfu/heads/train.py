@@ -66,39 +66,67 @@ def train_head(
     width = features_ND.shape[1] + int(head.bias)
     if head.store_curvature:
         _check_storable(kind, n_classes, width, labels_N.shape[0], device)
-    certificate = None
-    if head.objective_noise > 0:
-        if noise_CE is None:
-            drawn = torch.Generator().manual_seed(seed)
-            noise_CE = head.objective_noise * torch.randn(n_classes, width, generator=drawn, dtype=torch.float64)
-        certificate = Certificate(head.objective_noise, noise_CE.to(device, torch.float64), 0.0)
     rows = Rows(
         features_ND, labels_N, kind, bias=head.bias, device=device, dtype=torch.float64 if exact else dtype,
         sample_weights_N=weights_N, keep=True,
     )  # fmt: skip
-    start_CE = rows.parameters(n_classes)
-    weight = None if rows.weights_N is None else rows.weight
-    blank = LinearHead(
-        start_CE, start_CE, head.l2, rows.count, head.bias, kind, weight=weight, certificate=certificate
-    )  # fmt: skip
-    objective = blank.objective_of(rows.weight)
+    blank = _untrained(rows, n_classes, head, kind, _certificate(head, rows, n_classes, seed, noise_CE))
     if exact:
-        optimum = train_exact(
-            objective, rows, n_classes, tolerance=head.tolerance, max_iterations=head.max_iterations, progress=progress
-        )
-        parameters_CE, gradient_CE = optimum.parameters_CE, optimum.gradient_CE
-        if dtype != torch.float64:
-            parameters_CE = parameters_CE.to(dtype).double()
-            gradient_CE = objective.gradient(rows, parameters_CE)
+        trained = _to_the_optimum(blank, rows, head, dtype, progress)
     else:
-        parameters_CE, gradient_CE = train_adam(objective, rows, n_classes, head.adam, seed=seed, progress=progress)
-    trained = replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
-    if certificate is not None:
-        bound = rows.weight * float(gradient_CE.norm())
-        trained = replace(trained, certificate=replace(certificate, residual_bound=bound))
+        trained = _by_adam(blank, rows, head, seed, progress)
+    if trained.certificate is not None:
+        bound = rows.weight * float(trained.gradient_CE.norm())
+        trained = replace(trained, certificate=replace(trained.certificate, residual_bound=bound))
     if head.store_curvature:
-        trained = replace(trained, data_hessian=objective.data_hessian(rows, parameters_CE, kind.layout))
+        hessian = trained.objective().data_hessian(rows, trained.parameters_CE, kind.layout)
+        trained = replace(trained, data_hessian=hessian)
     return trained.to(device, dtype)
+
+
+def _untrained(rows: Rows, n_classes: int, head: HeadConfig, loss: Loss, certificate: Certificate | None) -> LinearHead:
+    zero_CE = rows.parameters(n_classes)
+    weight = None if rows.weights_N is None else rows.weight
+    return LinearHead(
+        zero_CE, zero_CE, head.l2, rows.count, head.bias, loss, weight=weight, certificate=certificate
+    )  # fmt: skip
+
+
+def _certificate(
+    head: HeadConfig, rows: Rows, n_classes: int, seed: int, noise_CE: Tensor | None
+) -> Certificate | None:
+    """With the b given, or drawn with ``seed``; ``None`` without objective perturbation."""
+    if not head.objective_noise > 0:
+        return None
+    if noise_CE is None:
+        drawn = torch.Generator().manual_seed(seed)
+        noise_CE = head.objective_noise * torch.randn(n_classes, rows.width, generator=drawn, dtype=torch.float64)
+    return Certificate(head.objective_noise, noise_CE.to(rows.device, torch.float64), 0.0)
+
+
+def _to_the_optimum(
+    blank: LinearHead, rows: Rows, head: HeadConfig, dtype: torch.dtype, progress: Callable[[int, int], None] | None
+) -> LinearHead:
+    """Rounded to ``dtype``, with the gradient of what is left."""
+    objective = blank.objective_of(rows.weight)
+    optimum = train_exact(
+        objective, rows, blank.n_classes, tolerance=head.tolerance, max_iterations=head.max_iterations,
+        progress=progress,
+    )  # fmt: skip
+    parameters_CE, gradient_CE = optimum.parameters_CE, optimum.gradient_CE
+    if dtype != torch.float64:
+        parameters_CE = parameters_CE.to(dtype).double()
+        gradient_CE = objective.gradient(rows, parameters_CE)
+    return replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
+
+
+def _by_adam(
+    blank: LinearHead, rows: Rows, head: HeadConfig, seed: int, progress: Callable[[int, int], None] | None
+) -> LinearHead:
+    parameters_CE, gradient_CE = train_adam(
+        blank.objective_of(rows.weight), rows, blank.n_classes, head.adam, seed=seed, progress=progress
+    )
+    return replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
 
 
 def _check_storable(loss: Loss, n_classes: int, width: int, count: int, device: torch.device) -> None:

@@ -30,7 +30,7 @@ class Logistic(Loss):
 
         With :math:`s = \sigma(z)` the slope is :math:`\sigma(-tz) < 1`; the second derivative :math:`s(1-s) \le 1/4`;
         the third :math:`s(1-s)(1-2s)` is largest at :math:`s = \tfrac12 - \tfrac1{2\sqrt3}`, where it is
-        :math:`\tfrac1{6\sqrt3}` (certified removal uses the looser 1/4).
+        :math:`\tfrac1{6\sqrt3}` (the paper on certified removal uses the looser 1/4).
         """
         return Constants(1.0, 0.25, 1 / (6 * math.sqrt(3)))
 
