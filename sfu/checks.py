@@ -16,8 +16,10 @@ def validate_curvature(config: CurvatureConfig, where: str) -> None:
         ConfigError: Naming the key, the value and what is accepted.
     """
     least = 2 if config.pairs is Pairs.antithetic else 1
-    at_least(f"{where}curvature.perturbations", config.perturbations, least)
-    above(f"{where}curvature.scale", config.scale, 0.0)
+    if config.perturbations is not None:
+        at_least(f"{where}curvature.perturbations", config.perturbations, least)
+    if config.scale is not None:
+        above(f"{where}curvature.scale", config.scale, 0.0)
     above(f"{where}curvature.prior_strength", config.prior_strength, 0.0)
     between(f"{where}curvature.tolerance", config.tolerance, 0.0, 1.0)
     if config.max_iterations is not None:

@@ -90,6 +90,16 @@ class Solver(Enum):
     cvxpylayers = "cvxpylayers"
 
 
+class Structure(Enum):
+    """How a Hessian is held: chosen by size, one block shared by the classes, one a class, one in all, or products."""
+
+    auto = "auto"
+    shared = "shared"
+    blocks = "blocks"
+    dense = "dense"
+    products = "products"
+
+
 class Regularization(Enum):
     """How the estimate is damped before it is inverted."""
 
@@ -153,7 +163,10 @@ class HeadConfig:
     l2: float = 1e-3  # of the mean objective
     bias: bool = False  # never regularised
     training: Training = Training.exact
-    store_curvature: bool = False  # keep the D x D second moments of the training rows with the head
+    tolerance: float = 1e-8  # exact: the gradient norm of the mean objective to reach
+    max_iterations: int = 200  # exact: Newton steps
+    objective_noise: float = 0.0  # exact: standard deviation of the b of certified removal's term b^T w / n
+    store_curvature: bool = False  # keep the Hessian of the training rows with the head
     adam: AdamConfig = field(default_factory=AdamConfig)
 
 
@@ -162,7 +175,9 @@ class LossConfig:
     """Group ``loss``."""
 
     name: str = MISSING
-    target_scale: float = 1.0
+    target_scale: float = 1.0  # quadratic: the value of the hot target
+    smoothing: float = 0.5  # huber_hinge: half-width of the rounded corner
+    class_weights: Any = None  # null, balanced, or a number for every class
 
 
 @dataclass
@@ -180,12 +195,13 @@ class CurvatureConfig:
     """Group ``curvature``: the estimate of the retained data's Hessian, and its regularisation."""
 
     estimator: Estimator = Estimator.psd_fit
+    structure: Structure = Structure.auto  # how it is held
     # what is observed
-    perturbations: int = 500
+    perturbations: int | None = None  # None: all that gradients can tell; of losses, 500
     measurement: Measurement = Measurement.gradient
     pairs: Pairs = Pairs.single
     per_class: bool = True  # False: one perturbation shared by all classes
-    scale: float = 1.0  # standard deviation of a perturbation's entries
+    scale: float | None = None  # standard deviation of a perturbation's entries; None: 1, or small but for quadratic
     gradient_term: GradientTerm = GradientTerm.exact
     # the fit
     lower_bound: LowerBound = LowerBound.l2
@@ -234,7 +250,9 @@ def curvature_settings(given: CurvatureConfig | Mapping[str, Any] | None) -> Cur
 class NewtonConfig:
     """Settings of every Newton step."""
 
-    noise_sigma: float = 0.0  # Gaussian noise on the parameters, as in certified removal
+    noise_sigma: float = 0.0  # Gaussian noise on the parameters
+    steps: int = 1  # Newton steps, the curvature evaluated again before each
+    batches: int = 1  # forget in so many parts, one after another
 
 
 @dataclass

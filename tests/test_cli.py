@@ -157,7 +157,10 @@ def test_jobs_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["head.l3=1"], r"head\.l3 is not a setting; head takes name, l2, bias, training, store_curvature, adam"),
+        (
+            ["head.l3=1"],
+            r"head\.l3 is not a setting; head takes name, l2, bias, training, tolerance, .*store_curvature, adam",
+        ),
         (["curvature.perturbation=1"], r"Did you mean curvature\.perturbations\?"),
         (["colour=red"], r"colour is not a setting; sfu takes dataset"),
         (["head.l2=small"], r"'small' .*could not be converted to Float"),

@@ -4,11 +4,16 @@ At :math:`w_i = w^* + \delta_i` one observes, on the forget set,
 
 - ``loss``: :math:`\Delta J_i = J_f(w_i) - J_f(w^*)`, one number for each class, or one in all if the classes share a
   perturbation ("Towards Source-Free Machine Unlearning", CVPR 2025);
-- ``gradient``: :math:`\nabla J_f(w_i) - \nabla J_f(w^*)`, which is :math:`H_f \delta_i` for the quadratic loss.
+- ``gradient``: :math:`\nabla J_f(w_i) - \nabla J_f(w^*)`, which is :math:`H_f \delta_i` for the quadratic loss, and
+  nearly so for others where the perturbation is small.
 
 An antithetic pair averages the even part of what is seen at +d and -d, which cancels the loss's odd term.
 
-Shapes: P perturbations, C classes, E = D (+ 1 with bias), Q observed vectors (P C, or P if shared), F forget rows.
+What is observed falls into K problems of side S, each the fit of one matrix: one block for all classes (K = 1, S = E;
+every class's observation is one more of it), one block a class (K = C, S = E), or one matrix over all parameters
+(K = 1, S = C E). The blocks of coupled classes are seen by perturbing one class at a time.
+
+Shapes: P perturbations, C classes, E = D (+ 1 with bias), Q observations of a problem.
 """
 
 from __future__ import annotations
@@ -20,12 +25,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfu.curvature.estimators.base import Seen, merge_seen
 from sfu.errors import ConfigError
-from sfu.heads.moments import Moments
-from sfu.settings import CurvatureConfig, Measurement, Pairs
+from sfu.settings import CurvatureConfig, LowerBound, Measurement, Pairs, Structure
 from sfu.unlearning.request import ForgetRequest
 
 _CHUNK_ELEMENTS = 1 << 22
+_LOSSES = 500
+_SMALL = 1e-3
+"""Standard deviation of the outputs' change, where the loss is not quadratic and no scale is given."""
 
 
 @dataclass(frozen=True)
@@ -33,93 +41,152 @@ class Observations:
     """What was seen of a set of forget rows; means over its rows, so that disjoint sets merge.
 
     Attributes:
-        delta_QE: The perturbations, one row an observed vector (the same for every set).
-        response: Loss changes ``[Q]`` or gradient changes ``[Q, E]``.
-        slope_Q: ``g_f . d`` of each observed vector.
-        moments: Second moments of the rows (for a bound that needs them).
+        structure: Which problems these are.
+        delta_KQS: The perturbations (the same for every set).
+        response: Loss changes ``[K, Q]`` or gradient changes ``[K, Q, S]``.
+        slope_KQ: ``g_f . d`` of each observation.
+        weight: Of the rows.
+        hessian: Of the rows, for a bound that needs it.
     """
 
-    delta_QE: Tensor
+    structure: Structure
+    delta_KQS: Tensor
     response: Tensor
-    slope_Q: Tensor
-    moments: Moments
+    slope_KQ: Tensor
+    weight: float
+    hessian: Seen | None = None
 
     @staticmethod
     def merge(parts: Sequence[Observations]) -> Observations:
         """Observations of the union of disjoint sets under the same perturbations."""
-        moments = Moments.merge([part.moments for part in parts])
-        weights = [part.moments.count / moments.count for part in parts]
+        weight = sum(part.weight for part in parts)
+        shares = [part.weight / weight for part in parts]
+        hessians = [part.hessian for part in parts if part.hessian is not None]
         return Observations(
-            parts[0].delta_QE,
-            torch.stack([part.response * w for part, w in zip(parts, weights, strict=True)]).sum(0),
-            torch.stack([part.slope_Q * w for part, w in zip(parts, weights, strict=True)]).sum(0),
-            moments,
+            parts[0].structure,
+            parts[0].delta_KQS,
+            torch.stack([part.response * w for part, w in zip(parts, shares, strict=True)]).sum(0),
+            torch.stack([part.slope_KQ * w for part, w in zip(parts, shares, strict=True)]).sum(0),
+            weight,
+            merge_seen(hessians) if hessians else None,
         )
 
 
-def count_perturbations(config: CurvatureConfig, n_classes: int, width: int) -> int:
+def count_perturbations(config: CurvatureConfig, n_classes: int, width: int, structure: Structure) -> int:
     """How many perturbations are drawn: ``curvature.perturbations``, or as many as can tell anything.
 
-    Gradient changes are ``H d`` without noise, so E of them determine H; beyond 2 E (for conditioning) more change
-    nothing but the bill.
+    Gradient changes are ``H d`` without noise, so as many of them as H has rows determine H; beyond twice that (for
+    conditioning) more change nothing but the bill.
     """
     if config.measurement is Measurement.loss:
-        return config.perturbations
-    enough = -(-2 * width // (n_classes if config.per_class else 1))
-    return min(config.perturbations, 2 * enough if config.pairs is Pairs.antithetic else enough)
+        return config.perturbations or _LOSSES
+    side = n_classes * width if structure is Structure.dense else width
+    at_once = n_classes if structure is Structure.shared and config.per_class else 1
+    enough = -(-2 * side // at_once)
+    enough = 2 * enough if config.pairs is Pairs.antithetic else enough
+    return min(config.perturbations or enough, enough)
 
 
-def draw_perturbations(config: CurvatureConfig, n_classes: int, width: int, generator: torch.Generator) -> Tensor:
-    """Gaussian perturbations of scale ``curvature.scale``, ``[P, C, E]`` float64 on the CPU.
+def draw_perturbations(
+    config: CurvatureConfig,
+    n_classes: int,
+    width: int,
+    generator: torch.Generator,
+    *,
+    structure: Structure = Structure.shared,
+    scale: float = 1.0,
+) -> Tensor:
+    """Gaussian perturbations, ``[P, C, E]`` float64 on the CPU.
 
     Shared perturbations (``per_class=false``) repeat over C. Antithetic pairs are drawn once each: P // 2 rows.
+
+    Args:
+        config: ``curvature.perturbations``, ``pairs``, ``per_class``, and ``scale``, if it is given.
+        n_classes: C.
+        width: E.
+        generator: Of the draws.
+        structure: Which problems are to be fitted; a dense one needs a perturbation of its own for every class.
+        scale: Standard deviation of an entry where ``curvature.scale`` is not given.
 
     Raises:
         ConfigError: They would not fit in half of this machine's memory.
     """
-    count = count_perturbations(config, n_classes, width)
+    count = count_perturbations(config, n_classes, width, structure)
     count = count // 2 if config.pairs is Pairs.antithetic else count
-    classes = n_classes if config.per_class else 1
+    classes = n_classes if config.per_class or structure is Structure.dense else 1
     vectors = count * classes
     needed, memory = 8 * vectors * width, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.measurement is Measurement.loss:
-        needed += 30 * vectors**2  # the fit's matrices over pairs of measurements
+        needed += 30 * (vectors if structure is Structure.shared else count) ** 2  # pairs of measurements, in the fit
     if needed > memory / 2:
         raise ConfigError(
-            f"curvature.perturbations={config.perturbations} need {needed / 2**30:.0f} GiB for {classes} classes of "
+            f"curvature.perturbations={count} need {needed / 2**30:.0f} GiB for {classes} classes of "
             f"{width} parameters, and this machine has {memory / 2**30:.0f} GiB; use fewer, or "
             "curvature.per_class=false."
         )
-    delta = torch.randn(count, classes, width, generator=generator, dtype=torch.float64) * config.scale
-    return delta.expand(count, n_classes, width)
+    delta = torch.randn(count, classes, width, generator=generator, dtype=torch.float64)
+    return delta.mul_(config.scale or scale).expand(count, n_classes, width)
 
 
-def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor) -> Observations:
+def default_scale(request: ForgetRequest) -> float:
+    """1 where the expansion of the loss ends with its second term; else what changes outputs by a thousandth."""
+    if request.head.loss.constants.curvature_lipschitz == 0:
+        return 1.0
+    return _SMALL / max(float(request.design_FE.square().sum(1).mean().sqrt()), 1e-300)
+
+
+def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor, structure: Structure) -> Observations:
     """Observe the forget set of ``request`` at the heads perturbed by ``delta_PCE``.
 
     Losses and gradients are evaluated on the examples, in chunks of perturbations that bound memory.
     """
-    head = request.head
-    base_CE = head.parameters_CE
-    n_classes, width = base_CE.shape
-    loss, design, labels = head.loss(), request.design_FE, request.labels_F
     by_gradient = config.measurement is Measurement.gradient
-    evaluate = loss.gradients if by_gradient else loss.values
-    at_base = evaluate(design, labels, base_CE[None])
-    step = max(1, _CHUNK_ELEMENTS // (design.shape[0] * n_classes))
+    gradient_CE = request.forget_gradient()
+    slope_PC = torch.einsum("pce,ce->pc", delta_PCE, gradient_CE)
+    coupled_blocks = structure is Structure.blocks and not request.head.loss.separable
+    if coupled_blocks:
+        seen = [
+            _changes(config, request, delta_PCE * _only(c, delta_PCE)) for c in range(delta_PCE.shape[1])
+        ]  # a list over C of [P, 1] losses or [P, C, E] gradients
+        response = torch.stack([r[:, c] if by_gradient else r[:, 0] for c, r in enumerate(seen)])
+    else:
+        response = _changes(config, request, delta_PCE)
+        if structure is Structure.blocks:
+            response = response.transpose(0, 1)
+    delta_KQS, slope_KQ = delta_PCE.transpose(0, 1), slope_PC.T
+    if structure is Structure.dense:
+        delta_KQS, slope_KQ = delta_PCE.reshape(1, delta_PCE.shape[0], -1), slope_PC.sum(1)[None]
+        response = response.flatten(1)[None] if by_gradient else response.sum(1)[None]
+    elif structure is Structure.shared and config.per_class:
+        delta_KQS = delta_PCE.reshape(1, -1, delta_PCE.shape[2])
+        response, slope_KQ = response.flatten(0, 1)[None], slope_PC.reshape(1, -1)
+    elif structure is Structure.shared:
+        delta_KQS, response, slope_KQ = delta_PCE[None, :, 0], response.mean(1)[None], slope_PC.mean(1)[None]
+    bound = None
+    if config.lower_bound is LowerBound.forget_share:
+        bound = Seen(request.hessian(structure), request.weight)
+    return Observations(structure, delta_KQS, response, slope_KQ, request.weight, bound)
+
+
+def _only(c: int, delta_PCE: Tensor) -> Tensor:
+    mask_C1 = delta_PCE.new_zeros(delta_PCE.shape[1], 1)
+    mask_C1[c] = 1
+    return mask_C1
+
+
+def _changes(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor) -> Tensor:
+    """Changes of the loss ``[P, G]`` (G = C groups, or 1 for coupled classes) or of the gradient ``[P, C, E]``."""
+    base_CE, rows, objective = request.head.parameters_CE, request.data(keep=True), request.head.objective()
+    by_gradient = config.measurement is Measurement.gradient
+    evaluate = objective.gradients_at if by_gradient else objective.values_at
+    at_base = evaluate(rows, base_CE[None])
+    step = max(1, _CHUNK_ELEMENTS // (request.features_FD.shape[0] * base_CE.shape[0]))
     seen = []
     for chunk_PCE in delta_PCE.split(step):
-        there = evaluate(design, labels, base_CE + chunk_PCE)
+        there = evaluate(rows, base_CE + chunk_PCE)
         if config.pairs is Pairs.antithetic:
-            back = evaluate(design, labels, base_CE - chunk_PCE)
+            back = evaluate(rows, base_CE - chunk_PCE)
             seen.append((there - back) / 2 if by_gradient else (there + back) / 2 - at_base)
         else:
             seen.append(there - at_base)
-    response = torch.cat(seen)
-    gradient_CE = at_base[0] if by_gradient else request.forget_gradient()
-    slope_PC = torch.einsum("pce,ce->pc", delta_PCE, gradient_CE)
-    if config.per_class:
-        delta_QE, response, slope_Q = delta_PCE.reshape(-1, width), response.flatten(0, 1), slope_PC.flatten()
-    else:
-        delta_QE, response, slope_Q = delta_PCE[:, 0], response.mean(1), slope_PC.mean(1)
-    return Observations(delta_QE, response, slope_Q, request.moments())
+    return torch.cat(seen)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sfu.curvature.spectral import SpectralInverse
+from sfu.curvature.operators import CurvatureOperator, DampedInverse
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
@@ -31,16 +31,16 @@ class Fold:
     """One fold of the forget set.
 
     Attributes:
-        inverse: The estimate from the other folds, decomposed.
+        inverse: The estimate from the other folds, ready for any rho.
         gradient_CE: Right-hand side of the Newton step from the other folds.
         signal_CE: The part of it that is not sampling noise: ``g - (N / N_f) g`` for the stored training gradient g.
-        held_out_EE: This fold's own Hessian.
+        held_out: This fold's own Hessian.
     """
 
-    inverse: SpectralInverse
+    inverse: DampedInverse
     gradient_CE: Tensor
     signal_CE: Tensor
-    held_out_EE: Tensor
+    held_out: CurvatureOperator
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def choose_step(folds: Sequence[Fold], noise: float) -> StepChoice:
     """The rho of a wide grid, and its c, of smallest held-out error; ``noise`` is :func:`noise_factor`."""
     mean = sum(fold.inverse.mean_eigenvalue for fold in folds) / len(folds)
     rhos = (mean * torch.logspace(*_GRID_DECADES, _GRID_POINTS, dtype=torch.float64)).tolist()
-    if all(_invertible(fold.inverse) for fold in folds):
+    if all(fold.inverse.invertible for fold in folds):
         rhos = [0.0, *rhos]
     along_M, curved_M = _scores(folds, rhos)
     usable_M = (curved_M > 0) & (along_M > 0)
@@ -112,10 +112,5 @@ def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> 
     for fold in folds:
         step_MCE = fold.inverse.solve_many(fold.gradient_CE, rhos, floor=floor)
         along += (step_MCE * fold.gradient_CE).sum((1, 2)).double().cpu() / len(folds)
-        curved += ((step_MCE @ fold.held_out_EE) * step_MCE).sum((1, 2)).double().cpu() / len(folds)
+        curved += fold.held_out.quadratic(step_MCE).double().cpu() / len(folds)
     return along, curved
-
-
-def _invertible(inverse: SpectralInverse) -> bool:
-    eigenvalues = inverse.eigenvalues_D
-    return bool(eigenvalues[0] > eigenvalues.shape[0] * torch.finfo(eigenvalues.dtype).eps * eigenvalues[-1])

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfu.curvature.operators import build_operator
 from sfu.data.feature_data import FeatureData
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.measures import accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import MembershipScore, cross_entropy_per_sample, membership_attack
 from sfu.heads.linear import LinearHead
-from sfu.heads.moments import compute_moments
+from sfu.settings import Structure
 
 Metrics = dict[str, float | None]
 
@@ -39,7 +40,7 @@ class _Scores:
 
 
 class Evaluator:
-    """Holds what every row is compared with: the retained Hessian, Original and Retrained."""
+    """Holds what every row is compared with: the retained Hessian at Original (as products), Original and Retrained."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Evaluator:
         membership_splits: int = 5,
         seed: int = 0,
     ) -> None:
-        """Compute the retained moments and Retrained's own scores.
+        """Compute the retained Hessian and Retrained's own scores.
 
         Args:
             data: The dataset.
@@ -61,17 +62,14 @@ class Evaluator:
             membership_splits: Splits of the membership attack.
             seed: Of the membership attack.
         """
-        parameters = original.parameters_CE
-        self._device = parameters.device
         self._retain = (data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
         self._forget = (data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
         self._test = (data.test_features_TD, data.test_labels_T)
         self._forgotten_classes = self._forget[1].unique()
         self._n_splits, self._seed = membership_splits, seed
-        self._moments = compute_moments(
-            *self._retain, data.n_classes, bias=original.bias, device=self._device, dtype=parameters.dtype
-        )
-        self._hessian = self._moments.hessian(original.l2, original.regularized_E)
+        self._rows = original.rows(*self._retain, keep=True)
+        self._objective = original.objective_of(self._rows.weight)
+        self._hessian = build_operator(self._objective, self._rows, original.parameters_CE, Structure.products)
         self._original, self._retrained = original, retrained
         self._reference_scores = None if retrained is None else self._scores(retrained)
 
@@ -79,11 +77,11 @@ class Evaluator:
         """All metrics of one head.
 
         Percentages are 0 to 100; gaps are the head's value minus Retrained's, in points. ``distance`` is
-        ``|w - w_r| / |w* - w_r|`` in the retain-Hessian norm (0: Retrained, 1: nothing done), and
+        ``|w - w_r| / |w* - w_r|`` in the norm of the retained data's Hessian at w* (0: Retrained, 1: nothing done), and
         ``measured_distance_gain`` the fall of its squared numerator from doing nothing.
         """
         scores = self._scores(head)
-        gradient = self._moments.gradient(head.parameters_CE, head.l2, head.regularized_E, head.target_scale)
+        gradient = self._objective.gradient(self._rows, head.parameters_CE)
         metrics: Metrics = {
             "test_accuracy": scores.test,
             "remain_accuracy": scores.remain,

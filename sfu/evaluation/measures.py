@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sfu.curvature.operators import CurvatureOperator
+
 
 def accuracy(logits_NC: Tensor, labels_N: Tensor) -> float:
     """Share of rows whose largest logit is the label's, in per cent."""
@@ -28,6 +30,6 @@ def mean_kl(reference_NC: Tensor, logits_NC: Tensor) -> float:
     )
 
 
-def squared_norm(difference_CE: Tensor, hessian_EE: Tensor) -> float:
-    """``sum over classes of v^T H v``: the squared distance in the norm of one Hessian block for all classes."""
-    return max(0.0, float(((difference_CE @ hessian_EE) * difference_CE).sum()))
+def squared_norm(difference_CE: Tensor, hessian: CurvatureOperator) -> float:
+    """``v^T H v``: the squared distance in the norm of a Hessian."""
+    return max(0.0, float(hessian.quadratic(difference_CE)))

@@ -123,7 +123,7 @@ def run(
         "head": {
             "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
             "gradient_norm": float(prepared.request.head.gradient_CE.norm()),
-            "target_scale": config.loss.target_scale,
+            "loss": prepared.request.head.loss.as_json(),
         },
     }  # fmt: skip
     return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": rows}))
@@ -199,7 +199,7 @@ def _reference(
         if isinstance(method, Retrained):
             return None if outcome is None else outcome.head
     try:
-        return Retrained(config.head, config.loss).unlearn(prepared.request, _tools(config, seeds), retained).head
+        return Retrained(config.head).unlearn(prepared.request, _tools(config, seeds), retained).head
     except SfuError as error:
         log.warning("Retrained could not be trained, so nothing is compared with it: %s", error)
         return None

@@ -11,7 +11,8 @@ from sfu.checks import above, at_least, between, one_of
 from sfu.data.backbones.backbone import check_backbone
 from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
-from sfu.settings import RunConfig
+from sfu.losses import loss_names
+from sfu.settings import RunConfig, Training
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -26,7 +27,7 @@ def validate(config: RunConfig) -> None:
     check_backbone(config.backbone)
     check_dataset(config.dataset, config.backbone)
     one_of("head.name", config.head.name, ["linear"])
-    one_of("loss.name", config.loss.name, ["quadratic"])
+    one_of("loss.name", config.loss.name, loss_names())
     one_of("logger.name", config.logger.name, ["none", "wandb"])
     one_of("dtype", config.dtype, list(_DTYPES))
     for key in ("indices", "files"):
@@ -39,6 +40,13 @@ def validate(config: RunConfig) -> None:
         raise ConfigError("methods=[] leaves nothing to do; name at least one.")
     at_least("head.l2", config.head.l2, 0.0)
     above("loss.target_scale", config.loss.target_scale, 0.0)
+    if not 0.0 < config.loss.smoothing <= 1.0:
+        raise ConfigError(f"loss.smoothing={config.loss.smoothing}; give a number above 0 and at most 1.")
+    above("head.tolerance", config.head.tolerance, 0.0)
+    at_least("head.max_iterations", config.head.max_iterations, 1)
+    at_least("head.objective_noise", config.head.objective_noise, 0.0)
+    if config.head.objective_noise > 0 and config.head.training is not Training.exact:
+        raise ConfigError("head.objective_noise is for head.training=exact: certified removal starts at the optimum.")
     between("dataset.test_fraction", config.dataset.test_fraction, 0.0, 1.0)
     at_least("evaluation.membership_splits", config.evaluation.membership_splits, 2)
     adam = config.head.adam
@@ -54,6 +62,8 @@ def validate(config: RunConfig) -> None:
     if config.threads is not None:
         between("threads", config.threads, 0, 4 * (os.cpu_count() or 1) + 1)
     at_least("newton.noise_sigma", config.newton.noise_sigma, 0.0)
+    at_least("newton.steps", config.newton.steps, 1)
+    at_least("newton.batches", config.newton.batches, 1)
 
 
 def resolve_device(name: str) -> torch.device:

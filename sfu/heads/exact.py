@@ -1,13 +1,19 @@
-"""Exact training of a linear head under the quadratic loss, by Cholesky of the E x E Gram matrix."""
+"""Exact training of a linear head under any loss: to the optimum, with its gradient norm as certificate."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from sfu.curvature.operators.plan import plan_structure
 from sfu.errors import SingularHessianError
-from sfu.heads.linear import LinearHead
-from sfu.heads.moments import Moments
+from sfu.heads.newton_cg import Optimum, minimize
+from sfu.losses.base import Layout
+from sfu.losses.objective import Objective
+from sfu.losses.rows import Rows
+from sfu.settings import Structure
 
 
 def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str) -> Tensor:
@@ -36,17 +42,37 @@ def _smallest_eigenvalue(factor_EE: Tensor) -> float:
     return 1.0 / float(vector.norm())
 
 
-def train_exact(moments: Moments, *, l2: float, bias: bool, target_scale: float) -> LinearHead:
-    """The unique minimiser of the mean quadratic objective of ``moments``.
+def train_exact(
+    objective: Objective,
+    rows: Rows,
+    n_classes: int,
+    *,
+    tolerance: float,
+    max_iterations: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Optimum:
+    """The minimiser of the mean objective of ``rows``, from zero weights.
+
+    Where one E x E block serves all classes (quadratic loss), Newton's first step is the optimum and is solved by
+    Cholesky; elsewhere :func:`sfu.heads.newton_cg.minimize` takes as many as it needs.
 
     Raises:
-        SingularHessianError: l2 is 0 (or too small) and the Gram matrix is singular.
+        SingularHessianError: l2 is 0 (or too small) and the Gram matrix of a quadratic loss is singular.
+        SolverError: ``tolerance`` was not reached.
     """
-    regularized = torch.ones_like(moments.second_EE[0])
-    if bias:
-        regularized[-1] = 0.0
-    hessian = moments.hessian(l2, regularized)
-    what = f"the Gram matrix of the {moments.count} training rows plus head.l2={l2:g}"
-    parameters = solve_positive_definite(hessian, target_scale * moments.cross_CE, what)
-    gradient = moments.gradient(parameters, l2, regularized, target_scale)
-    return LinearHead(parameters, gradient, l2, moments.count, bias, target_scale)
+    start_CE = rows.parameters(n_classes)
+    if objective.loss.layout is Layout.shared:
+        plan = plan_structure(Layout.shared, n_classes, rows.width, rows.count, rows.device)
+        if plan.structure is Structure.shared:
+            return _one_step(objective, rows, start_CE)
+    return minimize(
+        objective, rows, start_CE, tolerance=tolerance, max_iterations=max_iterations, progress=progress
+    )  # fmt: skip
+
+
+def _one_step(objective: Objective, rows: Rows, start_CE: Tensor) -> Optimum:
+    """Newton's step from zero, which a quadratic objective needs once."""
+    hessian_EE = objective.data_hessian(rows, start_CE, Layout.shared) + torch.diag(objective.ridge_E)
+    what = f"the Gram matrix of the {rows.count} training rows plus head.l2={objective.l2:g}"
+    parameters_CE = -solve_positive_definite(hessian_EE, objective.gradient(rows, start_CE), what)
+    return Optimum(parameters_CE, objective.gradient(rows, parameters_CE), 1, 3)

@@ -7,23 +7,42 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
 from sfu.files import write_tensors, write_text
-from sfu.heads.moments import CHUNK_ROWS, design_matrix
-from sfu.losses import QuadraticLoss
+from sfu.losses import Layout, Loss, Objective, Quadratic, Rows, loss_from_json, make_loss
+from sfu.losses.rows import design_matrix
 
-SCHEMA = 1
+SCHEMA = 2
+_LOGIT_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What certified removal must know of a head; see :mod:`sfu.unlearning.methods.certified_removal`.
+
+    Attributes:
+        noise_std: Standard deviation of the entries of b.
+        noise_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. Secret: the guarantee
+            is for those who see the weights and not b.
+        residual_bound: Bound on the gradient norm of the perturbed sum objective, accumulated over removals;
+            ``None`` once another method has moved the head.
+    """
+
+    noise_std: float
+    noise_CE: Tensor
+    residual_bound: float | None
 
 
 @dataclass(frozen=True)
 class LinearHead:
-    """A trained linear classifier ``f(x) = W x + b`` under the quadratic loss of :mod:`sfu.losses`.
+    """A trained linear classifier ``f(x) = W x + b`` under one of the losses of :mod:`sfu.losses`.
 
     Attributes:
         parameters_CE: Weights, with the bias as last column if ``bias``.
@@ -32,9 +51,12 @@ class LinearHead:
         l2: Weight of the regulariser (of the mean objective; never on the bias).
         n_train: Number N of training rows.
         bias: Whether there is a bias.
-        target_scale: Value of the hot target in training.
-        second_EE: Mean of ``a a^T`` over the training rows, if it was stored: a summary, from which no single example
-            can be read unless they are very few. ``None`` otherwise.
+        loss: The loss it was trained with, class weights included.
+        data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored: a
+            summary, from which no single example can be read unless they are very few. ``[E, E]``, ``[C, E, E]`` or
+            ``[C E, C E]``, by the loss; ``None`` otherwise.
+        weight: Total weight V of the training rows; ``None`` for N, as it is without sample and class weights.
+        certificate: Of a head trained for certified removal. Its gradient is that of the perturbed objective.
     """
 
     parameters_CE: Tensor
@@ -42,8 +64,10 @@ class LinearHead:
     l2: float
     n_train: int
     bias: bool = False
-    target_scale: float = 1.0
-    second_EE: Tensor | None = None
+    loss: Loss = field(default_factory=Quadratic)
+    data_hessian: Tensor | None = None
+    weight: float | None = None
+    certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and values.
@@ -55,18 +79,27 @@ class LinearHead:
             raise DataError(f"n_train={self.n_train}; the number of training rows, a whole number above 0, is needed.")
         if not (math.isfinite(self.l2) and self.l2 >= 0):
             raise DataError(f"l2={self.l2}; a finite number of at least 0 is needed.")
-        if not (math.isfinite(self.target_scale) and self.target_scale > 0):
-            raise DataError(f"target_scale={self.target_scale}; a finite number above 0 is needed.")
+        if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
+            raise DataError(f"weight={self.weight}; the total weight of the training rows is a finite number above 0.")
         if self.parameters_CE.ndim != 2 or self.parameters_CE.shape != self.gradient_CE.shape:
             raise DataError(
                 f"head parameters {list(self.parameters_CE.shape)} and gradient {list(self.gradient_CE.shape)} must "
                 "both be [classes, features (+ 1 with bias)]."
             )
-        width = self.parameters_CE.shape[1]
-        if self.second_EE is not None and self.second_EE.shape != (width, width):
-            raise DataError(f"the head's stored curvature is {list(self.second_EE.shape)}, not [{width}, {width}].")
+        self._check_summary()
         if not (torch.isfinite(self.parameters_CE).all() and torch.isfinite(self.gradient_CE).all()):
             raise DataError("the head has NaN or infinite parameters or gradient; it cannot be unlearned from.")
+
+    def _check_summary(self) -> None:
+        n_classes, width = self.parameters_CE.shape
+        shapes = {
+            Layout.shared: [width, width],
+            Layout.blocks: [n_classes, width, width],
+            Layout.dense: [n_classes * width, n_classes * width],
+        }
+        wanted = shapes[self.loss.layout]
+        if self.data_hessian is not None and list(self.data_hessian.shape) != wanted:
+            raise DataError(f"the head's stored curvature is {list(self.data_hessian.shape)}, not {wanted}.")
 
     @classmethod
     def from_module(
@@ -75,13 +108,23 @@ class LinearHead:
         *,
         l2: float,
         n_train: int,
+        loss: Loss | str = "quadratic",
         gradient_CE: Tensor | None = None,
-        target_scale: float = 1.0,
+        weight: float | None = None,
     ) -> LinearHead:
         """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum.
 
+        Args:
+            module: The classifier layer.
+            l2: Weight of the regulariser of the mean objective.
+            n_train: Number N of training rows.
+            loss: The loss it was trained with: a name, or one with settings of its own (:func:`sfu.losses.make_loss`).
+            gradient_CE: Gradient of the mean training objective at the layer's weights.
+            weight: Total weight of the training rows, if they had sample or class weights.
+
         Raises:
             DataError: ``module`` is no linear layer, or a number is out of range.
+            ConfigError: The loss is unknown.
         """
         if not isinstance(module, torch.nn.Linear):
             raise DataError(
@@ -91,7 +134,8 @@ class LinearHead:
         if module.bias is not None:
             parameters = torch.cat([parameters, module.bias.detach().double()[:, None]], dim=1)
         gradient = torch.zeros_like(parameters) if gradient_CE is None else torch.as_tensor(gradient_CE).to(parameters)
-        return cls(parameters.clone(), gradient, l2, n_train, module.bias is not None, target_scale)
+        kind = make_loss(loss) if isinstance(loss, str) else loss
+        return cls(parameters.clone(), gradient, l2, n_train, module.bias is not None, kind, weight=weight)
 
     def copy_to(self, module: torch.nn.Linear) -> None:
         """Write these weights into ``module``, in its own dtype and on its own device.
@@ -133,34 +177,41 @@ class LinearHead:
             mask[-1] = 0.0
         return mask
 
-    def loss(self) -> QuadraticLoss:
-        """The loss this head was trained with."""
-        return QuadraticLoss(self.l2, self.target_scale, self.regularized_E, self.n_classes)
+    @property
+    def total_weight(self) -> float:
+        """V: what the training rows weigh together."""
+        return float(self.n_train) if self.weight is None else self.weight
 
-    def after_unlearning(self, parameters_CE: Tensor, n_retain: int) -> LinearHead:
-        """The head of the retained data at ``parameters_CE``, taken to be at its optimum there.
+    def objective(self) -> Objective:
+        """Loss and regulariser, as of any set of rows."""
+        return Objective(self.loss, self.l2, self.regularized_E)
 
-        A stored summary of the old training data is dropped with the examples it still contains.
-        """
-        return replace(
-            self,
-            parameters_CE=parameters_CE,
-            gradient_CE=torch.zeros_like(parameters_CE),
-            n_train=n_retain,
-            second_EE=None,
-        )
+    def objective_of(self, weight: float) -> Objective:
+        """The mean objective of a training set of this total weight: with objective perturbation, if there was any."""
+        objective, certificate = self.objective(), self.certificate
+        return objective if certificate is None else replace(objective, linear_CE=certificate.noise_CE / weight)
+
+    def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
+        """Labelled rows as this head's loss sees them, on its device and in its dtype."""
+        like = self.parameters_CE
+        return Rows(
+            features_ND, labels_N, self.loss, bias=self.bias, device=like.device, dtype=like.dtype,
+            sample_weights_N=weights_N, **options,
+        )  # fmt: skip
 
     def without_summary(self) -> LinearHead:
         """The same head without what was stored of the training data's curvature."""
-        return replace(self, second_EE=None)
+        return replace(self, data_hessian=None)
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> LinearHead:
         """The same head on another device or in another dtype."""
+        certificate = self.certificate
         return replace(
             self,
             parameters_CE=self.parameters_CE.to(device, dtype),
             gradient_CE=self.gradient_CE.to(device, dtype),
-            second_EE=None if self.second_EE is None else self.second_EE.to(device, dtype),
+            data_hessian=None if self.data_hessian is None else self.data_hessian.to(device, dtype),
+            certificate=certificate and replace(certificate, noise_CE=certificate.noise_CE.to(device, dtype)),
         )
 
     def logits(self, features_ND: Tensor) -> Tensor:
@@ -168,7 +219,7 @@ class LinearHead:
         parameters = self.parameters_CE
         chunks = [
             design_matrix(chunk, self.bias, parameters.device, parameters.dtype) @ parameters.T
-            for chunk in features_ND.split(CHUNK_ROWS)
+            for chunk in features_ND.split(_LOGIT_ROWS)
         ]
         return torch.cat(chunks) if chunks else parameters.new_empty(0, self.n_classes)
 
@@ -179,19 +230,26 @@ class LinearHead:
             ArtifactError: A file cannot be written.
         """
         tensors, settings = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
-        stored = {} if self.second_EE is None else {"second": self.second_EE}
-        write_tensors(tensors, {"parameters": self.parameters_CE, "gradient": self.gradient_CE, **stored})
-        about = {
-            "schema": SCHEMA, "kind": "linear", "loss": "quadratic", "n_classes": self.n_classes,
+        arrays = {"parameters": self.parameters_CE, "gradient": self.gradient_CE}
+        if self.data_hessian is not None:
+            arrays["data_hessian"] = self.data_hessian
+        about: dict[str, Any] = {
+            "schema": SCHEMA, "kind": "linear", "loss": self.loss.as_json(), "n_classes": self.n_classes,
             "n_features": self.n_features, "bias": self.bias, "l2": self.l2, "n_train": self.n_train,
-            "target_scale": self.target_scale,
+            "weight": self.weight,
         }  # fmt: skip
+        if self.certificate is not None:
+            arrays["noise"] = self.certificate.noise_CE
+            about["certificate"] = {
+                "noise_std": self.certificate.noise_std, "residual_bound": self.certificate.residual_bound,
+            }  # fmt: skip
+        write_tensors(tensors, arrays)
         write_text(settings, json.dumps(about, indent=2) + "\n")
         return [tensors, settings]
 
     @classmethod
     def load(cls, stem: Path) -> LinearHead:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote (schema 1 of sfu before it had other losses than the quadratic, too).
 
         Raises:
             ArtifactError: A file is missing, damaged, of another schema, or the two disagree.
@@ -202,11 +260,11 @@ class LinearHead:
         try:
             about = json.loads(settings.read_text())
             arrays = load_file(tensors)
-            if about["schema"] != SCHEMA:
-                raise ArtifactError(f"{settings} has schema {about['schema']}; this sfu reads schema {SCHEMA}.")
+            if about["schema"] not in (1, SCHEMA):
+                raise ArtifactError(f"{settings} has schema {about['schema']}; this sfu reads schemas 1 and {SCHEMA}.")
             head = cls(
                 arrays["parameters"], arrays["gradient"], float(about["l2"]), int(about["n_train"]),
-                bool(about["bias"]), float(about["target_scale"]), arrays.get("second"),
+                bool(about["bias"]), **_read_rest(about, arrays),
             )  # fmt: skip
         except ArtifactError:
             raise
@@ -217,3 +275,17 @@ class LinearHead:
         if (head.n_classes, head.n_features) != (about["n_classes"], about["n_features"]):
             raise ArtifactError(f"{settings} and {tensors} do not belong together: their shapes differ.")
         return head
+
+
+def _read_rest(about: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, Any]:
+    """Loss, stored curvature, weight and certificate of a saved head."""
+    if about["schema"] == 1:
+        return {"loss": Quadratic(target_scale=float(about["target_scale"])), "data_hessian": arrays.get("second")}
+    certificate = about.get("certificate")
+    return {
+        "loss": loss_from_json(about["loss"]),
+        "data_hessian": arrays.get("data_hessian"),
+        "weight": about["weight"],
+        "certificate": certificate
+        and Certificate(float(certificate["noise_std"]), arrays["noise"], certificate["residual_bound"]),
+    }

@@ -1,4 +1,7 @@
-"""Train a head as configured: the one entry that both Original and Retrained go through."""
+"""Train a head as configured: the one entry that both Original and Retrained go through.
+
+Shapes: N rows, D features, C classes, E = D (+ 1 with bias).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sfu.curvature.operators.plan import plan_structure
+from sfu.errors import ConfigError
 from sfu.heads.adam import train_adam
 from sfu.heads.exact import train_exact
-from sfu.heads.linear import LinearHead
-from sfu.heads.moments import compute_moments
-from sfu.settings import Training
+from sfu.heads.linear import Certificate, LinearHead
+from sfu.losses import Layout, Loss, Rows, loss_from_config
+from sfu.settings import Structure, Training
 
 if TYPE_CHECKING:
     from sfu.settings import HeadConfig, LossConfig
@@ -24,32 +29,109 @@ def train_head(
     labels_N: Tensor,
     n_classes: int,
     head: HeadConfig,
-    loss: LossConfig,
+    loss: LossConfig | Loss,
     *,
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
+    weights_N: Tensor | None = None,
+    noise_CE: Tensor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LinearHead:
     """Train on all rows given, by ``head.training`` (``exact`` or ``adam``).
 
+    Exact training is float64 whatever ``dtype``; the head is rounded to it in the end, and its stored gradient is that
+    of the rounded head.
+
+    Args:
+        features_ND: Training features.
+        labels_N: Training labels.
+        n_classes: C.
+        head: The ``head`` group.
+        loss: The ``loss`` group, or a loss that is already made (``balanced`` class weights counted).
+        seed: Of the order of rows, and of objective perturbation.
+        device: Where to train.
+        dtype: Of the head.
+        weights_N: Sample weights.
+        noise_CE: The b of objective perturbation, if it is not to be drawn here.
+        progress: Called with (done, at most).
+
     Raises:
         SingularHessianError: Exact training with a singular Gram matrix and no regularisation.
+        SolverError: Exact training did not reach ``head.tolerance``.
+        ConfigError: The curvature to store is too large, or the loss's settings do not fit the data.
     """
+    kind = loss if isinstance(loss, Loss) else loss_from_config(loss, labels_N, n_classes)
     exact = head.training is Training.exact
-    moments = None
-    if exact or head.store_curvature:
-        moments = compute_moments(
-            features_ND, labels_N, n_classes, bias=head.bias, device=device, dtype=dtype, progress=progress
-        )
-    if exact and moments is not None:
-        trained = train_exact(moments, l2=head.l2, bias=head.bias, target_scale=loss.target_scale)
+    width = features_ND.shape[1] + int(head.bias)
+    if head.store_curvature:
+        _check_storable(kind, n_classes, width, labels_N.shape[0], device)
+    rows = Rows(
+        features_ND, labels_N, kind, bias=head.bias, device=device, dtype=torch.float64 if exact else dtype,
+        sample_weights_N=weights_N, keep=True,
+    )  # fmt: skip
+    blank = _untrained(rows, n_classes, head, kind, _certificate(head, rows, n_classes, seed, noise_CE))
+    if exact:
+        trained = _to_the_optimum(blank, rows, head, dtype, progress)
     else:
-        trained = train_adam(
-            features_ND, labels_N, n_classes, head.adam,
-            l2=head.l2, bias=head.bias, target_scale=loss.target_scale, seed=seed,
-            device=device, dtype=dtype, progress=progress,
-        )  # fmt: skip
-    if head.store_curvature and moments is not None:
-        trained = replace(trained, second_EE=moments.second_EE)
-    return trained
+        trained = _by_adam(blank, rows, head, seed, progress)
+    if trained.certificate is not None:
+        bound = rows.weight * float(trained.gradient_CE.norm())
+        trained = replace(trained, certificate=replace(trained.certificate, residual_bound=bound))
+    if head.store_curvature:
+        hessian = trained.objective().data_hessian(rows, trained.parameters_CE, kind.layout)
+        trained = replace(trained, data_hessian=hessian)
+    return trained.to(device, dtype)
+
+
+def _untrained(rows: Rows, n_classes: int, head: HeadConfig, loss: Loss, certificate: Certificate | None) -> LinearHead:
+    zero_CE = rows.parameters(n_classes)
+    weight = None if rows.weights_N is None else rows.weight
+    return LinearHead(
+        zero_CE, zero_CE, head.l2, rows.count, head.bias, loss, weight=weight, certificate=certificate
+    )  # fmt: skip
+
+
+def _certificate(
+    head: HeadConfig, rows: Rows, n_classes: int, seed: int, noise_CE: Tensor | None
+) -> Certificate | None:
+    """With the b given, or drawn with ``seed``; ``None`` without objective perturbation."""
+    if not head.objective_noise > 0:
+        return None
+    if noise_CE is None:
+        drawn = torch.Generator().manual_seed(seed)
+        noise_CE = head.objective_noise * torch.randn(n_classes, rows.width, generator=drawn, dtype=torch.float64)
+    return Certificate(head.objective_noise, noise_CE.to(rows.device, torch.float64), 0.0)
+
+
+def _to_the_optimum(
+    blank: LinearHead, rows: Rows, head: HeadConfig, dtype: torch.dtype, progress: Callable[[int, int], None] | None
+) -> LinearHead:
+    """Rounded to ``dtype``, with the gradient of what is left."""
+    objective = blank.objective_of(rows.weight)
+    optimum = train_exact(
+        objective, rows, blank.n_classes, tolerance=head.tolerance, max_iterations=head.max_iterations,
+        progress=progress,
+    )  # fmt: skip
+    parameters_CE, gradient_CE = optimum.parameters_CE, optimum.gradient_CE
+    if dtype != torch.float64:
+        parameters_CE = parameters_CE.to(dtype).double()
+        gradient_CE = objective.gradient(rows, parameters_CE)
+    return replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
+
+
+def _by_adam(
+    blank: LinearHead, rows: Rows, head: HeadConfig, seed: int, progress: Callable[[int, int], None] | None
+) -> LinearHead:
+    parameters_CE, gradient_CE = train_adam(
+        blank.objective_of(rows.weight), rows, blank.n_classes, head.adam, seed=seed, progress=progress
+    )
+    return replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
+
+
+def _check_storable(loss: Loss, n_classes: int, width: int, count: int, device: torch.device) -> None:
+    """Raise ``ConfigError`` if the Hessian would not be held as a matrix."""
+    plan = plan_structure(loss.layout, n_classes, width, count, device)
+    if plan.structure is Structure.products:
+        remedy = "; store nothing, or use loss=logistic" if loss.layout is Layout.dense else ""
+        raise ConfigError(f"head.store_curvature=true cannot be had: {plan.reason}{remedy}.")

@@ -38,6 +38,7 @@ class RetainedSet:
 
     features_RD: Tensor
     labels_R: Tensor
+    weights_R: Tensor | None = None
 
 
 @dataclass(frozen=True)

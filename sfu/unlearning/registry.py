@@ -16,7 +16,7 @@ from sfu.unlearning.method import UnlearningMethod
 
 _PACKAGE = "sfu.unlearning.methods"
 INHERITED = (
-    "perturbations", "folds", "force", "solver", "tolerance", "max_iterations", "augment",
+    "structure", "perturbations", "folds", "force", "solver", "tolerance", "max_iterations", "augment",
     "reference_path", "reference_key", "reference_weight",
 )  # fmt: skip
 """What a row with a curvature file of its own still takes from the run's ``curvature``: budgets and further data, not

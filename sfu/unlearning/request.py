@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sfu.curvature.operators import CurvatureOperator, build_operator
 from sfu.errors import DataError
 from sfu.heads.linear import LinearHead
-from sfu.heads.moments import Moments, compute_moments, design_matrix
+from sfu.losses.rows import Rows, design_matrix
+from sfu.settings import Structure
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -25,6 +27,7 @@ class ForgetRequest:
         head: The trained head.
         features_FD: Features of the examples to forget, on the head's device.
         labels_F: Their labels.
+        weights_F: Their sample weights, if the head was trained with sample weights.
         views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, for the curvature alone;
             ``None`` without.
         copies: How often every example occurs among the rows (see :meth:`for_curvature`).
@@ -33,6 +36,7 @@ class ForgetRequest:
     head: LinearHead
     features_FD: Tensor
     labels_F: Tensor
+    weights_F: Tensor | None = None
     views_VFD: Tensor | None = None
     copies: int = 1
 
@@ -80,6 +84,13 @@ class ForgetRequest:
             object.__setattr__(self, "views_VFD", views.detach().to(device, copy=True).contiguous())
         object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
         object.__setattr__(self, "labels_F", labels.detach().to(device, torch.int64, copy=True).contiguous())
+        if self.weights_F is not None:
+            object.__setattr__(self, "weights_F", check_weights(self.weights_F, self.labels_F))
+        if not self.weight < head.total_weight:
+            raise DataError(
+                f"the forget set weighs {self.weight:g} and the training set {head.total_weight:g}; give the total "
+                "weight of the training rows as the head's `weight`."
+            )
 
     @property
     def n_forget(self) -> int:
@@ -92,9 +103,19 @@ class ForgetRequest:
         return self.head.n_train - self.n_forget
 
     @property
+    def weight(self) -> float:
+        """V_f: what the forget rows weigh together; N_f without sample and class weights."""
+        return self.data().weight / self.copies
+
+    @property
+    def retained_weight(self) -> float:
+        """V_r = V - V_f."""
+        return self.head.total_weight - self.weight
+
+    @property
     def step_ratio(self) -> float:
-        """N_f / N_r, the length of the Newton step under mean-normalised curvature and gradient."""
-        return self.n_forget / self.n_retain
+        """V_f / V_r (N_f / N_r unweighted): length of the Newton step under mean-normalised curvature and gradient."""
+        return self.weight / self.retained_weight
 
     @property
     def design_FE(self) -> Tensor:
@@ -104,7 +125,7 @@ class ForgetRequest:
 
     def without_summary(self) -> ForgetRequest:
         """The same request without the curvature stored with the head."""
-        return self if self.head.second_EE is None else replace(self, head=self.head.without_summary())
+        return self if self.head.data_hessian is None else replace(self, head=self.head.without_summary())
 
     def in_float64(self) -> ForgetRequest:
         """The same request with the head in float64, in which curvature and solves are computed."""
@@ -115,7 +136,14 @@ class ForgetRequest:
     def rows(self, index: Tensor) -> ForgetRequest:
         """The same request for some of its rows (a cross-validation fold)."""
         views = None if self.views_VFD is None else self.views_VFD[:, index]
-        return replace(self, features_FD=self.features_FD[index], labels_F=self.labels_F[index], views_VFD=views)
+        weights = None if self.weights_F is None else self.weights_F[index]
+        return replace(
+            self,
+            features_FD=self.features_FD[index],
+            labels_F=self.labels_F[index],
+            weights_F=weights,
+            views_VFD=views,
+        )
 
     def for_curvature(self) -> ForgetRequest:
         """The request with its views as further rows, so that their Hessians are averaged in.
@@ -126,25 +154,64 @@ class ForgetRequest:
             return self
         copies = 1 + self.views_VFD.shape[0]
         rows = torch.cat([self.features_FD[None], self.views_VFD.to(self.features_FD)]).flatten(0, 1)
-        return replace(self, features_FD=rows, labels_F=self.labels_F.repeat(copies), views_VFD=None, copies=copies)
-
-    def moments(self) -> Moments:
-        """Second moments of the forget rows, in the head's dtype."""
-        head = self.head
-        return compute_moments(
-            self.features_FD,
-            self.labels_F,
-            head.n_classes,
-            bias=head.bias,
-            device=head.parameters_CE.device,
-            dtype=head.parameters_CE.dtype,
+        return replace(
+            self,
+            features_FD=rows,
+            labels_F=self.labels_F.repeat(copies),
+            weights_F=None if self.weights_F is None else self.weights_F.repeat(copies),
+            views_VFD=None,
+            copies=copies,
         )
+
+    def at(self, parameters_CE: Tensor) -> ForgetRequest:
+        """The same request with the head moved."""
+        return replace(self, head=replace(self.head, parameters_CE=parameters_CE))
+
+    def data(self, *, keep: bool = False) -> Rows:
+        """The forget rows as the head's loss sees them."""
+        return self.head.rows(self.features_FD, self.labels_F, self.weights_F, keep=keep)
+
+    def unlearned_head(self, parameters_CE: Tensor) -> LinearHead:
+        """The head of the retained data at ``parameters_CE``, taken to be at its optimum there.
+
+        A stored summary of the old training data is dropped with the examples it still contains, and a certificate
+        loses its bound, which only certified removal can carry on.
+        """
+        head = self.head
+        return replace(
+            head,
+            parameters_CE=parameters_CE,
+            gradient_CE=torch.zeros_like(parameters_CE),
+            n_train=self.n_retain,
+            weight=None if head.weight is None else self.retained_weight,
+            data_hessian=None,
+            certificate=head.certificate and replace(head.certificate, residual_bound=None),
+        )
+
+    def hessian(self, structure: Structure) -> CurvatureOperator:
+        """``H_f``: Hessian of the mean objective of the forget rows at the head."""
+        head = self.head
+        return build_operator(head.objective(), self.data(keep=True), head.parameters_CE, structure)
 
     def forget_gradient(self) -> Tensor:
         """``g_f``: gradient of the mean objective of the forget rows at the head, ``[C, E]``."""
-        head = self.head
-        return head.loss().gradients(self.design_FE, self.labels_F, head.parameters_CE[None])[0]
+        return self.head.objective().gradient(self.data(), self.head.parameters_CE)
 
     def newton_gradient(self) -> Tensor:
-        """``g_f - (N / N_f) g``: the right-hand side of the Newton step, ``[C, E]``."""
-        return self.forget_gradient() - (self.head.n_train / self.n_forget) * self.head.gradient_CE
+        """``g_f - (V / V_f) g``: the right-hand side of the Newton step, ``[C, E]``."""
+        return self.forget_gradient() - (self.head.total_weight / self.weight) * self.head.gradient_CE
+
+
+def check_weights(weights: Tensor, labels: Tensor) -> Tensor:
+    """A private float64 copy of sample weights, on the labels' device.
+
+    Raises:
+        DataError: They are not one finite number of at least 0 for each label, or all 0.
+    """
+    copied = weights.detach().to(labels.device, torch.float64, copy=True).contiguous()
+    if copied.shape != labels.shape or not bool((torch.isfinite(copied) & (copied >= 0)).all()) or not copied.any():
+        raise DataError(
+            f"the sample weights must be {labels.shape[0]} finite numbers of at least 0, not all 0 (they are "
+            f"{list(copied.shape)})."
+        )
+    return copied

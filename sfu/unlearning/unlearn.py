@@ -25,11 +25,15 @@ def unlearn(
     labels: Tensor | np.ndarray,
     *,
     views: Tensor | np.ndarray | None = None,
+    weights: Tensor | np.ndarray | None = None,
     curvature: CurvatureConfig | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
+    steps: int = 1,
+    batches: int = 1,
     seed: int = 0,
 ) -> Unlearned:
-    """One source-free Newton step: sfu's ``unlearned_minus`` outside the experiment framework.
+    """Source-free Newton steps (one, unless told otherwise): sfu's ``unlearned_minus`` outside the experiment
+    framework.
 
     Args:
         head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient.
@@ -37,9 +41,12 @@ def unlearn(
         labels: Their labels, ``[F]`` integers.
         views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
             Hessians are averaged in; no label or other image is needed for them.
+        weights: Their sample weights, if the head was trained with sample weights.
         curvature: Estimator and regularisation, as a ``CurvatureConfig`` or a mapping of its keys; the default is the
             cross-validated PSD fit.
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
+        steps: Newton steps, the curvature moved along the path before each.
+        batches: Forget in so many parts, one after another.
         seed: Of the perturbations, folds and noise.
 
     Returns:
@@ -55,7 +62,7 @@ def unlearn(
         raise ConfigError(f"seed={seed}; a whole number of at least 0 is needed.")
     config = curvature_settings(curvature)
     validate_curvature(config, "")
-    method = Newton(config, noise_sigma)
+    method = Newton(config, noise_sigma, steps, batches)
     if method.access is not Access.FORGET:
         raise ConfigError(f"curvature.estimator={config.estimator.value} needs the retained data; unlearn has none.")
     if config.augment:
@@ -65,6 +72,10 @@ def unlearn(
         )
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
     request = ForgetRequest(
-        head, torch.as_tensor(features), torch.as_tensor(labels), None if views is None else torch.as_tensor(views)
+        head,
+        torch.as_tensor(features),
+        torch.as_tensor(labels),
+        views_VFD=None if views is None else torch.as_tensor(views),
+        weights_F=None if weights is None else torch.as_tensor(weights),
     )
     return method.unlearn(request, Tools(seeds))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from sfu.curvature.estimators.psd_fit import _Problem
 from sfu.curvature.estimators.registry import make_estimator
 from sfu.curvature.measurements import draw_perturbations, observe
 from sfu.curvature.psd_fit import PsdFitResult, Status
 from sfu.errors import ConfigError, DataError, SolverError
 from sfu.experiment.paths import group_options
-from sfu.heads.moments import compute_moments
 from sfu.settings import (
     CurvatureConfig,
     Estimator,
@@ -22,11 +22,16 @@ from sfu.settings import (
     Prior,
     Regularization,
     Solver,
+    Structure,
 )
 from sfu.unlearning.method import Access, Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
 from tests.unlearning.test_newton import LOSS, TOOLS, distance, relative, situation
+
+
+def second_moments(rows: torch.Tensor) -> torch.Tensor:
+    return rows.double().T @ rows.double() / rows.shape[0]
 
 
 def estimate(config: CurvatureConfig, request, weight=None):
@@ -46,28 +51,28 @@ def test_every_estimator_has_a_file_and_a_config():
 def test_what_is_observed_is_what_the_expansion_says(bias, per_class):
     """dJ_f = g.d + 1/2 d^T H d and grad J(w + d) - grad J(w) = H d, exactly, for the quadratic loss."""
     request, _, _ = situation(bias)
-    hessian = request.moments().hessian(1e-3, request.head.regularized_E)
+    hessian = request.hessian(Structure.shared).blocks_BKK[0]
     for measurement in Measurement:
         config = CurvatureConfig(measurement=measurement, perturbations=5, per_class=per_class, scale=0.3)
         delta = draw_perturbations(config, *request.head.parameters_CE.shape, torch.Generator().manual_seed(0))
-        seen = observe(config, request, delta)
-        assert seen.delta_QE.shape == (5 * (4 if per_class else 1), 12 + bias)
-        curved = 0.5 * ((seen.delta_QE @ hessian) * seen.delta_QE).sum(1)
-        expected = curved + seen.slope_Q if measurement is Measurement.loss else seen.delta_QE @ hessian
-        torch.testing.assert_close(seen.response, expected, rtol=1e-9, atol=1e-11)
-        both = observe(dataclasses.replace(config, pairs=Pairs.antithetic), request, delta)
-        even = curved if measurement is Measurement.loss else seen.delta_QE @ hessian
-        torch.testing.assert_close(both.response, even, rtol=1e-9, atol=1e-11)
+        seen = observe(config, request, delta, Structure.shared)
+        assert seen.delta_KQS.shape == (1, 5 * (4 if per_class else 1), 12 + bias)
+        curved = 0.5 * ((seen.delta_KQS[0] @ hessian) * seen.delta_KQS[0]).sum(1)
+        expected = curved + seen.slope_KQ[0] if measurement is Measurement.loss else seen.delta_KQS[0] @ hessian
+        torch.testing.assert_close(seen.response[0], expected, rtol=1e-9, atol=1e-11)
+        both = observe(dataclasses.replace(config, pairs=Pairs.antithetic), request, delta, Structure.shared)
+        even = curved if measurement is Measurement.loss else seen.delta_KQS[0] @ hessian
+        torch.testing.assert_close(both.response[0], even, rtol=1e-9, atol=1e-11)
 
 
 def test_observations_of_parts_merge_into_that_of_the_whole():
     request, _, _ = situation()
     for kind in (Estimator.psd_fit, Estimator.closed_form, Estimator.oas):
         estimator = make_estimator(CurvatureConfig(estimator=kind, perturbations=30))
-        whole = estimator.estimate(estimator.observe(request, TOOLS), request).hessian_EE
+        whole = estimator.estimate(estimator.observe(request, TOOLS), request).operator.blocks_BKK[0]
         parts = [estimator.observe(request.rows(i), TOOLS) for i in (torch.arange(17), torch.arange(17, 60))]
         torch.testing.assert_close(
-            estimator.estimate(estimator.merge(parts), request).hessian_EE, whole, rtol=1e-8, atol=1e-10
+            estimator.estimate(estimator.merge(parts), request).operator.blocks_BKK[0], whole, rtol=1e-8, atol=1e-10
         )
 
 
@@ -76,13 +81,13 @@ def test_the_sign_of_the_papers_gradient_term():
     request, _, _ = situation()
     base = CurvatureConfig(measurement=Measurement.loss, perturbations=40, per_class=False)
     delta = draw_perturbations(base, 4, 12, torch.Generator().manual_seed(0))
-    seen = observe(base, request, delta)
-    hessian = request.moments().hessian(1e-3, request.head.regularized_E)
-    quadratic = 0.5 * ((seen.delta_QE @ hessian) * seen.delta_QE).sum(1)
+    seen = observe(base, request, delta, Structure.shared)
+    hessian = request.hessian(Structure.shared).blocks_BKK[0]
+    quadratic = 0.5 * ((seen.delta_KQS[0] @ hessian) * seen.delta_KQS[0]).sum(1)
     odd = {GradientTerm.paper: 2.0, GradientTerm.exact: 0.0, GradientTerm.none: 1.0}
     for term, times in odd.items():
-        estimator = make_estimator(dataclasses.replace(base, gradient_term=term))
-        torch.testing.assert_close(estimator._targets(seen), quadratic + times * seen.slope_Q, rtol=1e-9, atol=1e-11)
+        problem = _Problem(dataclasses.replace(base, gradient_term=term), seen, request, 0)
+        torch.testing.assert_close(problem.targets(), quadratic + times * seen.slope_KQ[0], rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("measurement", list(Measurement))
@@ -95,28 +100,26 @@ def test_the_estimate_respects_its_bound(measurement, prior, bound):
     least = {
         LowerBound.zero: torch.zeros(13, 13).double(),
         LowerBound.l2: torch.diag(1e-3 * request.head.regularized_E),
-        LowerBound.forget_share: request.moments().hessian(1e-3, request.head.regularized_E) * 60 / 400,
+        LowerBound.forget_share: request.hessian(Structure.shared).blocks_BKK[0] * 60 / 400,
     }[bound]
-    assert float(torch.linalg.eigvalsh(result.hessian_EE - least)[0]) > -1e-9
+    assert float(torch.linalg.eigvalsh(result.operator.blocks_BKK[0] - least)[0]) > -1e-9
     assert result.details["fit_status"] == "converged"
 
 
 def test_the_diagonal_prior_is_the_measured_diagonal():
     request, _, _ = situation()
-    diagonal = request.moments().hessian(1e-3, request.head.regularized_E).diagonal()
+    diagonal = request.hessian(Structure.shared).blocks_BKK[0].diagonal()
     for measurement, tolerance in ((Measurement.gradient, 0.3), (Measurement.loss, 0.35)):
         config = CurvatureConfig(measurement=measurement, perturbations=20_000, per_class=False, prior=Prior.diagonal)
-        estimator = make_estimator(config)
-        assert (
-            relative(estimator._measured_diagonal(estimator.observe(request, TOOLS)) - diagonal, diagonal) < tolerance
-        )
+        problem = _Problem(config, make_estimator(config).observe(request, TOOLS), request, 0)
+        assert relative(problem.measured_diagonal() - diagonal, diagonal) < tolerance
 
 
 def test_cvxpylayers_gives_the_same_estimate():
     request, _, _ = situation()
     ours = CurvatureConfig(measurement=Measurement.loss, perturbations=30, per_class=False, prior_strength=1e-2)
     theirs = dataclasses.replace(ours, solver=Solver.cvxpylayers)
-    first, second = estimate(ours, request).hessian_EE, estimate(theirs, request).hessian_EE
+    first, second = estimate(ours, request).operator.blocks_BKK[0], estimate(theirs, request).operator.blocks_BKK[0]
     assert relative(first - second, first) < 1e-4
 
 
@@ -145,9 +148,11 @@ def test_shrinkage_is_scikit_learns(kind):
     rows = request.features_FD.double().numpy()
     expected = getattr(covariance, kind.value)(rows, assume_centered=True)
     result = estimate(CurvatureConfig(estimator=kind), request)
-    np.testing.assert_allclose(result.hessian_EE.numpy(), expected[0] + 1e-3 * np.eye(12), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        result.operator.blocks_BKK[0].numpy(), expected[0] + 1e-3 * np.eye(12), rtol=1e-12, atol=1e-14
+    )
     assert result.details["shrinkage"] == pytest.approx(expected[1])
-    with_bias = estimate(CurvatureConfig(estimator=kind), situation(bias=True)[0]).hessian_EE.numpy()
+    with_bias = estimate(CurvatureConfig(estimator=kind), situation(bias=True)[0]).operator.blocks_BKK[0].numpy()
     centred = getattr(covariance, kind.value)(rows)[0]
     mean = rows.mean(0)
     np.testing.assert_allclose(
@@ -162,12 +167,9 @@ STORED = CurvatureConfig(estimator=Estimator.stored, regularization=Regularizati
 @pytest.mark.parametrize("bias", [False, True])
 def test_stored_curvature_gives_retrained_exactly(bias, tmp_path):
     request, retained, config = situation(bias)
-    moments = compute_moments(
-        torch.cat([request.features_FD, retained.features_RD]),
-        torch.cat([request.labels_F, retained.labels_R]),
-        4, bias=bias, device=torch.device("cpu"),
-    )  # fmt: skip
-    head = dataclasses.replace(request.head, second_EE=moments.second_EE)
+    features = torch.cat([request.features_FD, retained.features_RD])
+    second = second_moments(torch.cat([features, torch.ones(400, 1)], 1) if bias else features)
+    head = dataclasses.replace(request.head, data_hessian=second)
     head.save(tmp_path / "head")
     from sfu.heads.linear import LinearHead
 
@@ -176,9 +178,9 @@ def test_stored_curvature_gives_retrained_exactly(bias, tmp_path):
     method = Newton(STORED)
     assert method.access is Access.STORED
     result = method.unlearn(request, TOOLS).head
-    retrained = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head
+    retrained = Retrained(config).unlearn(request, TOOLS, retained).head
     assert relative(result.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
-    assert result.second_EE is None
+    assert result.data_hessian is None
     with pytest.raises(ConfigError, match=r"head\.store_curvature=true"):
         method.unlearn(request.without_summary(), TOOLS)
 
@@ -194,7 +196,9 @@ def test_training_stores_the_curvature_when_asked():
         config = HeadConfig(name="linear", training=training, store_curvature=True)
         config.adam.max_epochs = 2
         head = train_head(features, labels, 4, config, LOSS, seed=0, device=torch.device("cpu"), dtype=torch.float64)
-        torch.testing.assert_close(head.second_EE, features.double().T @ features.double() / 400, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            head.data_hessian, features.double().T @ features.double() / 400, rtol=1e-9, atol=1e-11
+        )
 
 
 def reference(tmp_path, rows: np.ndarray, **settings) -> CurvatureConfig:
@@ -233,12 +237,14 @@ def test_the_mixture_by_hand_and_row_normalization(tmp_path):
     config = reference(tmp_path, rows, reference_weight=0.25)
     estimator = make_estimator(config)
     assert estimator.weights == (0.25,)
-    mixed = estimator.estimate(estimator.observe(request, TOOLS), request).hessian_EE
+    mixed = estimator.estimate(estimator.observe(request, TOOLS), request).operator.blocks_BKK[0]
     public = torch.from_numpy(rows).double()
-    expected = 0.75 * request.moments().second_EE + 0.25 * public.T @ public / 50 + 1e-3 * torch.eye(12).double()
+    expected = (
+        0.75 * second_moments(request.features_FD) + 0.25 * public.T @ public / 50 + 1e-3 * torch.eye(12).double()
+    )
     torch.testing.assert_close(mixed, expected, rtol=1e-9, atol=1e-12)
     unit = make_estimator(dataclasses.replace(config, reference_weight=1.0))
-    unit_hessian = unit.estimate(unit.observe(request, Tools(normalize_rows=True)), request).hessian_EE
+    unit_hessian = unit.estimate(unit.observe(request, Tools(normalize_rows=True)), request).operator.blocks_BKK[0]
     assert float(unit_hessian.trace()) == pytest.approx(1 + 12e-3, rel=1e-6)
 
 
@@ -262,7 +268,7 @@ def test_a_forget_hessian_of_rank_one_still_gives_a_step():
     request, _, _ = situation(n_forget=30)
     scales = torch.linspace(0.5, 1.5, 30)[:, None]
     one = type(request)(request.head, request.features_FD[:1] * scales, request.labels_F)
-    assert int(torch.linalg.matrix_rank(one.moments().second_EE)) == 1
+    assert int(torch.linalg.matrix_rank(second_moments(one.features_FD))) == 1
     for kind in (Estimator.closed_form, Estimator.psd_fit, Estimator.oas):
         result = Newton(CurvatureConfig(estimator=kind, force=True)).unlearn(one, TOOLS)
         assert result.applied
@@ -281,7 +287,7 @@ def test_copies_of_one_row_are_not_taken_for_a_sample():
 @pytest.mark.parametrize("kind", [k for k in Estimator if k not in (Estimator.exact, Estimator.reference)])
 def test_a_float32_head_gets_the_float64_step(kind):
     request, _, _ = situation()
-    head = dataclasses.replace(request.head, second_EE=request.moments().second_EE)
+    head = dataclasses.replace(request.head, data_hessian=second_moments(request.features_FD))
     request = type(request)(head, request.features_FD, request.labels_F)
     single = type(request)(head.to(torch.device("cpu"), torch.float32), request.features_FD, request.labels_F)
     regularization = Regularization.none if kind is Estimator.stored else Regularization.cross_validated
@@ -332,7 +338,7 @@ def test_more_gradients_than_can_tell_anything_are_not_drawn():
     few, many = (CurvatureConfig(perturbations=p) for p in (6, 10_000))
     seen = [estimate(config, request) for config in (few, many)]
     assert [result.details["measurements"] for result in seen] == [24, 24]  # 2 E, four classes at a time
-    assert torch.equal(seen[0].hessian_EE, seen[1].hessian_EE)
+    assert torch.equal(seen[0].operator.blocks_BKK[0], seen[1].operator.blocks_BKK[0])
     loss = CurvatureConfig(measurement=Measurement.loss, perturbations=77, per_class=False)
     assert estimate(loss, request).details["measurements"] == 77
 

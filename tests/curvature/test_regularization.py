@@ -3,8 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sfu.curvature.operators import ExplicitOperator
+from sfu.curvature.operators.spectral import SpectralInverse
 from sfu.curvature.regularization import Fold, choose_step, fold_indices, noise_factor, predict_gain
-from sfu.curvature.spectral import SpectralInverse
+
+
+def shared(block: torch.Tensor) -> ExplicitOperator:
+    """One block for however many classes."""
+    return ExplicitOperator(block, 1, torch.ones(block.shape[0], dtype=block.dtype))
 
 
 def folds_of(n_folds: int = 4, width: int = 6, rows: int = 40):
@@ -16,7 +22,9 @@ def folds_of(n_folds: int = 4, width: int = 6, rows: int = 40):
     for k, part in enumerate(parts):
         others = torch.cat([p for j, p in enumerate(parts) if j != k])
         estimate = others.T @ others / others.shape[0]
-        folds.append(Fold(SpectralInverse(estimate, mask), gradient[k], 0 * gradient[k], part.T @ part / part.shape[0]))
+        folds.append(
+            Fold(SpectralInverse(estimate, mask), gradient[k], 0 * gradient[k], shared(part.T @ part / part.shape[0]))
+        )
     return folds, parts, gradient
 
 
@@ -52,7 +60,7 @@ def test_a_given_rho_is_scored_at_full_length_and_may_be_worse_than_nothing():
             SpectralInverse(1e-3 * torch.eye(6).double(), torch.ones(6).double()),
             f.gradient_CE,
             f.signal_CE,
-            f.held_out_EE,
+            f.held_out,
         )
         for f in folds
     ]
@@ -63,7 +71,7 @@ def test_a_singular_estimate_is_never_used_undamped():
     folds, _, _ = folds_of()
     flat = torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0]).double())
     singular = [
-        Fold(SpectralInverse(flat, torch.ones(6).double()), f.gradient_CE, f.signal_CE, f.held_out_EE) for f in folds
+        Fold(SpectralInverse(flat, torch.ones(6).double()), f.gradient_CE, f.signal_CE, f.held_out) for f in folds
     ]
     assert choose_step(singular, 0.75).rho > 0
 
@@ -84,14 +92,14 @@ def test_the_noise_factor_is_that_of_draws_without_replacement():
 
 def test_a_zero_gradient_has_nothing_to_gain():
     folds, _, _ = folds_of()
-    nothing = [Fold(f.inverse, 0 * f.gradient_CE, f.signal_CE, f.held_out_EE) for f in folds]
+    nothing = [Fold(f.inverse, 0 * f.gradient_CE, f.signal_CE, f.held_out) for f in folds]
     choice = choose_step(nothing, 0.75)
     assert (choice.scale, choice.predicted_gain) == (0.0, 0.0)
 
 
 def test_a_known_signal_is_not_scaled_as_if_it_were_noise():
     folds, parts, gradient = folds_of()
-    known = [Fold(f.inverse, f.gradient_CE, f.gradient_CE, f.held_out_EE) for f in folds]
+    known = [Fold(f.inverse, f.gradient_CE, f.gradient_CE, f.held_out) for f in folds]
     assert predict_gain(known, 0.3, 0.75).predicted_gain == pytest.approx(
         -held_out_error(folds, parts, gradient, 0.3, 1.0), rel=1e-10
     )
@@ -125,7 +133,7 @@ def test_the_predicted_gain_is_unbiased_at_the_optimum(n_forget, allowed):
                     estimate,
                     per_row[others].mean(0)[None],
                     torch.zeros(1, width).double(),
-                    rows[part].T @ rows[part] / part.numel(),
+                    shared(rows[part].T @ rows[part] / part.numel()),
                 )
             )
         choice = choose_step(folds, noise_factor(n_folds, n_forget / n))

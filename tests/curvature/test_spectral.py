@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfu.curvature.spectral import SpectralInverse
+from sfu.curvature.operators.spectral import SpectralInverse
 from sfu.errors import SingularHessianError
 
 

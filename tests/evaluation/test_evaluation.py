@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sfu.curvature.operators import ExplicitOperator
 from sfu.data.feature_data import make_feature_data
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.evaluate import Evaluator
@@ -30,7 +31,7 @@ def test_kl_by_hand():
 
 def test_squared_norm_sums_over_classes():
     difference = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
-    hessian = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    hessian = ExplicitOperator(torch.tensor([[2.0, 1.0], [1.0, 3.0]]), 2, torch.ones(2))
     assert squared_norm(difference, hessian) == pytest.approx((2 + 4 + 12) + 3)
 
 

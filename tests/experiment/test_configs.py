@@ -60,7 +60,12 @@ def test_every_method_file_can_be_built(feature_file):
     assert (
         list(
             make_methods(
-                composed(f"methods={names}", f"curvature.reference_path={feature_file}", "head.store_curvature=true")
+                composed(
+                    f"methods={names}",
+                    f"curvature.reference_path={feature_file}",
+                    "head.store_curvature=true",
+                    "head.objective_noise=1.0",
+                )
             )
         )
         == names

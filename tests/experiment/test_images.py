@@ -314,24 +314,29 @@ def test_images_kept_alive_after_the_discard_are_noticed(monkeypatch, tmp_path, 
 
 
 def test_views_enter_the_curvature_and_nothing_else(arrays):
-    from sfu import LinearHead, unlearn
-    from sfu.heads.exact import train_exact
-    from sfu.heads.moments import compute_moments
+    from sfu import unlearn
+    from sfu.heads.train import train_head
+    from sfu.losses import Quadratic
+    from sfu.settings import HeadConfig, Structure
 
     features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
-    moments = compute_moments(features, labels, 4, bias=False, device=torch.device("cpu"))
-    head: LinearHead = train_exact(moments, l2=1e-2, bias=False, target_scale=1.0)
+    head = train_head(
+        features, labels, 4, HeadConfig(name="linear", l2=1e-2, bias=False), Quadratic(),
+        seed=0, device=torch.device("cpu"), dtype=torch.float64,
+    )  # fmt: skip
     rows, views = features[:60], torch.stack([features[:60] * 1.5, features[:60].flip(1)])
-    request = ForgetRequest(head, rows, labels[:60], views)
+    request = ForgetRequest(head, rows, labels[:60], views_VFD=views)
     wide = request.for_curvature()
     everything = torch.cat([rows, *views]).double()
-    torch.testing.assert_close(wide.moments().second_EE, everything.T @ everything / 180)
+    hessian = everything.T @ everything / 180 + 1e-2 * torch.eye(12, dtype=torch.float64)
+    seen = wide.hessian(Structure.shared).solve(torch.eye(12, dtype=torch.float64)).value_CE
+    torch.testing.assert_close(seen, torch.linalg.inv(hessian))
     assert (request.n_forget, wide.n_forget, wide.copies) == (60, 60, 3)
     assert wide.step_ratio == request.step_ratio
+    assert wide.weight == request.weight == 60
     assert request.rows(torch.tensor([3, 5])).views_VFD.equal(views[:, [3, 5]])
     fixed = {"estimator": "closed_form", "regularization": "none"}
     stepped = unlearn(head, rows, labels[:60], views=views, curvature=fixed).head.parameters_CE
-    hessian = everything.T @ everything / 180 + 1e-2 * torch.eye(12, dtype=torch.float64)
     step = torch.linalg.solve(hessian, request.newton_gradient().T).T
     torch.testing.assert_close(stepped, head.parameters_CE + 60 / 340 * step)
     for estimator in ("psd_fit", "ledoit_wolf", "oas"):
@@ -345,7 +350,8 @@ def test_a_forget_set_with_more_copies_than_there_were_rows_is_fine(arrays):
 
     head = LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-2, 100)
     rows, labels = torch.from_numpy(arrays["train_features"][:60]), torch.from_numpy(arrays["train_labels"][:60])
-    assert ForgetRequest(head, rows, labels, rows.repeat(3, 1, 1)).for_curvature().features_FD.shape == (240, 12)
+    request = ForgetRequest(head, rows, labels, views_VFD=rows.repeat(3, 1, 1))
+    assert request.for_curvature().features_FD.shape == (240, 12)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +364,7 @@ def test_views_that_do_not_fit_are_refused(views, message):
 
     head = LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-2, 100)
     with pytest.raises(DataError, match=message):
-        ForgetRequest(head, torch.zeros(10, 12), torch.zeros(10, dtype=torch.int64), views)
+        ForgetRequest(head, torch.zeros(10, 12), torch.zeros(10, dtype=torch.int64), views_VFD=views)
 
 
 def test_the_call_for_owners_takes_views_not_names(arrays):

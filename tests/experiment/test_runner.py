@@ -197,7 +197,7 @@ def test_the_paper_row_takes_the_runs_perturbations_and_keeps_its_own_rules():
         (
             {"a": {"base": "closed_form", "settings": {"sigma": 1}}},
             ["a"],
-            "Newton has no setting sigma; it takes curvature, noise_sigma",
+            "Newton has no setting sigma; it takes batches, curvature, noise_sigma, steps",
         ),
     ],
 )

@@ -186,7 +186,7 @@ def test_any_error_of_a_method_ends_its_own_row_only(monkeypatch, tmp_path, feat
 
 def test_a_stored_summary_reaches_only_methods_that_declare_it(monkeypatch, tmp_path, feature_file):
     probes = {
-        access: Probe(lambda request, retained: request.head.second_EE is not None, access)
+        access: Probe(lambda request, retained: request.head.data_hessian is not None, access)
         for access in (Access.FORGET, Access.STORED)
     }
     monkeypatch.setattr(runner, "make_methods", lambda config: {a.value: probe for a, probe in probes.items()})

@@ -5,16 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sfu.errors import ArtifactError, DataError, SingularHessianError
-from sfu.heads import moments as moments_module
-from sfu.heads.exact import solve_positive_definite, train_exact
+from sfu.heads.exact import solve_positive_definite
 from sfu.heads.linear import LinearHead
-from sfu.heads.moments import Moments, compute_moments, design_matrix
 from sfu.heads.train import train_head
-from sfu.losses import QuadraticLoss
+from sfu.losses import Quadratic
 from sfu.settings import AdamConfig, HeadConfig, LossConfig, Training
 from tests.conftest import make_arrays
 
@@ -24,63 +20,11 @@ def tensors(seed: int = 0, **sizes: int):
     return torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
 
 
-def autograd_objective(parameters, design, labels, l2, mask, scale):
-    targets = torch.nn.functional.one_hot(labels, parameters.shape[0]).double() * scale
-    data = 0.5 * (design @ parameters.T - targets).square().sum(1).mean()
-    return data + 0.5 * l2 * (parameters.square() * mask).sum()
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_loss_gradient_and_hessian_against_autograd(bias, device):
-    features, labels = tensors(n_train=60, n_features=5, n_classes=3)
-    design = design_matrix(features, bias, device, torch.float64)
-    labels = labels.to(device)
-    mask = torch.ones(design.shape[1], dtype=torch.float64, device=device)
-    mask[-1] = 0.0 if bias else 1.0
-    loss = QuadraticLoss(0.3, 2.0, mask, 3)
-    points = torch.randn(4, 3, design.shape[1], dtype=torch.float64).to(device)
-    values, gradients = loss.values(design, labels, points), loss.gradients(design, labels, points)
-    for point, value, gradient in zip(points, values, gradients, strict=True):
-        variable = point.clone().requires_grad_()
-        objective = autograd_objective(variable, design, labels, 0.3, mask, 2.0)
-        (expected,) = torch.autograd.grad(objective, variable)
-        torch.testing.assert_close(value.sum(), objective.detach(), rtol=1e-12, atol=0)
-        torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-12)
-    full = torch.autograd.functional.hessian(
-        lambda w: autograd_objective(w.reshape(3, -1), design, labels, 0.3, mask, 2.0), points[0].flatten()
-    )
-    block = compute_moments(features, labels.cpu(), 3, bias=bias, device=device).hessian(0.3, mask)
-    torch.testing.assert_close(full, torch.kron(torch.eye(3).to(block), block), rtol=1e-11, atol=1e-12)
-
-
-def test_streamed_moments_equal_one_product_whatever_the_chunk(monkeypatch):
-    features, labels = tensors()
-    design = torch.cat([features.double(), torch.ones(400, 1, dtype=torch.float64)], 1)
-    hot = torch.nn.functional.one_hot(labels, 4).double()
-    rows = torch.tensor([3, 399, 17])
-    for chunk in (1, 7, 400, 4096):
-        monkeypatch.setattr(moments_module, "CHUNK_ROWS", chunk)
-        ticks: list[tuple[int, int]] = []
-        moments = compute_moments(
-            features, labels, 4, bias=True, device=torch.device("cpu"), progress=lambda *t, ticks=ticks: ticks.append(t)
-        )
-        torch.testing.assert_close(moments.second_EE, design.T @ design / 400, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(moments.cross_CE, hot.T @ design / 400, rtol=1e-12, atol=1e-12)
-        assert ticks[-1] == (400, 400)
-        some = compute_moments(features, labels, 4, bias=True, device=torch.device("cpu"), rows=rows)
-        torch.testing.assert_close(some.second_EE, design[rows].T @ design[rows] / 3, rtol=1e-12, atol=1e-12)
-
-
-@given(cut=st.integers(1, 399))
-def test_merged_moments_are_those_of_the_union(cut):
-    features, labels = tensors()
-    cpu = torch.device("cpu")
-    parts = [compute_moments(features[i], labels[i], 4, bias=False, device=cpu) for i in (slice(cut), slice(cut, None))]
-    whole = compute_moments(features, labels, 4, bias=False, device=cpu)
-    merged = Moments.merge(parts)
-    assert merged.count == 400
-    torch.testing.assert_close(merged.second_EE, whole.second_EE, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(merged.cross_CE, whole.cross_CE, rtol=1e-12, atol=1e-13)
+def fit(features, labels, *, l2, bias=False, loss=None, **settings):
+    """Exact training through the one entry."""
+    config = HeadConfig(name="linear", l2=l2, bias=bias, **settings)
+    where = {"device": torch.device("cpu"), "dtype": torch.float64}
+    return train_head(features, labels, int(labels.max()) + 1, config, loss or Quadratic(), seed=0, **where)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -88,12 +32,7 @@ def test_exact_training_agrees_with_scikit_learn(bias):
     from sklearn.linear_model import Ridge
 
     features, labels = tensors()
-    head = train_exact(
-        compute_moments(features, labels, 4, bias=bias, device=torch.device("cpu")),
-        l2=1e-2,
-        bias=bias,
-        target_scale=3.0,
-    )
+    head = fit(features, labels, l2=1e-2, bias=bias, loss=Quadratic(target_scale=3.0))
     hot = 3.0 * np.eye(4)[labels.numpy()]
     ridge = Ridge(alpha=400 * 1e-2, fit_intercept=bias).fit(features.double().numpy(), hot)
     np.testing.assert_allclose(head.weight_CD.numpy(), ridge.coef_, rtol=1e-9, atol=1e-11)
@@ -105,10 +44,9 @@ def test_exact_training_agrees_with_scikit_learn(bias):
 def test_a_singular_gram_matrix_is_refused_and_l2_is_the_remedy():
     features, labels = tensors()
     features = torch.cat([features, features[:, :1]], 1)
-    moments = compute_moments(features, labels, 4, bias=False, device=torch.device("cpu"))
     with pytest.raises(SingularHessianError, match=r"400 training rows plus head\.l2=0 .*Set head\.l2"):
-        train_exact(moments, l2=0.0, bias=False, target_scale=1.0)
-    assert train_exact(moments, l2=1e-6, bias=False, target_scale=1.0).n_train == 400
+        fit(features, labels, l2=0.0)
+    assert fit(features, labels, l2=1e-6).n_train == 400
 
 
 @pytest.mark.parametrize("spectrum", [[0.0, 1.0, 2.0], [-1.0, 1.0, 1.0], [1e-18, 1.0, 1.0]])
@@ -137,8 +75,8 @@ def test_adam_comes_near_the_optimum_and_keeps_its_true_gradient():
     head.training = Training.exact
     exact = train_head(features, labels, 4, head, loss, seed=1, **where)
     assert 0 < float((adam.parameters_CE - exact.parameters_CE).norm() / exact.parameters_CE.norm()) < 0.1
-    moments = compute_moments(features, labels, 4, bias=False, device=torch.device("cpu"))
-    expected = moments.gradient(adam.parameters_CE, 1e-2, adam.regularized_E, 1.0)
+    design, hot = features.double(), torch.nn.functional.one_hot(labels, 4).double()
+    expected = (design @ adam.parameters_CE.T - hot).T @ design / 400 + 1e-2 * adam.parameters_CE
     torch.testing.assert_close(adam.gradient_CE, expected, rtol=1e-9, atol=1e-13)
 
 
@@ -157,13 +95,15 @@ def test_adam_stops_early_when_nothing_improves():
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_saved_head_comes_back_whole(tmp_path, bias):
     torch.manual_seed(0)
-    head = LinearHead(torch.randn(3, 5).double(), torch.randn(3, 5).double(), 0.01, 77, bias, 2.0)
+    head = LinearHead(
+        torch.randn(3, 5).double(), torch.randn(3, 5).double(), 0.01, 77, bias, Quadratic(target_scale=2.0)
+    )
     paths = head.save(tmp_path / "deep" / "head.v1")
     back = LinearHead.load(tmp_path / "deep" / "head.v1")
     assert all(path.is_file() for path in paths)
     assert torch.equal(back.parameters_CE, head.parameters_CE)
     assert torch.equal(back.gradient_CE, head.gradient_CE)
-    assert (back.l2, back.n_train, back.bias, back.target_scale) == (0.01, 77, bias, 2.0)
+    assert (back.l2, back.n_train, back.bias, back.loss) == (0.01, 77, bias, head.loss)
 
 
 def test_damaged_missing_foreign_and_mismatched_heads_are_refused(tmp_path):

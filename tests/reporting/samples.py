@@ -61,7 +61,13 @@ def make_metrics(**rows: dict[str, Any]) -> dict[str, Any]:
                 "n_classes": 10,
             },
             "forget": {"kind": "fraction", "fraction": 0.1, "classes": None},
-            "head": {"l2": 5e-4, "bias": True, "training": "exact", "gradient_norm": 1e-16, "target_scale": 1.0},
+            "head": {
+                "l2": 5e-4,
+                "bias": True,
+                "training": "exact",
+                "gradient_norm": 1e-16,
+                "loss": {"name": "quadratic", "class_weights": None, "target_scale": 1.0},
+            },
         },
         "rows": rows,
     }

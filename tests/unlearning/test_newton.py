@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sfu.curvature.operators import CurvatureOperator, build_operator
 from sfu.curvature.sampling import sampling_ratio
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.evaluation.measures import squared_norm
-from sfu.heads.moments import compute_moments
 from sfu.heads.train import train_head
 from sfu.settings import (
     AdamConfig,
@@ -23,6 +23,7 @@ from sfu.settings import (
     Pairs,
     Prior,
     Regularization,
+    Structure,
     Training,
 )
 from sfu.unlearning.method import Access, RetainedSet, Tools
@@ -58,7 +59,7 @@ def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:
 @given(bias=st.booleans(), l2=st.sampled_from([1e-6, 1e-3, 1.0]), n_forget=st.integers(1, 350), seed=st.integers(0, 50))
 def test_unlearned_plus_is_retrained(bias, l2, n_forget, seed):
     request, retained, config = situation(bias, l2, n_forget=n_forget, seed=seed)
-    retrained = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head
+    retrained = Retrained(config).unlearn(request, TOOLS, retained).head
     unlearned = Newton(EXACT).unlearn(request, TOOLS, retained).head
     assert relative(unlearned.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
     assert relative(request.head.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) > 1e-7
@@ -70,7 +71,7 @@ def test_an_early_stop_is_corrected_by_the_stored_gradient(bias):
     request, retained, config = situation(bias, training=Training.adam)
     assert float(request.head.gradient_CE.norm()) > 1e-3
     config.training = Training.exact
-    optimum = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head
+    optimum = Retrained(config).unlearn(request, TOOLS, retained).head
     corrected = Newton(EXACT).unlearn(request, TOOLS, retained).head
     assert relative(corrected.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) < 1e-8
     forgetful = dataclasses.replace(request.head, gradient_CE=torch.zeros_like(request.head.gradient_CE))
@@ -95,19 +96,24 @@ def test_forgetting_half_then_the_other_half_is_forgetting_both():
     assert relative(then.parameters_CE - both.parameters_CE, both.parameters_CE) < 1e-8
 
 
+def retained_hessian(request, retained, structure: Structure = Structure.products) -> CurvatureOperator:
+    """That of the retained rows at the trained head."""
+    head = request.head
+    rows = head.rows(retained.features_RD, retained.labels_R)
+    return build_operator(head.objective(), rows, head.parameters_CE, structure)
+
+
 def distance(head, request, retained, config) -> float:
-    retrained = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head.parameters_CE
-    moments = compute_moments(retained.features_RD, retained.labels_R, 4, bias=config.bias, device=torch.device("cpu"))
-    hessian = moments.hessian(config.l2, request.head.regularized_E)
+    retrained = Retrained(config).unlearn(request, TOOLS, retained).head.parameters_CE
+    hessian = retained_hessian(request, retained)
     nothing = squared_norm(request.head.parameters_CE - retrained, hessian)
     return (squared_norm(head.parameters_CE - retrained, hessian) / nothing) ** 0.5
 
 
 def measured_gain(head, request, retained, config) -> float:
     """Fall of the squared distance to Retrained in the retain-Hessian norm."""
-    retrained = Retrained(config, LOSS).unlearn(request, TOOLS, retained).head.parameters_CE
-    moments = compute_moments(retained.features_RD, retained.labels_R, 4, bias=config.bias, device=torch.device("cpu"))
-    hessian = moments.hessian(config.l2, request.head.regularized_E)
+    retrained = Retrained(config).unlearn(request, TOOLS, retained).head.parameters_CE
+    hessian = retained_hessian(request, retained)
     before, after = request.head.parameters_CE - retrained, head.parameters_CE - retrained
     return squared_norm(before, hessian) - squared_norm(after, hessian)
 
@@ -220,8 +226,8 @@ def test_the_sampling_ratio_is_one_for_random_samples_and_large_for_a_class():
 
 def test_the_sampling_ratio_by_autograd():
     request, _, _ = situation(bias=True, n_forget=9)
-    loss, point = request.head.loss(), request.head.parameters_CE[None]
-    rows = [loss.gradients(request.design_FE[i : i + 1], request.labels_F[i : i + 1], point)[0] for i in range(9)]
+    objective, point = request.head.objective(), request.head.parameters_CE
+    rows = [objective.gradient(request.rows(torch.tensor([i])).data(), point) for i in range(9)]
     stacked = torch.stack(rows).flatten(1)
     expected = float(stacked.var(0).sum()) / 9 * (1 - 9 / 400)
     assert sampling_ratio(request) == pytest.approx(float(stacked.mean(0).square().sum()) / expected, rel=1e-6)
@@ -263,7 +269,7 @@ def test_damping_rules():
         config = CurvatureConfig(estimator=Estimator.closed_form, regularization=rule, rho=0.25, folds=0)
         seen[rule] = Newton(config).unlearn(request, TOOLS)
         assert seen[rule].predicted_gain is None
-    hessian = request.moments().hessian(1e-3, request.head.regularized_E)
+    hessian = request.hessian(Structure.shared).blocks_BKK[0]
     assert seen[Regularization.fixed].details["rho"] == 0.25
     assert seen[Regularization.mean_eigenvalue].details["rho"] == pytest.approx(float(hessian.trace()) / 12)
     expected = (
@@ -278,7 +284,7 @@ def test_the_authors_notebook_bound_is_subtracted():
         measurement=Measurement.gradient, perturbations=60, lower_bound=LowerBound.forget_share,
         subtract_lower_bound=True, regularization=Regularization.none, folds=0,
     )  # fmt: skip
-    hessian = request.moments().hessian(1e-3, request.head.regularized_E) * (1 - 60 / 400)
+    hessian = request.hessian(Structure.shared).blocks_BKK[0] * (1 - 60 / 400)
     step = torch.linalg.solve(hessian, request.newton_gradient().T).T * request.step_ratio
     result = Newton(config).unlearn(request, TOOLS)
     torch.testing.assert_close(result.head.parameters_CE, request.head.parameters_CE + step, rtol=1e-6, atol=1e-9)
@@ -306,7 +312,7 @@ def test_more_folds_than_rows_are_refused():
 def test_exact_curvature_needs_the_retained_data():
     request, _, config = situation()
     assert Newton(EXACT).access is Access.RETAINED
-    for method in (Newton(EXACT), Retrained(config, LOSS)):
+    for method in (Newton(EXACT), Retrained(config)):
         with pytest.raises(SourceFreeError, match="needs the retained data"):
             method.unlearn(request, TOOLS)
 

@@ -115,7 +115,7 @@ def test_python_settings_and_data_are_checked_like_the_command_lines(change, err
         ({"l2": float("nan")}, "l2=nan"),
         ({"n_train": 300.5}, r"n_train=300\.5"),
         ({"n_train": 0}, "n_train=0"),
-        ({"target_scale": 0.0}, "target_scale=0"),
+        ({"weight": -1.0}, r"weight=-1\.0"),
         ({"module": torch.nn.Conv2d(3, 4, 1)}, "not a Conv2d"),
     ],
 )

@@ -1,10 +1,10 @@
 """What an estimator of the retained data's Hessian must offer.
 
 Estimating has two halves. :meth:`~CurvatureEstimator.observe` looks at examples, :meth:`~CurvatureEstimator.estimate`
-turns what was seen into a Hessian block. Observations of disjoint sets merge, so cross-validation looks at every
+turns what was seen into a curvature operator. Observations of disjoint sets merge, so cross-validation looks at every
 example once and estimates K + 1 times.
 
-Shapes: E = D (+ 1 with bias).
+Shapes: C classes, E = D (+ 1 with bias).
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from torch import Tensor
-
+from sfu.curvature.operators import CurvatureOperator, Plan, plan_structure
 from sfu.unlearning.method import Access, RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
@@ -27,17 +26,31 @@ Observation = TypeVar("Observation")
 
 @dataclass(frozen=True)
 class CurvatureEstimate:
-    """An estimated Hessian block.
+    """An estimated Hessian.
 
     Attributes:
-        hessian_EE: Symmetric; of the mean objective, the regulariser included.
+        operator: Of the mean objective, the regulariser included.
         details: Scalars worth keeping (solver status and the like).
         note: One sentence for the reader if something is amiss.
     """
 
-    hessian_EE: Tensor
+    operator: CurvatureOperator
     details: dict[str, Any] = field(default_factory=dict)
     note: str | None = None
+
+
+class Seen(NamedTuple):
+    """An observation that is a Hessian: that of a set of rows, and what the rows weigh."""
+
+    operator: CurvatureOperator
+    weight: float
+
+
+def merge_seen(parts: Sequence[Seen]) -> Seen:
+    """The Hessian of the union of disjoint sets."""
+    weight = sum(part.weight for part in parts)
+    first, *others = (part.operator for part in parts)
+    return Seen(first.combine(others, [part.weight / weight for part in parts]), weight)
 
 
 class CurvatureEstimator(ABC, Generic[Observation]):
@@ -66,6 +79,18 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         """The one of :attr:`weights` to take where there are too few rows to choose among them."""
         return self.weights[0]
 
+    def plan(self, request: ForgetRequest, count: int | None = None) -> Plan:
+        """How the Hessian is to be held, for ``count`` rows (the forget rows unless given).
+
+        Raises:
+            ConfigError: ``curvature.structure`` does not fit the loss or the machine.
+        """
+        head = request.head
+        return plan_structure(
+            head.loss.layout, head.n_classes, head.parameters_CE.shape[1], count or request.n_forget,
+            head.parameters_CE.device, self.config.structure, copies=3 if self.is_exact else 20,
+        )  # fmt: skip
+
     @abstractmethod
     def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Observation:
         """Look at the examples of ``request`` (or at ``retained``, if the access allows)."""
@@ -78,4 +103,20 @@ class CurvatureEstimator(ABC, Generic[Observation]):
     def estimate(
         self, observation: Observation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """The Hessian block for one of :attr:`weights`; of ``request`` only the head and the counts are used."""
+        """The Hessian for one of :attr:`weights`; of ``request`` only the head and the counts are used."""
+
+
+class HessianEstimator(CurvatureEstimator[Seen]):
+    """An estimator that starts from the Hessian of rows it sees: the forget rows, unless overridden."""
+
+    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Seen:
+        """Hessian of the forget rows."""
+        return Seen(request.hessian(self.plan(request).structure), request.weight)
+
+    def merge(self, observations: Sequence[Seen]) -> Seen:
+        """Hessian of the union."""
+        return merge_seen(observations)
+
+    def estimate(self, observation: Seen, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
+        """As seen."""
+        return CurvatureEstimate(observation.operator)

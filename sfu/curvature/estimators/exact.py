@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
+from sfu.curvature.estimators.base import HessianEstimator, Seen
+from sfu.curvature.operators import build_operator
 from sfu.errors import SourceFreeError
-from sfu.heads.moments import Moments, compute_moments
 from sfu.unlearning.method import Access, RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
 
-class Exact(CurvatureEstimator[Moments]):
-    """``H_r = mean of a a^T over the retained rows + l2 R``."""
+class Exact(HessianEstimator):
+    """``H_r``, the Hessian of the retained rows."""
 
     @property
     def access(self) -> Access:
@@ -24,29 +22,17 @@ class Exact(CurvatureEstimator[Moments]):
         """It is."""
         return True
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Moments:
-        """Second moments of the retained rows.
+    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Seen:
+        """Hessian of the retained rows.
 
         Raises:
             SourceFreeError: No retained data were given.
         """
         if retained is None:
             raise SourceFreeError("curvature.estimator=exact needs the retained data.")
-        parameters = request.head.parameters_CE
-        return compute_moments(
-            retained.features_RD,
-            retained.labels_R,
-            request.head.n_classes,
-            bias=request.head.bias,
-            device=parameters.device,
-            dtype=parameters.dtype,
-            progress=tools.progress,
-        )
-
-    def merge(self, observations: Sequence[Moments]) -> Moments:
-        """Moments of the union."""
-        return Moments.merge(observations)
-
-    def estimate(self, observation: Moments, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
-        """Their Hessian."""
-        return CurvatureEstimate(observation.hessian(request.head.l2, request.head.regularized_E))
+        head = request.head
+        rows = head.rows(
+            retained.features_RD, retained.labels_R, retained.weights_R, keep=True, progress=tools.progress
+        )  # fmt: skip
+        structure = self.plan(request, rows.count).structure
+        return Seen(build_operator(head.objective(), rows, head.parameters_CE, structure), rows.weight)

@@ -1,4 +1,4 @@
-"""The forget set's second moments shrunk towards the identity by a formula for the weight.
+"""The forget set's Hessian shrunk towards the identity by a formula for the weight.
 
 Source: Ledoit and Wolf, A well-conditioned estimator for large-dimensional covariance matrices, 2004;
 scikit-learn's implementation.
@@ -12,10 +12,9 @@ from sfu.curvature.estimators.shrinkage import Shrinkage
 
 
 class LedoitWolf(Shrinkage):
-    """``sklearn.covariance.ledoit_wolf`` of the forget rows, plus ``l2 R``."""
+    """``sklearn.covariance.ledoit_wolf`` of the scaled forget rows, plus ``l2 R``."""
 
-    def _shrink(self, rows: np.ndarray, *, centered: bool) -> tuple[np.ndarray, float]:
+    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
         from sklearn.covariance import ledoit_wolf
 
-        covariance, shrinkage = ledoit_wolf(rows, assume_centered=centered)
-        return covariance, shrinkage
+        return ledoit_wolf(rows, assume_centered=True)

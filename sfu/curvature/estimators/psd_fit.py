@@ -6,6 +6,13 @@ r"""The paper's estimator: a PSD-constrained least-squares fit to what perturbed
 for loss and gradient measurements. The targets of loss measurements are :math:`t_i = \Delta J_i \pm g_f^T d_i`: plus as
 published (``gradient_term=paper``, which keeps an odd term :math:`2 g_f^T d`), minus as the expansion of J_f has it
 (``exact``).
+
+One matrix is fitted under the quadratic loss; one a class where classes are separate, or their mean where all are
+perturbed alike and one loss is seen; one over all parameters under softmax, up to 2048 of them. Beyond that gradients
+would determine the closed form anyway, which takes the fit's place by products, and losses are fitted to the diagonal
+blocks.
+
+Shapes: K problems of side S (see :mod:`sfu.curvature.measurements`).
 """
 
 from __future__ import annotations
@@ -16,11 +23,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
-from sfu.curvature.measurements import Observations, draw_perturbations, observe
+from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator, Seen, merge_seen
+from sfu.curvature.measurements import Observations, default_scale, draw_perturbations, observe
+from sfu.curvature.operators import ExplicitOperator
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, PsdFitResult, Status, fit_psd
-from sfu.errors import SolverError
-from sfu.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver
+from sfu.errors import ConfigError, SolverError
+from sfu.losses import Layout
+from sfu.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver, Structure
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
@@ -30,66 +39,140 @@ if TYPE_CHECKING:
 _SLOPE_SIGN = {GradientTerm.paper: 1.0, GradientTerm.exact: -1.0, GradientTerm.none: 0.0}
 
 
-class PsdFit(CurvatureEstimator[Observations]):
+class PsdFit(CurvatureEstimator[Observations | Seen]):
     """Fits ``X >= L`` to loss or gradient measurements of the forget set, near a prior X0."""
 
     def __init__(self, config: CurvatureConfig) -> None:
         super().__init__(config)
         self._drawn: tuple[tuple[object, ...], Tensor] | None = None
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Observations:
-        """Perturb the head and observe the forget rows."""
-        return observe(self.config, request, self._perturbations(request, tools))
+    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Observations | Seen:
+        """Perturb the head and observe the forget rows; or their Hessian, where it takes the fit's place."""
+        structure = self._structure(request)
+        if structure is Structure.products:
+            return Seen(request.hessian(structure), request.weight)
+        return observe(self.config, request, self._perturbations(request, tools, structure), structure)
 
-    def _perturbations(self, request: ForgetRequest, tools: Tools) -> Tensor:
+    def _structure(self, request: ForgetRequest) -> Structure:
+        """What is fitted.
+
+        Raises:
+            ConfigError: Losses were to be fitted by products.
+        """
+        layout, config = request.head.loss.layout, self.config
+        by_loss = config.measurement is Measurement.loss
+        if layout is Layout.blocks and by_loss and not config.per_class and config.structure is Structure.auto:
+            return Structure.shared
+        structure = self.plan(request).structure
+        if structure is Structure.products and by_loss:
+            if layout is Layout.dense and config.structure is Structure.auto:
+                return Structure.blocks
+            raise ConfigError(
+                "curvature.measurement=loss fits matrices, which do not fit here: use "
+                "curvature.measurement=gradient or curvature.estimator=closed_form."
+            )
+        return structure
+
+    def _perturbations(self, request: ForgetRequest, tools: Tools, structure: Structure) -> Tensor:
         """Drawn once for all folds of a request: ``[P, C, E]`` on the head's device, in its dtype."""
         like = request.head.parameters_CE
-        key = (tools.seeds.get("perturbation"), like.shape, like.device, like.dtype)
+        key = (tools.seeds.get("perturbation"), like.shape, like.device, like.dtype, structure)
         if self._drawn is None or self._drawn[0] != key:
-            n_classes, width = like.shape
-            delta = draw_perturbations(self.config, n_classes, width, tools.generator("perturbation"))
+            delta = draw_perturbations(
+                self.config, like.shape[0], like.shape[1], tools.generator("perturbation"), structure=structure,
+                scale=default_scale(request),
+            )  # fmt: skip
             self._drawn = (key, delta.to(like))
         return self._drawn[1]
 
-    def merge(self, observations: Sequence[Observations]) -> Observations:
+    def merge(self, observations: Sequence[Observations | Seen]) -> Observations | Seen:
         """Observations of the union."""
-        return Observations.merge(observations)
+        seen = [part for part in observations if isinstance(part, Seen)]
+        return (
+            merge_seen(seen) if seen else Observations.merge([p for p in observations if isinstance(p, Observations)])
+        )
 
     def estimate(
-        self, observation: Observations, request: ForgetRequest, weight: float | None = None
+        self, observation: Observations | Seen, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
         """Fit.
 
         Raises:
-            SolverError: The fit failed outright (no finite X).
+            SolverError: A fit failed outright (no finite X).
         """
-        config = self.config
-        bound = self._lower_bound(observation, request)
-        if config.measurement is Measurement.gradient:
+        head = request.head
+        if isinstance(observation, Seen):
+            return CurvatureEstimate(observation.operator, {"fit_status": "closed form, the limit of the fit"})
+        results = [_Problem(self.config, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
+        matrices, fits = zip(*(problem.solve() for problem in results), strict=True)
+        stacked = torch.stack(matrices)
+        if observation.structure is Structure.dense and head.loss.shift_invariant:
+            stacked = _blind_to_shifts(stacked, head.objective().ridge_E, head.n_classes)
+        operator = ExplicitOperator(stacked, head.n_classes, head.regularized_E)
+        bad = [fit for fit in fits if fit.status is not Status.CONVERGED]
+        worst = bad[0] if bad else fits[0]
+        details = {
+            "measurements": observation.delta_KQS.shape[1],
+            "fits": len(fits),
+            "fit_status": worst.status.value,
+            "fit_iterations": max(fit.iterations for fit in fits),
+            "fit_objective": sum(fit.objective for fit in fits),
+            "fit_gap": max(fit.gap for fit in fits),
+            "fit_seconds": sum(fit.seconds for fit in fits),
+            "fit_algorithm": worst.algorithm,
+        }
+        return CurvatureEstimate(operator, details, f"the fit did not converge: {worst.message}" if bad else None)
+
+
+def _blind_to_shifts(blocks_1SS: Tensor, ridge_E: Tensor, n_classes: int) -> Tensor:
+    """The fit, made flat where a softmax is known to be: equal columns change nothing but the regulariser.
+
+    Without it the curvature along equal biases is the fit's rounding, and so is the inverse there.
+    """
+    ridge_SS = torch.diag(ridge_E.repeat(n_classes))
+    data = (blocks_1SS[0] - ridge_SS).unflatten(0, (n_classes, -1)).unflatten(2, (n_classes, -1))
+    data = data - data.mean(0, keepdim=True)
+    data = data - data.mean(2, keepdim=True)
+    return (data.flatten(2).flatten(0, 1) + ridge_SS)[None]
+
+
+class _Problem:
+    """One of the K fits."""
+
+    def __init__(self, config: CurvatureConfig, seen: Observations, request: ForgetRequest, k: int) -> None:
+        self.config, self._head = config, request.head
+        self._delta_QS, self._response, self._slope_Q = seen.delta_KQS[k], seen.response[k], seen.slope_KQ[k]
+        self._share = request.weight / request.head.total_weight
+        self._regularized_S = request.head.regularized_E.repeat(
+            self._delta_QS.shape[1] // request.head.regularized_E.shape[0]
+        )
+        self._hessian_SS: Tensor | None = None
+        if seen.hessian is not None:
+            assert isinstance(seen.hessian.operator, ExplicitOperator)
+            self._hessian_SS = seen.hessian.operator.blocks_BKK[k]
+
+    def solve(self) -> tuple[Tensor, PsdFitResult]:
+        """The fitted matrix ``[S, S]`` and how it went.
+
+        Raises:
+            SolverError: There is no finite X.
+        """
+        bound = self._lower_bound()
+        if self.config.measurement is Measurement.gradient:
             measurements: LossMeasurements | GradientMeasurements = GradientMeasurements.from_pairs(
-                observation.delta_QE, observation.response
+                self._delta_QS, self._response
             )
         else:
-            measurements = LossMeasurements(observation.delta_QE, self._targets(observation))
-        result = self._solve(measurements, bound, self._prior(observation, request))
-        hessian = result.value_DD
-        if hessian is None:
+            measurements = LossMeasurements(self._delta_QS, self.targets())
+        result = self._fit(measurements, bound, self._prior())
+        matrix = result.value_DD
+        if matrix is None:
             raise SolverError(result.message)
-        if config.subtract_lower_bound:
-            hessian = hessian - _as_matrix(bound, hessian)
-        converged = result.status is Status.CONVERGED
-        details = {
-            "measurements": observation.delta_QE.shape[0],
-            "fit_status": result.status.value,
-            "fit_iterations": result.iterations,
-            "fit_objective": result.objective,
-            "fit_gap": result.gap,
-            "fit_seconds": result.seconds,
-            "fit_algorithm": result.algorithm,
-        }
-        return CurvatureEstimate(hessian, details, None if converged else f"the fit did not converge: {result.message}")
+        if self.config.subtract_lower_bound:
+            matrix = matrix - _as_matrix(bound, matrix)
+        return matrix, result
 
-    def _solve(
+    def _fit(
         self, measurements: LossMeasurements | GradientMeasurements, bound: float | Tensor, prior: float | Tensor
     ) -> PsdFitResult:
         config = self.config
@@ -108,42 +191,45 @@ class PsdFit(CurvatureEstimator[Observations]):
             algorithm=config.solver.value,
         )
 
-    def _targets(self, observation: Observations) -> Tensor:
+    def targets(self) -> Tensor:
+        """What ``1/2 d^T X d`` is to equal, ``[Q]``."""
         if self.config.pairs is Pairs.antithetic:  # the odd term has cancelled, whatever its sign
-            return observation.response
-        return observation.response + _SLOPE_SIGN[self.config.gradient_term] * observation.slope_Q
+            return self._response
+        return self._response + _SLOPE_SIGN[self.config.gradient_term] * self._slope_Q
 
-    def _lower_bound(self, observation: Observations, request: ForgetRequest) -> float | Tensor:
-        head = request.head
+    def _ridge(self) -> float | Tensor:
+        return self._head.l2 * self._regularized_S if self._head.bias else self._head.l2
+
+    def _lower_bound(self) -> float | Tensor:
         if self.config.lower_bound is LowerBound.zero:
             return 0.0
         if self.config.lower_bound is LowerBound.l2:
-            return head.l2 * head.regularized_E if head.bias else head.l2
-        share = request.n_forget / head.n_train
-        return share * observation.moments.hessian(head.l2, head.regularized_E)
+            return self._ridge()
+        assert self._hessian_SS is not None
+        return self._share * self._hessian_SS
 
-    def _prior(self, observation: Observations, request: ForgetRequest) -> float | Tensor:
-        head = request.head
+    def _prior(self) -> float | Tensor:
         if self.config.prior is Prior.zero:
             return 0.0
         if self.config.prior is Prior.l2:
-            return head.l2 * head.regularized_E if head.bias else head.l2
+            return self._ridge()
         if self.config.prior is Prior.diagonal:
-            return self._measured_diagonal(observation).clamp(min=head.l2)
-        square = float(observation.delta_QE.square().sum(1).mean())
+            return self.measured_diagonal().clamp(min=self._head.l2)
+        square = float(self._delta_QS.square().sum(1).mean())
         if self.config.measurement is Measurement.gradient:
-            along = float((observation.delta_QE * observation.response).sum(1).mean())
+            along = float((self._delta_QS * self._response).sum(1).mean())
         else:
-            along = 2.0 * float(self._targets(observation).mean())
-        return max(along / square, head.l2)
+            along = 2.0 * float(self.targets().mean())
+        return max(along / square, self._head.l2)
 
-    def _measured_diagonal(self, observation: Observations) -> Tensor:
-        """The diagonal of the Hessian as measured, ``[E]``, by moments of the Gaussian perturbations."""
-        square = observation.delta_QE.square()
+    def measured_diagonal(self) -> Tensor:
+        """The diagonal of the Hessian as measured, ``[S]``, by moments of the Gaussian perturbations."""
+        square = self._delta_QS.square()
         if self.config.measurement is Measurement.gradient:
-            return (observation.delta_QE * observation.response).mean(0) / square.mean(0)
-        targets = self._targets(observation)
-        variance = self.config.scale**2
+            return (self._delta_QS * self._response).mean(0) / square.mean(0)
+        targets, variance = self.targets(), float(square.mean())
+        if self.config.scale is not None:
+            variance = self.config.scale**2
         return (targets @ (square - variance)) / (targets.shape[0] * variance**2)
 
 

@@ -1,26 +1,27 @@
-r"""The forget Hessian mixed with the second moments of public, unlabelled features from the same backbone.
+r"""The forget Hessian mixed with that of public, unlabelled features from the same backbone.
 
-.. math:: H = (1 - \alpha) S_f + \alpha S_{public} + l_2 R
+.. math:: H = (1 - \alpha) H_f + \alpha H_{public}
 
-The Hessian of the quadratic loss does not depend on labels, so any images like the training ones serve. The weight
+The Hessian does not depend on labels for the quadratic, logistic and softmax losses, so any images like the training
+ones serve; where it does (Huberised hinge, class weights) the head's own predictions stand for them. The weight
 :math:`\alpha` is chosen with rho and c by cross-validation on the forget set: public data that are unlike the training
 data get little weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
+from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, Seen
+from sfu.curvature.operators import CurvatureOperator, build_operator
 from sfu.data.datasets.features import read_arrays
 from sfu.data.feature_data import check_features
 from sfu.errors import ConfigError, DataError
-from sfu.heads.moments import Moments, compute_moments
+from sfu.settings import Structure
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 _WEIGHTS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.95, 1.0)
 
 
-class Reference(CurvatureEstimator[Moments]):
-    """Forget Hessian and public second moments, in the proportion that cross-validation likes best."""
+class Reference(HessianEstimator):
+    """Forget Hessian and public Hessian, in the proportion that cross-validation likes best."""
 
     def __init__(self, config: CurvatureConfig) -> None:
         """Find the file.
@@ -49,7 +50,8 @@ class Reference(CurvatureEstimator[Moments]):
         self._path = Path(config.reference_path).expanduser()
         if not self._path.is_file():
             raise DataError(f"curvature.reference_path={self._path} does not exist (looked from {Path.cwd()}).")
-        self._public: Tensor | None = None
+        self._features: Tensor | None = None
+        self._cached: tuple[object, Tensor, CurvatureOperator] | None = None  # the tensor keeps its address in use
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -62,23 +64,29 @@ class Reference(CurvatureEstimator[Moments]):
         """Public data alone: a few forget rows say less than they do."""
         return self.weights[-1]
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Moments:
-        """Second moments of the forget rows; reads the public file the first time."""
-        if self._public is None:
-            self._public = self._read(request, tools.normalize_rows)
-        return request.moments()
+    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Seen:
+        """Hessian of the forget rows; reads the public file the first time."""
+        if self._features is None:
+            self._features = self._read(request, tools.normalize_rows)
+        return super().observe(request, tools, retained)
 
-    def merge(self, observations: Sequence[Moments]) -> Moments:
-        """Moments of the union."""
-        return Moments.merge(observations)
-
-    def estimate(self, observation: Moments, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
+    def estimate(self, observation: Seen, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
         """Mix; ``weight`` is that of the public data (by default the first of :attr:`weights`)."""
-        assert self._public is not None
         alpha = self.weights[0] if weight is None else weight
+        mixed = observation.operator.combine([self._public_hessian(observation, request)], [1 - alpha, alpha])
+        return CurvatureEstimate(mixed, {"reference_weight": alpha})
+
+    def _public_hessian(self, observation: Seen, request: ForgetRequest) -> CurvatureOperator:
+        """Computed once for each point at which the head is looked at."""
+        assert self._features is not None
         head = request.head
-        mixed = (1 - alpha) * observation.second_EE + alpha * self._public
-        return CurvatureEstimate(mixed + torch.diag(head.l2 * head.regularized_E), {"reference_weight": alpha})
+        key = (head.parameters_CE.data_ptr(), head.parameters_CE.dtype, observation.operator.structure)
+        if self._cached is None or self._cached[0] != key:
+            rows = head.rows(self._features, head.logits(self._features).argmax(1), keep=True)
+            structure = Structure(observation.operator.structure)
+            made = build_operator(head.objective(), rows, head.parameters_CE, structure)
+            self._cached = (key, head.parameters_CE, made)
+        return self._cached[2]
 
     def _read(self, request: ForgetRequest, normalize_rows: bool) -> Tensor:
         key, head = self.config.reference_key, request.head
@@ -92,7 +100,5 @@ class Reference(CurvatureEstimator[Moments]):
                 f"{head.n_features}; extract it with the backbone the head was trained on."
             )
         if normalize_rows:
-            features = torch.nn.functional.normalize(features, dim=1)
-        labels = torch.zeros(features.shape[0], dtype=torch.int64)
-        like = head.parameters_CE
-        return compute_moments(features, labels, 1, bias=head.bias, device=like.device, dtype=like.dtype).second_EE
+            return torch.nn.functional.normalize(features, dim=1)
+        return features

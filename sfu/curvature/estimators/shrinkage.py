@@ -1,55 +1,95 @@
-"""Shrinkage of the forget set's second moments towards a multiple of the identity: the base of two estimators.
+r"""Shrinkage of the forget set's Hessian towards a multiple of the identity: the base of two estimators.
 
-With a bias it is the covariance that is shrunk (the mean is exact), so translating the features changes nothing;
-without one, the uncentred second moments.
+The Hessian of class c is the second moment of rows scaled by the root of their output curvature,
+:math:`\sqrt{m_{ic}}\, a_i`; that is what is shrunk, a block for each class (one for all under the quadratic loss, the
+diagonal blocks under softmax). With a bias the rows are taken about their weighted mean, which is exact, so translating
+the features changes nothing.
 
-Shapes: F forget rows, D features, E = D (+ 1 with bias).
+Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes, B blocks (1 or C).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
+from sfu.curvature.operators.build import with_ridge
 from sfu.errors import DataError
+from sfu.losses import Layout
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
 
-class Shrinkage(CurvatureEstimator[Tensor]):
-    """scikit-learn's shrunk covariance of the forget rows, plus ``l2 R``. An observation is the design rows."""
+class CurvedRows(NamedTuple):
+    """Design rows and what each adds to the Hessian of each block: output curvature times row weight."""
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Tensor:
-        """The forget rows themselves, ``[F, E]``."""
-        return request.design_FE
+    design_FE: Tensor
+    curvature_FB: Tensor
+    weight: float
 
-    def merge(self, observations: Sequence[Tensor]) -> Tensor:
+
+class Shrinkage(CurvatureEstimator[CurvedRows]):
+    """A shrunk second moment for each block, plus ``l2 R``."""
+
+    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> CurvedRows:
+        """The forget rows and their curvature."""
+        head, rows, design_FE = request.head, request.data(), request.design_FE
+        hessian = head.loss.curvature(design_FE @ head.parameters_CE.T, request.labels_F)
+        curvature_FC = hessian.diagonal if hessian.rank_one is None else hessian.diagonal - hessian.rank_one.square()
+        if head.loss.layout is Layout.shared:
+            curvature_FC = curvature_FC[:, :1]
+        if rows.weights_N is not None:
+            curvature_FC = curvature_FC * rows.weights_N[:, None].to(curvature_FC)
+        return CurvedRows(design_FE, curvature_FC, rows.weight)
+
+    def merge(self, observations: Sequence[CurvedRows]) -> CurvedRows:
         """All rows."""
-        return torch.cat(list(observations))
+        return CurvedRows(
+            torch.cat([seen.design_FE for seen in observations]),
+            torch.cat([seen.curvature_FB for seen in observations]),
+            sum(seen.weight for seen in observations),
+        )
 
-    def estimate(self, observation: Tensor, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
+    def estimate(
+        self, observation: CurvedRows, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
         """Shrink, and put the mean and the bias's row back.
 
         Raises:
             DataError: There is one row only.
         """
         head = request.head
-        if observation.shape[0] < 2:
+        if observation.design_FE.shape[0] < 2:
             raise DataError("shrinkage needs at least two rows; use curvature.estimator=closed_form for one.")
-        features = observation[:, : head.n_features]
-        covariance, shrinkage = self._shrink(features.cpu().numpy().astype(np.float64), centered=not head.bias)
-        block = torch.from_numpy(covariance).to(observation)
-        if head.bias:
-            mean = features.mean(0)
-            top = torch.cat([block + torch.outer(mean, mean), mean[:, None]], dim=1)
-            block = torch.cat([top, torch.cat([mean, mean.new_ones(1)])[None]])
-        return CurvatureEstimate(block + torch.diag(head.l2 * head.regularized_E), {"shrinkage": float(shrinkage)})
+        blocks, shrinkages = [], []
+        for curvature_F in observation.curvature_FB.T:
+            block_EE, shrinkage = self._block(observation, curvature_F, head.n_features)
+            blocks.append(block_EE)
+            shrinkages.append(shrinkage)
+        operator = with_ridge(torch.stack(blocks), head.objective(), head.n_classes)
+        return CurvatureEstimate(operator, {"shrinkage": float(np.mean(shrinkages))})
+
+    def _block(self, observation: CurvedRows, curvature_F: Tensor, n_features: int) -> tuple[Tensor, float]:
+        features_FD = observation.design_FE[:, :n_features]
+        share_F = curvature_F / observation.weight  # the data Hessian is sum share a a^T
+        mass = float(share_F.sum())
+        has_bias = n_features < observation.design_FE.shape[1]
+        mean_D = (share_F @ features_FD) / mass if has_bias and mass > 0 else torch.zeros_like(features_FD[0])
+        scaled_FD = (features_FD - mean_D) * (share_F * share_F.shape[0]).sqrt()[:, None]
+        covariance, shrinkage = self._shrink(scaled_FD.cpu().numpy().astype(np.float64))
+        block = torch.from_numpy(covariance).to(features_FD)
+        if has_bias:
+            border = mass * mean_D
+            top = torch.cat([block + mass * torch.outer(mean_D, mean_D), border[:, None]], dim=1)
+            block = torch.cat([top, torch.cat([border, border.new_full((1,), mass)])[None]])
+        return block, float(shrinkage)
 
     @abstractmethod
-    def _shrink(self, rows: np.ndarray, *, centered: bool) -> tuple[np.ndarray, float]:
-        """The shrunk ``[D, D]`` covariance (second moments if ``centered``), and the weight of the identity."""
+    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        """The shrunk ``[D, D]`` second moments of the rows, and the weight of the identity."""

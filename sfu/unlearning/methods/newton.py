@@ -1,9 +1,10 @@
-r"""One Newton step from the trained head towards the head that never saw the forget set.
+r"""Newton steps from the trained head towards the head that never saw the forget set.
 
-.. math:: w_u = w^* + c \frac{N_f}{N_r} (H + \rho R)^{-1} \left(g_f - \frac{N}{N_f} g\right) \; (+ \sigma z)
+.. math:: w_u = w^* + c \frac{V_f}{V_r} (H + \rho R)^{-1} \left(g_f - \frac{V}{V_f} g\right) \; (+ \sigma z)
 
-With the retained data's Hessian (``curvature.estimator=exact``, Unlearned(+)) and c = 1, rho = 0 this is exact for the
-quadratic loss. Otherwise H is estimated from the forget set (Unlearned(-)).
+with total weights V (numbers of rows, where there are no weights). With the retained data's Hessian
+(``curvature.estimator=exact``, Unlearned(+)) and c = 1, rho = 0 one step is exact for the quadratic loss, and Newton's
+method on the retained objective for any other. Otherwise H is estimated from the forget set (Unlearned(-)).
 
 Source: "Towards Source-Free Machine Unlearning", CVPR 2025; the correction for the training gradient g and the choice
 of rho and c are ours. Shapes: C classes, E = D (+ 1 with bias).
@@ -12,7 +13,7 @@ of rho and c are ours. Shapes: C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
@@ -20,14 +21,18 @@ from sfu.checks import at_least
 from sfu.curvature.cross_validation import cross_validate
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.estimators.registry import make_estimator
+from sfu.curvature.operators import DampedInverse
+from sfu.curvature.operators.plan import check_structure
 from sfu.curvature.regularization import Fold, StepChoice, choose_step, noise_factor, predict_gain
 from sfu.curvature.sampling import DOUBTFUL, UNLIKE_A_SAMPLE, sampling_ratio
-from sfu.curvature.spectral import SpectralInverse
 from sfu.errors import ConfigError
 from sfu.heads.linear import LinearHead
+from sfu.losses import make_loss
 from sfu.settings import Estimator, Regularization
+from sfu.unlearning.further_steps import Taken, along_the_path, on_the_retained
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
+from sfu.unlearning.sequence import unlearn_in_batches
 
 if TYPE_CHECKING:
     from sfu.settings import CurvatureConfig, RunConfig
@@ -40,22 +45,34 @@ its place: on rows of about equal norm (digits, normalised features) no step of 
 from Retrained than nothing done; on rows whose norms differ tenfold, many did."""
 
 
-class Newton(UnlearningMethod):
-    """A Newton step whose curvature comes from ``curvature.estimator``."""
+class _Candidate(NamedTuple):
+    """A way to take the step; ``inverse`` is ``None`` where the operator's own solve will do."""
 
-    def __init__(self, curvature: CurvatureConfig, noise_sigma: float = 0.0) -> None:
+    choice: StepChoice
+    estimate: CurvatureEstimate
+    inverse: DampedInverse | None
+
+
+class Newton(UnlearningMethod):
+    """Newton steps whose curvature comes from ``curvature.estimator``."""
+
+    def __init__(self, curvature: CurvatureConfig, noise_sigma: float = 0.0, steps: int = 1, batches: int = 1) -> None:
         """Keep the settings.
 
         Args:
             curvature: Estimator, its settings and the regularisation.
             noise_sigma: Standard deviation of Gaussian noise added to every parameter.
+            steps: Newton steps, see :mod:`sfu.unlearning.further_steps`.
+            batches: Forget in so many parts, one after another.
 
         Raises:
-            ConfigError: The noise is negative.
+            ConfigError: A number is out of range.
         """
         at_least("newton.noise_sigma", noise_sigma, 0.0)
+        at_least("newton.steps", steps, 1)
+        at_least("newton.batches", batches, 1)
         self.curvature = curvature
-        self.noise_sigma = noise_sigma
+        self.noise_sigma, self.steps, self.batches = noise_sigma, steps, batches
         self.estimator: CurvatureEstimator[Any] = make_estimator(curvature)
 
     @property
@@ -75,19 +92,29 @@ class Newton(UnlearningMethod):
             raise ConfigError(
                 "curvature.estimator=stored needs head.store_curvature=true, set when the head is trained."
             )
-        merged = {"curvature": curvature, "noise_sigma": run.newton.noise_sigma, **settings}
-        return super().from_config(run, curvature, merged)
+        check_structure(make_loss(run.loss.name).layout, curvature.structure)
+        return super().from_config(run, curvature, {"curvature": curvature, **vars(run.newton), **settings})
 
     def check(self, n_forget: int) -> None:
-        """Refuse more folds than there are rows to forget.
+        """Refuse more folds or batches than there are rows to forget.
 
         Raises:
-            ConfigError: ``curvature.folds`` is above ``n_forget``.
+            ConfigError: ``curvature.folds`` or ``newton.batches`` is too many.
         """
-        if self._n_folds(n_forget) > n_forget:
+        if self.batches > n_forget:
             raise ConfigError(
-                f"curvature.folds={self.curvature.folds} but there are only {n_forget} rows to forget; leave "
+                f"newton.batches={self.batches} but there are only {n_forget} rows to forget; give at most that many."
+            )
+        smallest = n_forget // self.batches
+        if self._n_folds(smallest) > smallest:
+            raise ConfigError(
+                f"curvature.folds={self.curvature.folds} but there are only {smallest} rows to forget; leave "
                 "curvature.folds out, or give at most that many."
+            )
+        if self.estimator.access is Access.STORED and self.batches > 1:
+            raise ConfigError(
+                "curvature.estimator=stored with newton.batches above 1: the stored curvature is that of the trained "
+                "head, and is gone after the first batch."
             )
 
     def _n_folds(self, n_forget: int) -> int:
@@ -98,19 +125,24 @@ class Newton(UnlearningMethod):
         return self.curvature.folds
 
     def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
-        """Estimate, regularise, step.
+        """Estimate, regularise, step; batch by batch, if there are several.
 
         The step is withheld, and the head returned untouched and without noise, if the forget set is unlike a random
         sample of the training data or the step is predicted to be no better than nothing, unless ``curvature.force``.
 
         Raises:
-            ConfigError: More folds than forget rows.
+            ConfigError: More folds or batches than forget rows.
             SingularHessianError: The estimate cannot be inverted.
             SolverError: The fit failed.
         """
         self.check(request.n_forget)
+        if self.batches == 1:
+            return self._unlearn_at_once(request, tools, retained)
+        return unlearn_in_batches(self._unlearn_at_once, request, tools, retained, self.batches)
+
+    def _unlearn_at_once(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Unlearned:
         given, request = request.head, request.in_float64()
-        head, estimator, rule = request.head, self.estimator, self.curvature
+        estimator, rule = self.estimator, self.curvature
         ratio = None if estimator.is_exact else sampling_ratio(request)
         if ratio is not None and ratio > UNLIKE_A_SAMPLE and not rule.force:
             return _withheld(given, None, {"sampling_ratio": ratio}, [_unlike_a_sample(ratio)])
@@ -120,40 +152,79 @@ class Newton(UnlearningMethod):
         if n_folds > 0:
             observation, folds, complaints = cross_validate(estimator, request, tools, n_folds)
         else:
-            observation = estimator.observe(request.for_curvature(), tools, retained)
-        floor = head.l2 if rule.regularization is Regularization.none else 0.0
-        noise = noise_factor(n_folds, request.n_forget / head.n_train) if folds else 1.0
-        candidates = []
-        for index, weight in enumerate(estimator.weights if folds else (estimator.blind_weight,)):
-            estimate = estimator.estimate(observation, request, weight)
-            inverse = SpectralInverse(estimate.hessian_EE, head.regularized_E)
-            choice = self._choose(inverse, folds[index] if folds else [], noise, floor)
-            candidates.append((choice, estimate, inverse))
-        choice, estimate, inverse = max(candidates, key=lambda candidate: candidate[0].predicted_gain)
-        step = choice.scale * inverse.solve(request.newton_gradient(), choice.rho, floor=floor)
-        details = {"rho": choice.rho, "step_scale": choice.scale, "damped": choice.rho > 0, **estimate.details}
+            seen = request if estimator.is_exact else request.for_curvature()
+            observation = estimator.observe(seen, tools, retained)
+        found = self._best(observation, request, folds, n_folds)
+        taken = self._step(found, request)
+        estimate, choice = found.estimate, found.choice
+        details = {
+            "rho": choice.rho, "step_scale": choice.scale, "damped": choice.rho > 0,
+            "structure": estimate.operator.structure, **estimate.details, **taken.details,
+        }  # fmt: skip
         if not estimator.is_exact:
             details["sampling_ratio"] = ratio
         gain = None
         if folds and not (ratio is not None and ratio > UNLIKE_A_SAMPLE):
-            gain = choice.predicted_gain * request.step_ratio**2 - self._noise_cost(estimate, head.n_classes)
-        remarks = self._remarks(ratio, gain, request.n_forget)
-        if estimate.note:
-            remarks.append(estimate.note)
+            noise_cost = self.noise_sigma**2 * estimate.operator.trace()  # expected squared distance that noise adds
+            gain = choice.predicted_gain * request.step_ratio**2 - noise_cost
+        remarks = [*self._remarks(ratio, gain, request.n_forget), *filter(None, (estimate.note, taken.note))]
         if complaints:
             remarks.append(f"{complaints} of the fits to {n_folds} folds did not converge, so the choice may be off")
         if gain is not None and gain <= 0 and not rule.force:
             return _withheld(given, gain, details, [NO_GAIN, *remarks])
-        parameters = head.parameters_CE + request.step_ratio * step
+        taken = self._further(taken, found, request, tools, retained)
+        parameters = taken.parameters_CE
         if self.noise_sigma > 0:
             drawn = torch.randn(parameters.shape, generator=tools.generator("noise"), dtype=torch.float64)
             parameters = parameters + self.noise_sigma * drawn.to(parameters)
-        return Unlearned(
-            given.after_unlearning(parameters.to(given.parameters_CE.dtype), request.n_retain),
-            predicted_gain=gain,
-            details=details,
-            note="; ".join(remarks) or None,
-        )
+        left = request.unlearned_head(parameters).to(parameters.device, given.parameters_CE.dtype)
+        return Unlearned(left, predicted_gain=gain, details=details | taken.details, note="; ".join(remarks) or None)
+
+    def _best(self, observation: Any, request: ForgetRequest, folds: list[list[Fold]], n_folds: int) -> _Candidate:
+        """The estimator's setting, rho and c of the largest predicted gain."""
+        estimator, head = self.estimator, request.head
+        noise = noise_factor(n_folds, request.n_forget / head.n_train) if folds else 1.0
+        given = self.curvature.regularization in (Regularization.none, Regularization.fixed)
+        candidates = []
+        for index, weight in enumerate(estimator.weights if folds else (estimator.blind_weight,)):
+            estimate = estimator.estimate(observation, request, weight)
+            inverse = None if estimator.is_exact and given else estimate.operator.damped()
+            choice = self._choose(inverse, folds[index] if folds else [], noise, self._floor(head))
+            candidates.append(_Candidate(choice, estimate, inverse))
+        return max(candidates, key=lambda candidate: candidate.choice.predicted_gain)
+
+    def _floor(self, head: LinearHead) -> float:
+        return head.l2 if self.curvature.regularization is Regularization.none else 0.0
+
+    def _choose(self, inverse: DampedInverse | None, folds: list[Fold], noise: float, floor: float) -> StepChoice:
+        rule = self.curvature.regularization
+        if rule is Regularization.cross_validated and folds:
+            return choose_step(folds, noise)
+        rho = self.curvature.rho if rule is Regularization.fixed else 0.0
+        if inverse is not None and rule in (Regularization.mean_eigenvalue, Regularization.cross_validated):
+            rho = inverse.mean_eigenvalue  # cross_validated: too few rows for folds
+        return predict_gain(folds, rho, noise, floor=floor) if folds else StepChoice(rho, 1.0, 0.0)
+
+    def _step(self, found: _Candidate, request: ForgetRequest) -> Taken:
+        """The first step."""
+        head, gradient_CE = request.head, request.newton_gradient()
+        length = found.choice.scale * request.step_ratio
+        if found.inverse is not None:
+            step_CE = found.inverse.solve(gradient_CE, found.choice.rho, floor=self._floor(head))
+            return Taken(head.parameters_CE + length * step_CE, {})
+        solution = found.estimate.operator.solve(gradient_CE, found.choice.rho)
+        return Taken.by(head.parameters_CE + length * solution.value_CE, solution)
+
+    def _further(
+        self, taken: Taken, found: _Candidate, request: ForgetRequest, tools: Tools, retained: RetainedSet | None
+    ) -> Taken:
+        """Steps beyond the first, which only a curvature that changes asks for."""
+        steps = self.steps - 1
+        if steps == 0 or request.head.loss.constants.curvature_lipschitz == 0:
+            return taken
+        if retained is not None:
+            return on_the_retained(taken, steps, self.estimator, request, tools, retained, found.choice.rho)
+        return along_the_path(taken, steps, found.estimate.operator, request, found.choice, self._floor(request.head))
 
     def _remarks(self, ratio: float | None, gain: float | None, n_forget: int) -> list[str]:
         """What the reader should know of a step that is applied."""
@@ -172,21 +243,6 @@ class Newton(UnlearningMethod):
         if few and self._n_folds(n_forget) == 0:
             remarks.append(f"{n_forget} rows are too few to cross-validate: damped by the mean eigenvalue instead")
         return remarks
-
-    def _choose(self, inverse: SpectralInverse, folds: list[Fold], noise: float, floor: float) -> StepChoice:
-        rule = self.curvature.regularization
-        if rule is Regularization.cross_validated and folds:
-            return choose_step(folds, noise)
-        rho = {
-            Regularization.fixed: self.curvature.rho,
-            Regularization.mean_eigenvalue: inverse.mean_eigenvalue,
-            Regularization.cross_validated: inverse.mean_eigenvalue,  # too few rows for folds
-        }.get(rule, 0.0)
-        return predict_gain(folds, rho, noise, floor=floor) if folds else StepChoice(rho, 1.0, 0.0)
-
-    def _noise_cost(self, estimate: CurvatureEstimate, n_classes: int) -> float:
-        """Expected squared distance that the Gaussian noise adds: ``sigma^2 C tr(H)``."""
-        return self.noise_sigma**2 * n_classes * float(estimate.hessian_EE.trace())
 
 
 def _withheld(

@@ -11,15 +11,14 @@ from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, Unlearn
 from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
-    from sfu.settings import HeadConfig, LossConfig, RunConfig
+    from sfu.settings import HeadConfig, RunConfig
 
 
 @dataclass(frozen=True)
 class Retrained(UnlearningMethod):
-    """Trains as Original was trained, on the retained rows alone."""
+    """Trains as Original was trained (loss, class weights, objective perturbation), on the retained rows alone."""
 
     head: HeadConfig
-    loss: LossConfig
 
     @property
     def access(self) -> Access:
@@ -28,8 +27,8 @@ class Retrained(UnlearningMethod):
 
     @classmethod
     def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
-        """Takes the run's ``head`` and ``loss``."""
-        return super().from_config(run, curvature, {"head": run.head, "loss": run.loss, **settings})
+        """Takes the run's ``head``."""
+        return super().from_config(run, curvature, {"head": run.head, **settings})
 
     def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
         """Train on ``retained``.
@@ -39,16 +38,18 @@ class Retrained(UnlearningMethod):
         """
         if retained is None:
             raise SourceFreeError("retrained needs the retained data.")
-        parameters = request.head.parameters_CE
+        parameters, certificate = request.head.parameters_CE, request.head.certificate
         head = train_head(
             retained.features_RD,
             retained.labels_R,
             request.head.n_classes,
             self.head,
-            self.loss,
+            request.head.loss,
             seed=tools.seeds.get("training", 0),
             device=parameters.device,
             dtype=parameters.dtype,
+            weights_N=retained.weights_R,
+            noise_CE=None if certificate is None else certificate.noise_CE,
             progress=tools.progress,
         )
         return Unlearned(head, details={"gradient_norm": float(head.gradient_CE.norm())})

@@ -1,0 +1,83 @@
+r"""The family :math:`(H + \rho R)^{-1}` by products alone: all rho from one Krylov space.
+
+Biases are never damped, so they are eliminated first: conjugate gradients run on the Schur complement
+:math:`S = H_{dd} - H_{du} H_{uu}^+ H_{ud}`, in which the damping is a multiple of the identity. :math:`H_{uu}` is the
+mean output Hessian, C x C.
+
+Shapes: C classes, D regularised parameters and one bias (or none) a class, E = D (+ 1), M values of rho.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sfu.curvature.operators.base import DampedInverse
+from sfu.curvature.operators.conjugate_gradients import multishift_conjugate_gradients
+from sfu.curvature.operators.spectral import bias_inverse
+
+if TYPE_CHECKING:
+    from sfu.curvature.operators.products import ProductOperator
+
+TOLERANCE = 1e-8
+MAX_ITERATIONS = 1000
+
+
+class KrylovInverse(DampedInverse):
+    """See the module.
+
+    Attributes:
+        iterations: Products of the last solve.
+        residual: Largest relative residual of the last solve. A system that is left unfinished (a tiny rho on a badly
+            conditioned Hessian) is a regularised one, and cross-validation scores it as it is.
+    """
+
+    def __init__(self, operator: ProductOperator) -> None:
+        """Invert the biases' own curvature; nothing else is formed."""
+        self._operator = operator
+        self._has_bias = bool(operator.regularized_E[-1] == 0)
+        self._ridge = float(operator.ridge_E[0])
+        self._mean = operator.trace() / (operator.n_classes * operator.regularized_E.shape[0])
+        self.iterations, self.residual = 0, 0.0
+        if self._has_bias:
+            self._bias_inverse_CC = bias_inverse(operator.output_mean())
+
+    @property
+    def mean_eigenvalue(self) -> float:
+        """From the trace, biases included."""
+        return self._mean
+
+    @property
+    def invertible(self) -> bool:
+        """Every eigenvalue is at least l2."""
+        return self._ridge > 0
+
+    def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
+        """See the base; the eigenvalues of a Hessian of rows are at least l2, so a floor changes nothing."""
+        reduced_CD = right_CE
+        if self._has_bias:
+            from_bias_C1 = self._bias_inverse_CC @ right_CE[:, -1:]
+            reduced_CD = right_CE[:, :-1] - self._pull(from_bias_C1)
+        found = multishift_conjugate_gradients(
+            self._schur, reduced_CD, rhos, tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS
+        )
+        self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
+        if not self._has_bias:
+            return found.values
+        whole_MCE = torch.nn.functional.pad(found.values, (0, 1))
+        pulled_MC1 = self._operator.matmul(whole_MCE)[..., -1:]
+        whole_MCE[..., -1:] = self._bias_inverse_CC @ (right_CE[:, -1:] - pulled_MC1)
+        return whole_MCE
+
+    def _schur(self, vector_CD: Tensor) -> Tensor:
+        if not self._has_bias:
+            return self._operator.matmul(vector_CD)
+        image_CE = self._operator.matmul(torch.nn.functional.pad(vector_CD, (0, 1)))
+        return image_CE[:, :-1] - self._pull(self._bias_inverse_CC @ image_CE[:, -1:])
+
+    def _pull(self, bias_C1: Tensor) -> Tensor:
+        """What biases do to the regularised parameters: ``H_du b``."""
+        width = self._operator.regularized_E.shape[0]
+        return self._operator.matmul(torch.nn.functional.pad(bias_C1, (width - 1, 0)))[:, :-1]

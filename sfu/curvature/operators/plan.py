@@ -1,0 +1,120 @@
+"""Which structure holds a Hessian, chosen by size before anything is computed, and what it needs in memory.
+
+Shapes: N rows, C classes, E = D (+ 1 with bias).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from sfu.errors import ConfigError
+from sfu.losses.base import Layout
+from sfu.settings import Structure
+
+DENSE_LIMIT = 2048
+"""Largest C E for which coupled classes are held as one dense matrix."""
+_GIB = 2**30
+_ALLOWED = {
+    Layout.shared: (Structure.shared, Structure.products),
+    Layout.blocks: (Structure.blocks, Structure.products),
+    Layout.dense: (Structure.dense, Structure.blocks, Structure.products),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The choice.
+
+    Attributes:
+        structure: How the Hessian is held; never ``auto``.
+        bytes: What that takes, working copies included.
+        reason: One sentence for the reader.
+    """
+
+    structure: Structure
+    bytes: int
+    reason: str
+
+
+def memory_estimate(structure: Structure, n_classes: int, width: int, count: int, copies: int = 3) -> int:
+    """Bytes of ``copies`` working copies of a Hessian in float64; for products, of the output Hessians and vectors."""
+    if structure is Structure.products:
+        return 8 * (2 * count * n_classes + 2 * 82 * n_classes * width)
+    numbers = {
+        Structure.shared: width**2,
+        Structure.blocks: n_classes * width**2,
+        Structure.dense: (n_classes * width) ** 2,
+    }[structure]
+    return 8 * copies * numbers
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes of the device in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_structure(layout: Layout, wanted: Structure) -> None:
+    """Refuse a structure that the loss does not have.
+
+    Raises:
+        ConfigError: Naming those it has.
+    """
+    allowed = (Structure.auto, *_ALLOWED[layout])
+    if wanted not in allowed:
+        names = ", ".join(structure.value for structure in allowed)
+        raise ConfigError(f"curvature.structure={wanted.value} does not fit the loss; it can be {names}.")
+
+
+def plan_structure(
+    layout: Layout,
+    n_classes: int,
+    width: int,
+    count: int,
+    device: torch.device,
+    wanted: Structure = Structure.auto,
+    *,
+    copies: int = 3,
+) -> Plan:
+    """Choose, or check what was asked for.
+
+    Args:
+        layout: The loss's.
+        n_classes: C.
+        width: E.
+        count: Rows, for products.
+        device: Whose memory counts; explicit matrices may take half of it (a quarter, where sfu chooses).
+        wanted: ``curvature.structure``.
+        copies: Working copies in use at one time (one for each fold, ...).
+
+    Raises:
+        ConfigError: The loss has no such structure, or it will not fit; the message names the cheaper one.
+    """
+    check_structure(layout, wanted)
+    memory = available_memory(device)
+    if wanted is not Structure.auto:
+        need = memory_estimate(wanted, n_classes, width, count, copies)
+        if need > memory / 2:
+            cheap = memory_estimate(Structure.products, n_classes, width, count)
+            raise ConfigError(
+                f"curvature.structure={wanted.value} needs about {need / _GIB:.1f} GiB for {n_classes} classes of "
+                f"{width} parameters, and this machine has {memory / _GIB:.1f} GiB; curvature.structure=products needs "
+                f"{cheap / _GIB:.2f} GiB."
+            )
+        return Plan(wanted, need, f"curvature.structure={wanted.value}")
+    first = _ALLOWED[layout][0]
+    need = memory_estimate(first, n_classes, width, count, copies)
+    total = n_classes * width
+    if first is Structure.dense and total > DENSE_LIMIT:
+        reason = f"C*E = {total} is above {DENSE_LIMIT}, so products take the place of a dense matrix"
+    elif need > memory / 4:
+        reason = (
+            f"{first.value} would need {need / _GIB:.1f} GiB of {memory / _GIB:.1f} GiB, so products take its place"
+        )
+    else:
+        return Plan(first, need, f"C*E = {total}: {first.value}, {need / 2**20:.0f} MiB")
+    return Plan(Structure.products, memory_estimate(Structure.products, n_classes, width, count), reason)

@@ -1,0 +1,180 @@
+r"""Training to the optimum by Newton's method, with the gradient norm as certificate.
+
+Each step solves :math:`H d = -g` by conjugate gradients no further than helps (the residual shrinks with the gradient),
+preconditioned by the mean output Hessian times the second moments of the rows, and is shortened until the objective
+falls. Gradients are float64; the products of conjugate gradients, of which a tenth to a thousandth is asked, are
+float32. A large set is first minimised roughly in float32, on one row in eight and then on all. Rows are streamed:
+memory is bounded by a chunk, the outputs, and E x E (rows that are small enough are kept). For the Huberised hinge,
+whose second derivative jumps, this is the semismooth Newton method.
+
+Source: Nocedal and Wright, Numerical Optimization, 2nd edition, chapter 7 (line-search Newton-CG).
+Shapes: C classes, E = D (+ 1 with bias).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sfu.curvature.operators.base import Solution
+from sfu.curvature.operators.build import products_of
+from sfu.curvature.operators.conjugate_gradients import conjugate_gradients
+from sfu.curvature.operators.preconditioner import KroneckerPreconditioner
+from sfu.errors import SolverError
+from sfu.losses.objective import Linearization, Objective
+from sfu.losses.rows import Rows
+
+_LOOSEST, _TIGHTEST = 0.1, 1e-3  # relative residuals of conjugate gradients
+_THINNED, _MANY, _ROUGHLY, _STEPS = 8, 16_384, 1e-2, 20
+_HALVINGS = 30
+_FLAT = 1e-3
+_SUFFICIENT = 1e-4
+_ROUNDING = 500.0  # units of the working precision
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Where training ended.
+
+    Attributes:
+        parameters_CE: The parameters.
+        gradient_CE: Gradient of the mean objective there.
+        iterations: Newton steps on all rows.
+        products: Passes over all rows: one a point looked at, one a Hessian product.
+    """
+
+    parameters_CE: Tensor
+    gradient_CE: Tensor
+    iterations: int
+    products: int
+
+
+class _Descent:
+    """Newton steps on one set of rows, from one point on."""
+
+    def __init__(self, objective: Objective, rows: Rows, single: Rows, start_CE: Tensor, target: float) -> None:
+        """Look at the start; ``single`` are the rows in float32, ``target`` the gradient norm to be reached."""
+        self._objective, self._rows, self._single = objective, rows, single
+        self.point_CE, self.here = start_CE, objective.linearize(rows, start_CE)
+        self._preconditioner: KroneckerPreconditioner | None = None
+        self.steps, self.products = 0, 1
+        self._first, self._target = self.size, target
+
+    @property
+    def size(self) -> float:
+        """The gradient norm."""
+        return float(self.here.gradient_CE.norm())
+
+    def step(self) -> bool:
+        """One step; ``False`` if rounding prevents progress."""
+        self.steps += 1
+        direction = self._direction()
+        self.products += direction.iterations
+        found = _search(self._objective, self._rows, self.point_CE, self.here, direction.value_CE)
+        if found is None:
+            return False
+        self.point_CE, self.here, looked = found
+        self.products += looked
+        return True
+
+    def _direction(self) -> Solution:
+        operator = products_of(self._objective, self._rows, self.here.hessians, self.point_CE.shape[0])
+        if self._preconditioner is None:
+            self._preconditioner = operator.preconditioner()
+        fast = products_of(self._objective.single(), self._single, [h.single() for h in self.here.hessians],
+                           self.point_CE.shape[0])  # fmt: skip
+        damping_E = self._damping()
+        found = conjugate_gradients(
+            lambda vector_CE: fast.matmul(vector_CE.float()).to(vector_CE) + damping_E * vector_CE,
+            -self.here.gradient_CE,
+            self._preconditioner.with_output(operator.output_mean()).at(0.0),
+            tolerance=max(
+                _TIGHTEST, min(_LOOSEST, max((self.size / self._first) ** 0.5, 0.3 * self._target / self.size))
+            ),
+            max_iterations=max(100, self.point_CE.numel()),
+        )
+        return replace(found, value_CE=self._without_free_shift(found.value_CE))
+
+    def _damping(self) -> Tensor:
+        """Keeps directions that are flat at this point (a hinge far from its corner, no ridge) from being unbounded.
+
+        In proportion to the gradient, so that it is gone at the optimum.
+        """
+        flat = 0.0 if math.isfinite(self._objective.loss.constants.curvature_lipschitz) else _FLAT * self.size
+        return flat * (self._objective.ridge_E == 0)
+
+    def _without_free_shift(self, direction_CE: Tensor) -> Tensor:
+        """Equal biases, which a softmax does not feel, are not to drift by rounding."""
+        if not self._objective.loss.shift_invariant:
+            return direction_CE
+        free_E = self._objective.ridge_E == 0
+        return direction_CE - free_E * direction_CE.mean(0)
+
+
+def minimize(
+    objective: Objective,
+    rows: Rows,
+    start_CE: Tensor,
+    *,
+    tolerance: float,
+    max_iterations: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Optimum:
+    """Minimise until ``|gradient| <= tolerance``.
+
+    Raises:
+        SolverError: It takes more than ``max_iterations`` steps, or rounding prevents further progress.
+    """
+    single = rows.single()
+    if rows.count >= _MANY:
+        start_CE = _rough(objective, rows.thinned(_THINNED).single(), start_CE, tolerance)
+        start_CE = _rough(objective, single, start_CE, tolerance)
+    descent = _Descent(objective, rows, single, start_CE, tolerance)
+    while descent.size > tolerance:
+        if descent.steps == max_iterations:
+            raise SolverError(_too_slow(descent.size, tolerance, f"after head.max_iterations={max_iterations} steps"))
+        if not descent.step():
+            raise SolverError(_too_slow(descent.size, tolerance, "and rounding prevents less"))
+        if progress is not None:
+            progress(descent.steps, max_iterations)
+    return Optimum(descent.point_CE, descent.here.gradient_CE, descent.steps, descent.products)
+
+
+def _rough(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float) -> Tensor:
+    """A hundredth of the gradient or so, in float32."""
+    descent = _Descent(objective.single(), rows, rows, start_CE.float(), tolerance)
+    enough = max(_ROUGHLY * descent.size, tolerance)
+    while descent.size > enough and descent.steps < _STEPS and descent.step():
+        pass
+    return descent.point_CE.to(start_CE)
+
+
+def _search(
+    objective: Objective, rows: Rows, point_CE: Tensor, here: Linearization, direction_CE: Tensor
+) -> tuple[Tensor, Linearization, int] | None:
+    """The first of 1, 1/2, 1/4, ... of the step at which the objective falls enough, and how many were tried.
+
+    Where the fall is below rounding, a smaller gradient is taken for progress.
+    """
+    slope, norm = float((here.gradient_CE * direction_CE).sum()), float(here.gradient_CE.norm())
+    blur = _ROUNDING * torch.finfo(point_CE.dtype).eps * abs(here.value)
+    for halvings in range(_HALVINGS):
+        share = 0.5**halvings
+        trial_CE = point_CE + share * direction_CE
+        there = objective.linearize(rows, trial_CE)
+        fallen = there.value - here.value <= _SUFFICIENT * share * slope
+        level = there.value - here.value <= blur and float(there.gradient_CE.norm()) < norm
+        if bool(torch.isfinite(there.gradient_CE).all()) and (fallen or level):
+            return trial_CE, there, halvings + 1
+    return None
+
+
+def _too_slow(size: float, tolerance: float, when: str) -> str:
+    return (
+        f"training reached a gradient norm of {size:.1e}, not head.tolerance={tolerance:g}, {when}. Raise head.l2 (at "
+        "0 there may be no optimum), head.tolerance or head.max_iterations, or scale the features to rows of norm 1."
+    )

@@ -1,0 +1,75 @@
+r"""The Huberised hinge, one class against the rest: a hinge whose corner is a parabola of half-width h.
+
+With the margin :math:`m = t_c z_c` (t_c = 1 for c = y, else -1) each class adds
+
+.. math:: 0 \;(m > 1 + h), \qquad \frac{(1 + h - m)^2}{4h} \;(|1 - m| \le h), \qquad 1 - m \;(m < 1 - h)
+
+Source: Chapelle, Training a support vector machine in the primal, 2007. The second derivative jumps at the two ends of
+the parabola: Newton's method is a semismooth one, finite near the optimum, and no certificate that needs a Lipschitz
+Hessian exists.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from sfu.errors import ConfigError
+from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+
+
+@dataclass(frozen=True)
+class HuberHinge(Loss):
+    """A hinge with a rounded corner.
+
+    Attributes:
+        smoothing: h, the half-width of the parabola in units of the margin.
+    """
+
+    smoothing: float = 0.5
+
+    name: ClassVar[str] = "huber_hinge"
+    layout: ClassVar[Layout] = Layout.blocks
+
+    def __post_init__(self) -> None:
+        """Check the width.
+
+        Raises:
+            ConfigError: It is not above 0 and at most 1.
+        """
+        super().__post_init__()
+        if not 0 < self.smoothing <= 1:
+            raise ConfigError(f"loss.smoothing={self.smoothing}; a number above 0 and at most 1 is needed.")
+
+    @property
+    def constants(self) -> Constants:
+        """Of one class: the slope is at most 1; the second derivative jumps from 0 to ``1/(2h)``: gamma is infinite."""
+        return Constants(1.0, 1 / (2 * self.smoothing), math.inf)
+
+    def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
+        """The three pieces in one: a parabola up to depth 2h, a line beyond."""
+        depth = self._depth(outputs, labels_N)
+        inside = depth.clamp(max=2 * self.smoothing)
+        return inside.square() / (4 * self.smoothing) + (depth - inside)
+
+    def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
+        """``-t`` times the depth into the parabola over 2h, at most 1."""
+        depth = self._depth(outputs, labels_N)
+        return -_signs(labels_N, outputs) * (depth / (2 * self.smoothing)).clamp(max=1)
+
+    def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
+        """``1/(2h)`` on the parabola, 0 elsewhere (at its ends, the value inside)."""
+        depth = 1 + self.smoothing - _signs(labels_N, outputs) * outputs
+        inside = (depth >= 0) & (depth <= 2 * self.smoothing)
+        return OutputHessian(inside.to(outputs.dtype) / (2 * self.smoothing))
+
+    def _depth(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
+        """How far the margin is below ``1 + h``; 0 where it is above."""
+        return (1 + self.smoothing - _signs(labels_N, outputs) * outputs).clamp(min=0)
+
+
+def _signs(labels_N: Tensor, outputs: Tensor) -> Tensor:
+    return 2 * one_hot(labels_N, outputs) - 1

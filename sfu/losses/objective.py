@@ -1,0 +1,146 @@
+r"""The mean objective of a set of rows, its gradient and its Hessian, by streaming over chunks.
+
+.. math:: J_S(W) = \frac{1}{V_S} \sum_{i \in S} v_i\, l(W a_i, y_i) + \tfrac{l_2}{2} \|W_{features}\|^2
+          \;(+ \langle b, W \rangle), \qquad V_S = \sum_{i \in S} v_i
+
+where :math:`a_i` is a feature row (with a trailing 1 if the head has a bias, which is never regularised) and
+:math:`v_i` the row's weight: 1, or sample weight times class weight. Weighted means stay means, and sets combine by
+their total weights: :math:`V J = V_f J_f + V_r J_r`. The linear term is that of objective perturbation.
+
+Shapes: N rows, B rows of a chunk, E = D features (+ 1 with bias), C classes, P parameter points, G = C groups of values
+for a loss that is a sum over classes, else 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sfu.losses.base import Layout, Loss, OutputHessian
+from sfu.losses.rows import Rows, outputs_of
+
+
+class Linearization(NamedTuple):
+    """A point's value, its gradient, and the output Hessians of the rows, chunk by chunk."""
+
+    value: float
+    gradient_CE: Tensor
+    hessians: list[OutputHessian]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss with its regulariser.
+
+    Attributes:
+        loss: The loss.
+        l2: Weight of the regulariser.
+        regularized_E: 1 where a parameter is regularised, 0 where it is not.
+        linear_CE: Gradient of the linear term, if there is one.
+    """
+
+    loss: Loss
+    l2: float
+    regularized_E: Tensor
+    linear_CE: Tensor | None = None
+
+    @property
+    def ridge_E(self) -> Tensor:
+        """The regulariser's Hessian, a diagonal: ``l2 R``."""
+        return self.l2 * self.regularized_E
+
+    def single(self) -> Objective:
+        """In float32."""
+        linear_CE = None if self.linear_CE is None else self.linear_CE.float()
+        return Objective(self.loss, self.l2, self.regularized_E.float(), linear_CE)
+
+    def values_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
+        """Objective at each of P points, ``[P, G]``; the sum over G is J."""
+        n_points, n_classes, width = parameters_PCE.shape
+        total = 0.5 * (parameters_PCE.square() @ self.ridge_E)
+        if self.linear_CE is not None:
+            total = total + (parameters_PCE * self.linear_CE).sum(-1)
+        total_PG = total if self.loss.separable else total.sum(-1, keepdim=True)
+        for design_BE, labels_B, share_B in rows.chunks():
+            outputs_BPC = outputs_of(design_BE, parameters_PCE.reshape(-1, width)).unflatten(1, (n_points, n_classes))
+            values_BPG = self.loss.values(outputs_BPC, labels_B)
+            total_PG = total_PG + (share_B @ values_BPG.reshape(values_BPG.shape[0], -1)).reshape(n_points, -1)
+        return total_PG
+
+    def gradients_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
+        """Gradient at each of P points, ``[P, C, E]``."""
+        n_points, n_classes, width = parameters_PCE.shape
+        total_PCE = self.ridge_E * parameters_PCE
+        if self.linear_CE is not None:
+            total_PCE = total_PCE + self.linear_CE
+        for design_BE, labels_B, share_B in rows.chunks():
+            outputs_BPC = outputs_of(design_BE, parameters_PCE.reshape(-1, width)).unflatten(1, (n_points, n_classes))
+            slopes_BQ = self.loss.slopes(outputs_BPC, labels_B).reshape(-1, n_points * n_classes)
+            total_PCE = total_PCE + ((slopes_BQ * share_B[:, None]).T @ design_BE).reshape_as(total_PCE)
+        return total_PCE
+
+    def value(self, rows: Rows, parameters_CE: Tensor) -> float:
+        """J at one point."""
+        return float(self.values_at(rows, parameters_CE[None]).sum())
+
+    def gradient(self, rows: Rows, parameters_CE: Tensor) -> Tensor:
+        """Gradient of J at one point, ``[C, E]``."""
+        return self.gradients_at(rows, parameters_CE[None])[0]
+
+    def linearize(self, rows: Rows, parameters_CE: Tensor) -> Linearization:
+        """Value, gradient and output Hessians at one point, in one pass."""
+        gradient_CE = self.ridge_E * parameters_CE
+        value = 0.5 * float((parameters_CE * gradient_CE).sum())
+        if self.linear_CE is not None:
+            gradient_CE = gradient_CE + self.linear_CE
+            value += float((parameters_CE * self.linear_CE).sum())
+        hessians = []
+        for design_BE, labels_B, share_B in rows.chunks():
+            outputs_BC = outputs_of(design_BE, parameters_CE)
+            value += float(share_B @ self.loss.values(outputs_BC, labels_B).sum(-1))
+            slopes_BC = self.loss.slopes(outputs_BC, labels_B) * share_B[:, None]
+            gradient_CE = gradient_CE + slopes_BC.T @ design_BE
+            hessians.append(self.loss.curvature(outputs_BC, labels_B))
+        return Linearization(value, gradient_CE, hessians)
+
+    def data_hessian(self, rows: Rows, parameters_CE: Tensor, layout: Layout) -> Tensor:
+        """Hessian of the data term: ``[E, E]``, ``[C, E, E]`` (diagonal blocks) or ``[C E, C E]``, by ``layout``.
+
+        ``shared`` is for the quadratic loss alone.
+        """
+        n_classes, width = parameters_CE.shape
+        count = {Layout.shared: 1, Layout.blocks: n_classes, Layout.dense: n_classes}[layout]
+        blocks_KEE = parameters_CE.new_zeros(count, width, width)
+        full = parameters_CE.new_zeros((n_classes * width,) * 2) if layout is Layout.dense else None
+        for design_BE, labels_B, share_B in rows.chunks():
+            if layout is Layout.shared:
+                blocks_KEE[0].addmm_(design_BE.T, design_BE * share_B[:, None])
+                continue
+            hessian = self.loss.curvature(outputs_of(design_BE, parameters_CE), labels_B)
+            diagonal_BC = hessian.diagonal
+            if layout is Layout.blocks and hessian.rank_one is not None:
+                diagonal_BC = diagonal_BC - hessian.rank_one.square()
+            for k in range(n_classes):
+                blocks_KEE[k].addmm_(design_BE.T, design_BE * (share_B * diagonal_BC[:, k])[:, None])
+            if full is not None:
+                _subtract_rank_ones(full, design_BE, hessian, share_B)
+        if full is None:
+            return blocks_KEE[0] if layout is Layout.shared else blocks_KEE
+        return full + torch.block_diag(*blocks_KEE)
+
+
+_PIECE = 1 << 24
+
+
+def _subtract_rank_ones(full: Tensor, design_BE: Tensor, hessian: OutputHessian, share_B: Tensor) -> None:
+    """``full -= sum_i share_i (q_i x a_i)(q_i x a_i)^T``, some rows at a time to bound memory."""
+    if hessian.rank_one is None:
+        return
+    scaled_BC = hessian.rank_one * share_B.sqrt()[:, None]
+    step = max(1, _PIECE // full.shape[0])
+    for q_BC, a_BE in zip(scaled_BC.split(step), design_BE.split(step), strict=True):
+        outer_BK = (q_BC[:, :, None] * a_BE[:, None, :]).flatten(1)
+        full.addmm_(outer_BK.T, outer_BK, alpha=-1.0)

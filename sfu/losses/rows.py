@@ -1,0 +1,138 @@
+"""Labelled design rows, served in chunks, so that N is not bounded by the memory of the device.
+
+Shapes: N rows, B rows of a chunk, D features, E = D (+ 1 with bias), C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sfu.losses.base import Loss
+
+CHUNK_ROWS = 1024
+"""On a CPU: few enough rows that the second product with a chunk finds it in the cache."""
+GPU_CHUNK_ROWS = 65536
+KEPT_BYTES = 1 << 30
+"""Design rows that take no more than this are converted to the working dtype once and kept while they are in use."""
+
+
+class Chunk(NamedTuple):
+    """Some of the rows; shares of all chunks sum to 1, so that sums weighted by them are means."""
+
+    design_BE: Tensor
+    labels_B: Tensor
+    share_B: Tensor
+
+
+def design_matrix(features_ND: Tensor, bias: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Feature rows on ``device`` in ``dtype``, with a trailing column of ones if ``bias``."""
+    design = features_ND.to(device=device, dtype=dtype)
+    if bias:
+        design = torch.cat([design, design.new_ones(design.shape[0], 1)], dim=1)
+    return design
+
+
+def outputs_of(design_BE: Tensor, parameters_QE: Tensor) -> Tensor:
+    """``a W^T`` for each row, ``[B, Q]``, laid out so that the product back with the rows is a fast one."""
+    return (parameters_QE @ design_BE.T).T
+
+
+class Rows:
+    """A labelled set as a loss sees it.
+
+    Attributes:
+        count: Number of rows.
+        weight: Sum V of the row weights; the number of rows if there are none. It takes the part of N in the Newton
+            step of a weighted head.
+    """
+
+    def __init__(
+        self,
+        features_ND: Tensor,
+        labels_N: Tensor,
+        loss: Loss,
+        *,
+        bias: bool,
+        device: torch.device,
+        dtype: torch.dtype = torch.float64,
+        sample_weights_N: Tensor | None = None,
+        keep: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Note where the rows are; nothing is copied yet.
+
+        Args:
+            features_ND: Features, any float dtype, on any device.
+            labels_N: Class indices.
+            loss: Whose class weights apply.
+            bias: Append a column of ones.
+            device: Where to compute.
+            dtype: Working dtype.
+            sample_weights_N: A weight of at least 0 for each row.
+            keep: Keep the converted rows from one pass to the next if they fit in :data:`KEPT_BYTES`.
+            progress: Called with (rows done, rows in all) during a pass.
+        """
+        self.features_ND, self.labels_N = features_ND, labels_N
+        self.bias, self.device, self.dtype, self.progress = bias, device, dtype, progress
+        self.count = features_ND.shape[0]
+        self.width = features_ND.shape[1] + int(bias)
+        self.weights_N = loss.row_weights(labels_N, sample_weights_N, torch.float64)
+        self.weight = float(self.count) if self.weights_N is None else float(self.weights_N.sum())
+        self._kept: list[Chunk] | None = [] if keep and self._bytes() <= KEPT_BYTES else None
+
+    def thinned(self, stride: int) -> Rows:
+        """Every ``stride``-th row."""
+        return self._like(slice(None, None, stride), self.dtype)
+
+    def batch(self, index: Tensor) -> Rows:
+        """Some rows, whose shares are their weight over that of an average batch: an unbiased gradient."""
+        twin = self._like(index.to(self.features_ND.device), self.dtype)
+        twin.weight, twin._kept = self.weight * twin.count / self.count, None
+        return twin
+
+    def single(self) -> Rows:
+        """The same rows in float32, for products that need no more."""
+        return self._like(slice(None), torch.float32)
+
+    def _like(self, index: slice | Tensor, dtype: torch.dtype) -> Rows:
+        twin = copy(self)
+        twin.features_ND, twin.labels_N = self.features_ND[index], self.labels_N[index]
+        twin.weights_N = None if self.weights_N is None else self.weights_N[index]
+        twin.count, twin.dtype, twin.progress = twin.features_ND.shape[0], dtype, None
+        twin.weight = float(twin.count) if twin.weights_N is None else float(twin.weights_N.sum())
+        twin._kept = None if self._kept is None else []
+        return twin
+
+    def parameters(self, n_classes: int) -> Tensor:
+        """Zeros of the shape of the parameters, ``[C, E]``."""
+        return torch.zeros(n_classes, self.width, device=self.device, dtype=self.dtype)
+
+    def _bytes(self) -> int:
+        return self.count * self.width * (torch.finfo(self.dtype).bits // 8)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All rows, :data:`CHUNK_ROWS` (or :data:`GPU_CHUNK_ROWS`) at a time."""
+        if self._kept:
+            yield from self._kept
+            return
+        made, step = [], CHUNK_ROWS if self.device.type == "cpu" else GPU_CHUNK_ROWS
+        for start in range(0, self.count, step):
+            stop = min(start + step, self.count)
+            design = design_matrix(self.features_ND[start:stop], self.bias, self.device, self.dtype)
+            if self.weights_N is None:
+                share = design.new_full((stop - start,), 1 / self.weight)
+            else:
+                share = (self.weights_N[start:stop] / self.weight).to(design)
+            chunk = Chunk(design, self.labels_N[start:stop].to(self.device), share)
+            if self._kept is not None:
+                made.append(chunk)
+            yield chunk
+            if self.progress is not None:
+                self.progress(stop, self.count)
+        if self._kept is not None:
+            self._kept = made

@@ -1,0 +1,54 @@
+r"""Cross-entropy over C classes: :math:`l = \log \sum_c e^{z_c} - z_y`.
+
+Adding one number to all outputs changes nothing, so a bias for every class is one too many: the Hessian is singular
+along equal biases, the gradient has no part there, and solves leave that direction alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+
+
+@dataclass(frozen=True)
+class Softmax(Loss):
+    """Stable at any output: nothing is exponentiated before the largest output is taken off."""
+
+    name: ClassVar[str] = "softmax"
+    layout: ClassVar[Layout] = Layout.dense
+    shift_invariant: ClassVar[bool] = True
+
+    @property
+    def constants(self) -> Constants:
+        r"""Of the vector of outputs.
+
+        The slope :math:`p - e_y` has norm at most :math:`\sqrt2` (all mass on a wrong class). Along a unit vector u the
+        second derivative is the variance, and the third the third central moment, of a variable that takes the value
+        :math:`u_c` with probability :math:`p_c` and so has range :math:`r \le \sqrt2`. The variance is at most
+        :math:`r^2/4 = 1/2`. For a given mean the third central moment is linear in the distribution, so two values
+        are worst: :math:`p(1-p)(1-2p) r^3 \le r^3 / (6\sqrt3)`, which gives :math:`\gamma = \sqrt{2/27}`. (The third
+        derivative is a symmetric form, whose norm is reached on equal arguments.)
+        """
+        return Constants(math.sqrt(2), 0.5, math.sqrt(2 / 27))
+
+    def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
+        """``logsumexp(z) - z_y``, one value a row."""
+        hot = one_hot(labels_N, outputs)
+        own = (outputs * hot).sum(-1, keepdim=True)
+        return (outputs - own).logsumexp(-1, keepdim=True)
+
+    def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
+        """``p - e_y``; the label's entry is minus the sum of the others, which keeps its digits when p_y is near 1."""
+        hot = one_hot(labels_N, outputs)
+        others = outputs.softmax(-1) * (1 - hot)
+        return others - hot * others.sum(-1, keepdim=True)
+
+    def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
+        """``diag(p) - p p^T``: the labels play no part."""
+        probability = outputs.softmax(-1)
+        return OutputHessian(probability, probability)

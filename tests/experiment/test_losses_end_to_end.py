@@ -1,0 +1,103 @@
+"""Whole runs under every loss: configuration, training, methods, evaluation, files."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfu.errors import ConfigError, DataError
+from sfu.experiment.runner import run
+from sfu.experiment.validate import validate
+from sfu.heads.linear import LinearHead
+from sfu.settings import Structure, Training
+from sfu.unlearning.registry import make_methods
+from tests.experiment.test_runner import config_for
+
+ROWS = ["original", "retrained", "unlearned_plus", "plus_2", "stored", "unlearned_minus", "closed_form"]
+TWO_STEPS = {"plus_2": {"base": "unlearned_plus", "settings": {"steps": 2}}}
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax", "huber_hinge"])
+def test_a_run_under_every_loss(loss, tmp_path, feature_file):
+    config = config_for(
+        feature_file, methods=list(ROWS), variants=TWO_STEPS, loss__name=loss, loss__class_weights="balanced",
+        head__store_curvature=True, head__bias=True, loss__smoothing=1.0, curvature__perturbations=None,
+        forget__fraction=0.25, head__l2=1e-2,
+    )  # fmt: skip
+    metrics = run(config, tmp_path, show_progress=False)
+    rows = metrics["rows"]
+    assert not any(row.get("error") for row in rows.values())
+    assert rows["plus_2"]["distance"] < 0.5 * rows["unlearned_plus"]["distance"] < 0.3
+    assert rows["stored"]["distance"] == pytest.approx(rows["unlearned_plus"]["distance"], rel=1e-6)
+    assert rows["closed_form"]["distance"] < 0.9
+    assert rows["closed_form"]["access"] == "forget"
+    assert rows["retrained"]["retain_gradient_norm"] < 1e-8 < rows["original"]["retain_gradient_norm"]
+    about = metrics["run"]["head"]
+    assert about["gradient_norm"] <= 1e-8
+    assert about["loss"]["name"] == loss
+    saved = LinearHead.load(tmp_path / "heads" / "original")
+    assert saved.loss.name == loss
+    assert saved.loss.class_weights == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    assert saved.data_hessian is not None
+
+
+def test_certified_removal_as_a_row(tmp_path):
+    config = config_for(
+        methods=["original", "retrained", "certified_removal", "closed_form"], loss__name="logistic",
+        head__objective_noise=10.0, forget__fraction=0.02, newton__batches=5, head__l2=1e-2,
+    )  # fmt: skip
+    row = run(config, tmp_path, show_progress=False)["rows"]["certified_removal"]
+    assert row["access"] == "retained"
+    assert row["details"]["batches"] == 5
+    assert row["details"]["budget_spent"] <= row["details"]["budget"]
+    assert (row["details"]["epsilon"], row["details"]["delta"]) == (1.0, 1e-4)
+    assert row["distance"] < 0.1
+    saved = LinearHead.load(tmp_path / "heads" / "certified_removal").certificate
+    assert saved.residual_bound == row["details"]["budget_spent"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss__name": "l1"}, r"loss\.name=l1 is unknown; it can be huber_hinge, logistic"),
+        ({"loss__smoothing": 0.0}, r"loss\.smoothing=0"),
+        ({"head__tolerance": 0.0}, r"head\.tolerance=0"),
+        ({"head__max_iterations": 0}, r"head\.max_iterations=0"),
+        ({"head__objective_noise": -1.0}, r"head\.objective_noise=-1"),
+        (
+            {"head__objective_noise": 1.0, "head__training": Training.adam},
+            r"objective_noise is for head\.training=exact",
+        ),
+        ({"newton__steps": 0}, r"newton\.steps=0"),
+        ({"newton__batches": 0}, r"newton\.batches=0"),
+    ],
+)
+def test_settings_that_cannot_work_are_named_before_any_work(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        validate(config_for(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss__name": "softmax", "curvature__structure": Structure.shared}, "can be auto, dense, blocks, products"),
+        ({"curvature__structure": Structure.dense}, "can be auto, shared, products"),
+        ({"methods": ["certified_removal"]}, r"needs head\.objective_noise above 0"),
+        ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "head__bias": True}, r"head\.bias=false"),
+        ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "head__l2": 0.0}, r"head\.l2 above 0"),
+        (
+            {"methods": ["certified_removal"], "head__objective_noise": 1.0, "loss__name": "huber_hinge"},
+            "loss=huber_hinge has not; use logistic",
+        ),
+        ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "dtype": "float32"}, "dtype=float32"),
+    ],
+)
+def test_rows_that_cannot_work_are_named_before_any_work(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_methods(config_for(**changes))
+
+
+def test_class_weights_that_do_not_fit_the_data_are_refused_before_training(tmp_path):
+    with pytest.raises(
+        (ConfigError, DataError), match=r"loss\.class_weights=\[1\.0, 2\.0\] has 2 entries for 10 classes"
+    ):
+        run(config_for(loss__name="softmax", loss__class_weights=[1, 2]), tmp_path, show_progress=False)

@@ -1,0 +1,196 @@
+"""Exact training under every loss: the certificate, and scikit-learn's answers for the same objective."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from sfu.errors import ConfigError, SolverError
+from sfu.heads import newton_cg
+from sfu.heads.train import train_head
+from sfu.losses import HuberHinge, Logistic, Quadratic, Softmax
+from sfu.losses import rows as rows_module
+from sfu.settings import HeadConfig
+
+LOSSES = [Quadratic(), Logistic(), Softmax(), HuberHinge()]
+every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+
+
+def digits():
+    data = load_digits()
+    return torch.nn.functional.normalize(torch.from_numpy(data.data), dim=1), torch.from_numpy(data.target).long()
+
+
+def fit(loss, features, labels, *, weights=None, dtype=torch.float64, classes=None, **settings):
+    config = HeadConfig(name="linear", **{"l2": 1e-3, **settings})
+    return train_head(
+        features, labels, classes or int(labels.max()) + 1, config, loss, seed=0, device=torch.device("cpu"),
+        dtype=dtype, weights_N=weights,
+    )  # fmt: skip
+
+
+@every_loss
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("l2", [1e-5, 1e-3])
+def test_the_optimum_of_digits_to_1e_8(loss, bias, l2):
+    features, labels = digits()
+    head = fit(loss, features, labels, l2=l2, bias=bias)
+    rows = head.rows(features, labels)
+    gradient = head.objective().gradient(rows, head.parameters_CE)
+    assert float(gradient.norm()) <= 1e-8
+    torch.testing.assert_close(head.gradient_CE, gradient, rtol=1e-6, atol=1e-15)
+    assert float(head.parameters_CE.norm()) > 1
+    if bias and loss.name == "softmax":
+        assert abs(float(head.parameters_CE[:, -1].sum())) < 1e-8  # equal biases are not felt, and none are added
+
+
+def logistic_regression(features, labels, l2, bias, weights=None):
+    from sklearn.linear_model import LogisticRegression
+
+    total = len(labels) if weights is None else float(weights.sum())
+    model = LogisticRegression(C=1 / (l2 * total), fit_intercept=bias, tol=1e-10, max_iter=20_000)
+    return model.fit(features.numpy(), labels.numpy(), sample_weight=None if weights is None else weights.numpy())
+
+
+def close(ours: torch.Tensor, theirs: np.ndarray) -> None:
+    assert float((ours - torch.from_numpy(theirs)).norm() / np.linalg.norm(theirs)) < 1e-4
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_softmax_is_scikit_learns_multinomial(bias, weighted):
+    features, labels = digits()
+    weights = 0.5 + torch.rand(len(labels), dtype=torch.float64) if weighted else None
+    head = fit(Softmax(), features, labels, bias=bias, weights=weights)
+    model = logistic_regression(features, labels, 1e-3, bias, weights)
+    close(head.weight_CD, model.coef_)
+    if bias:
+        close(head.parameters_CE[:, -1], model.intercept_ - model.intercept_.mean())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_logistic_is_scikit_learns_one_class_at_a_time_and_binary(bias):
+    features, labels = digits()
+    head = fit(Logistic(), features, labels, bias=bias)
+    for c in (0, 7):
+        model = logistic_regression(features, (labels == c).long(), 1e-3, bias)
+        close(head.weight_CD[c], model.coef_[0])
+        if bias:
+            close(head.parameters_CE[c, -1:], model.intercept_)
+    binary = fit(Logistic(), features, (labels >= 5).long(), bias=bias)
+    model = logistic_regression(features, (labels >= 5).long(), 1e-3, bias)
+    close(binary.weight_CD[1], model.coef_[0])
+    torch.testing.assert_close(binary.parameters_CE[0], -binary.parameters_CE[1], rtol=1e-5, atol=1e-7)
+
+
+def test_class_weights_are_scikit_learns():
+    from sklearn.linear_model import LogisticRegression
+
+    features, labels = digits()
+    given = {c: 0.5 + c / 5 for c in range(10)}
+    head = fit(Softmax(tuple(given.values())), features, labels)
+    assert head.weight == pytest.approx(sum(given[int(c)] for c in labels))
+    model = LogisticRegression(
+        C=1 / (1e-3 * head.total_weight), fit_intercept=False, tol=1e-10, max_iter=20_000, class_weight=given
+    ).fit(features.numpy(), labels.numpy())
+    close(head.weight_CD, model.coef_)
+
+
+def test_the_quadratic_loss_is_scikit_learns_ridge_classifier():
+    """Its targets are -1 and 1: the weights of targets 0 and 2, and a bias that is 1 less."""
+    from sklearn.linear_model import RidgeClassifier
+
+    features, labels = digits()
+    head = fit(Quadratic(target_scale=2.0), features, labels, bias=True)
+    model = RidgeClassifier(alpha=1e-3 * len(labels)).fit(features.numpy(), labels.numpy())
+    close(head.weight_CD, model.coef_)
+    close(head.parameters_CE[:, -1] - 1, model.intercept_)
+
+
+@every_loss
+def test_a_large_set_is_started_roughly_and_streamed_to_the_same_optimum(loss, monkeypatch):
+    features, labels = digits()
+    expected = fit(loss, features, labels, tolerance=1e-10)
+    monkeypatch.setattr(newton_cg, "_MANY", 1000)
+    monkeypatch.setattr(rows_module, "KEPT_BYTES", 0)
+    monkeypatch.setattr(rows_module, "CHUNK_ROWS", 100)
+    streamed = fit(loss, features, labels, tolerance=1e-10)
+    close(streamed.parameters_CE, expected.parameters_CE.numpy())
+
+
+def test_a_head_rounded_to_float32_keeps_the_gradient_of_what_it_is():
+    features, labels = digits()
+    head = fit(Softmax(), features, labels, dtype=torch.float32)
+    assert head.parameters_CE.dtype == torch.float32
+    double = head.to(torch.device("cpu"), torch.float64)
+    gradient = double.objective().gradient(double.rows(features, labels), double.parameters_CE)
+    assert 1e-10 < float(gradient.norm()) < 1e-6
+    torch.testing.assert_close(double.gradient_CE, gradient, rtol=1e-4, atol=1e-12)
+
+
+def test_what_cannot_be_reached_is_said_with_its_remedy():
+    features, labels = digits()
+    with pytest.raises(SolverError, match=r"not head\.tolerance=1e-30, and rounding prevents less\. Raise head\.l2"):
+        fit(Logistic(), features, labels, tolerance=1e-30)
+    with pytest.raises(SolverError, match=r"after head\.max_iterations=1 steps"):
+        fit(Logistic(), features, labels, max_iterations=1)
+
+
+def test_a_curvature_too_large_to_keep_is_refused_before_training():
+    features, labels = torch.randn(40, 300), torch.arange(40) % 10
+    with pytest.raises(ConfigError, match=r"head\.store_curvature=true cannot be had: C\*E = 3000 is above 2048"):
+        fit(Softmax(), features, labels, store_curvature=True)
+    kept = fit(Logistic(), features, labels, store_curvature=True)
+    assert kept.data_hessian.shape == (10, 300, 300)
+
+
+@every_loss
+def test_adam_comes_near_the_same_optimum(loss):
+    from sfu.settings import AdamConfig, Training
+
+    features, labels = digits()
+    adam = AdamConfig(lr=5e-2, batch_size=256, max_epochs=40, patience=40)
+    head = fit(loss, features, labels, l2=1e-2, training=Training.adam, adam=adam)
+    exact = fit(loss, features, labels, l2=1e-2)
+    assert 1e-6 < float((head.parameters_CE - exact.parameters_CE).norm() / exact.parameters_CE.norm()) < 0.2
+    rows = head.rows(features, labels)
+    expected = head.objective().gradient(rows, head.parameters_CE)
+    torch.testing.assert_close(head.gradient_CE, expected, rtol=1e-9, atol=1e-14)
+
+
+def test_a_head_of_the_first_schema_is_still_read(tmp_path):
+    import json
+
+    from safetensors.torch import save_file
+
+    from sfu.heads.linear import LinearHead
+
+    zero = torch.zeros(2, 3).double()
+    save_file(
+        {"parameters": zero, "gradient": zero.clone(), "second": torch.eye(3).double()}, tmp_path / "a.safetensors"
+    )
+    about = {
+        "schema": 1, "kind": "linear", "loss": "quadratic", "n_classes": 2, "n_features": 3, "bias": False, "l2": 0.1,
+        "n_train": 9, "target_scale": 4.0,
+    }  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(about))
+    head = LinearHead.load(tmp_path / "a")
+    assert head.loss == Quadratic(target_scale=4.0)
+    assert torch.equal(head.data_hessian, torch.eye(3).double())
+
+
+@every_loss
+def test_a_saved_head_keeps_its_loss_weights_and_curvature(loss, tmp_path):
+    from dataclasses import replace
+
+    from sfu.heads.linear import LinearHead
+
+    features, labels = digits()
+    weighted = replace(loss, class_weights=(1.0, 2.0))
+    head = fit(weighted, features[:, :8], (labels >= 5).long(), store_curvature=True)
+    head.save(tmp_path / "head")
+    back = LinearHead.load(tmp_path / "head")
+    assert (back.loss, back.weight) == (weighted, head.weight)
+    assert torch.equal(back.data_hessian, head.data_hessian)
