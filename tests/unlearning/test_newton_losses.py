@@ -142,6 +142,7 @@ def test_a_large_softmax_goes_by_products_and_says_so(monkeypatch):
     request, _, _ = situation(Softmax())
     closed, fitted = (Newton(c).unlearn(request, TOOLS) for c in (CLOSED, CurvatureConfig()))
     assert fitted.details["structure"] == closed.details["structure"] == "products"
+    assert "products take the place of a dense matrix" in fitted.details["structure_reason"]
     assert fitted.details["fit_status"] == "closed form, the limit of the fit"
     assert torch.equal(fitted.head.parameters_CE, closed.head.parameters_CE)
     by_loss = CurvatureConfig(measurement=Measurement.loss, perturbations=100)

@@ -171,8 +171,7 @@ def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor) -> dict
     - ``data_dependent``: :math:`\gamma \|X\|_2\, r\, \|V\|\, (\sum_i s_i \|z_i\|^2)^{1/2}` (corollary 2), by
       :math:`\|z_i\| \le r \|V\|`;
     - ``worst_case``: :math:`\gamma V_r r^3 \|g\|^2 / (l_2 V_r)^2` with :math:`\|g\| \le V_f (C r + l_2 \|W\|)`
-    (theorem 4):
-      nothing of the removed examples is used but how many they are.
+      (theorem 4): nothing of the removed examples is used but how many they are.
 
     X are the rows scaled by the roots of their weights. For classes that are separate the slopes of all add up, so C is
     taken times the root of their number.

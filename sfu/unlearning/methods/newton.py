@@ -161,6 +161,9 @@ class Newton(UnlearningMethod):
             "rho": choice.rho, "step_scale": choice.scale, "damped": choice.rho > 0,
             "structure": estimate.operator.structure, **estimate.details, **taken.details,
         }  # fmt: skip
+        plan = estimator.plan(request)
+        if plan.structure.value == estimate.operator.structure:
+            details["structure_reason"] = plan.reason
         if not estimator.is_exact:
             details["sampling_ratio"] = ratio
         gain = None
