@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.operators.plan import plan_structure
-from sfu.errors import SingularHessianError
-from sfu.heads.newton_cg import Optimum, minimize
+from sfu.errors import SingularHessianError, SolverError
+from sfu.heads.newton_cg import Optimum, minimize, too_slow
 from sfu.losses.base import Layout
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
@@ -64,15 +64,21 @@ def train_exact(
     if objective.loss.layout is Layout.shared:
         plan = plan_structure(Layout.shared, n_classes, rows.width, rows.count, rows.device)
         if plan.structure is Structure.shared:
-            return _one_step(objective, rows, start_CE)
+            return _one_step(objective, rows, start_CE, tolerance)
     return minimize(
         objective, rows, start_CE, tolerance=tolerance, max_iterations=max_iterations, progress=progress
     )  # fmt: skip
 
 
-def _one_step(objective: Objective, rows: Rows, start_CE: Tensor) -> Optimum:
+def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float) -> Optimum:
     """Newton's step from zero, which a quadratic objective needs once."""
     hessian_EE = objective.data_hessian(rows, start_CE, Layout.shared) + torch.diag(objective.ridge_E)
     what = f"the Gram matrix of the {rows.count} training rows plus head.l2={objective.l2:g}"
     parameters_CE = -solve_positive_definite(hessian_EE, objective.gradient(rows, start_CE), what)
-    return Optimum(parameters_CE, objective.gradient(rows, parameters_CE), 1, 3)
+    gradient_CE = objective.gradient(rows, parameters_CE)
+    if not float(gradient_CE.norm()) <= tolerance:  # refine: what a Cholesky factor left to rounding
+        parameters_CE = parameters_CE - solve_positive_definite(hessian_EE, gradient_CE, what)
+        gradient_CE = objective.gradient(rows, parameters_CE)
+    if not float(gradient_CE.norm()) <= tolerance:
+        raise SolverError(too_slow(float(gradient_CE.norm()), tolerance, "and a step of refinement gains nothing"))
+    return Optimum(parameters_CE, gradient_CE, 1, 3)

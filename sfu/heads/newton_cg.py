@@ -1,11 +1,11 @@
 r"""Training to the optimum by Newton's method, with the gradient norm as certificate.
 
 Each step solves :math:`H d = -g` by conjugate gradients no further than helps (the residual shrinks with the gradient),
-preconditioned by the mean output Hessian times the second moments of the rows, and is shortened until the objective
-falls. Gradients are float64; the products of conjugate gradients, of which a tenth to a thousandth is asked, are
-float32. A large set is first minimised roughly in float32, on one row in eight and then on all. Rows are streamed:
-memory is bounded by a chunk, the outputs, and E x E (rows that are small enough are kept). For the Huberised hinge,
-whose second derivative jumps, this is the semismooth Newton method.
+preconditioned by the mean output Hessian times the second moments of the rows (by Cholesky, where forming H is less
+work), and is shortened until the objective falls. Gradients are float64; the products of conjugate gradients, of which
+a tenth to a thousandth is asked, are float32. A large set is first minimised roughly in float32, on one row in eight
+and then on all. Rows are streamed: memory is bounded by a chunk, the outputs, and E x E (rows that are small enough are
+kept). For the Huberised hinge, whose second derivative jumps, this is the semismooth Newton method.
 
 Source: Nocedal and Wright, Numerical Optimization, 2nd edition, chapter 7 (line-search Newton-CG).
 Shapes: C classes, E = D (+ 1 with bias).
@@ -21,16 +21,19 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.operators.base import Solution
-from sfu.curvature.operators.build import products_of
+from sfu.curvature.operators.build import build_operator, products_of
 from sfu.curvature.operators.conjugate_gradients import conjugate_gradients
+from sfu.curvature.operators.explicit import ExplicitOperator
+from sfu.curvature.operators.plan import plan_structure
 from sfu.curvature.operators.preconditioner import KroneckerPreconditioner
 from sfu.errors import SolverError
 from sfu.losses.objective import Linearization, Objective
 from sfu.losses.rows import Rows
+from sfu.settings import Structure
 
 _LOOSEST, _TIGHTEST = 0.1, 1e-3  # relative residuals of conjugate gradients
 _THINNED, _MANY, _ROUGHLY, _STEPS = 8, 16_384, 1e-2, 20
-_HALVINGS = 30
+_CUTS, _DEEPEST_CUT = 30, 0.01
 _FLAT = 1e-3
 _SUFFICIENT = 1e-4
 _ROUNDING = 500.0  # units of the working precision
@@ -63,6 +66,8 @@ class _Descent:
         self._preconditioner: KroneckerPreconditioner | None = None
         self.steps, self.products = 0, 1
         self._first, self._target = self.size, target
+        self._structure, self._enough = self._plan()
+        self._by_matrix = False
 
     @property
     def size(self) -> float:
@@ -81,7 +86,24 @@ class _Descent:
         self.products += looked
         return True
 
+    def _plan(self) -> tuple[Structure, int]:
+        """How a Hessian would be formed, and how many products cost as much; ``products`` if it would not fit.
+
+        Only steps in float64 are worth it. Conjugate gradients that need more products (badly scaled features under a
+        small l2) are left for good.
+        """
+        n_classes, width = self.point_CE.shape
+        if self.point_CE.dtype != torch.float64:
+            return Structure.products, self.point_CE.numel()
+        plan = plan_structure(self._objective.loss.layout, n_classes, width, self._rows.count, self._rows.device)
+        side = {Structure.dense: n_classes * width, Structure.products: n_classes * width // 2}.get(
+            plan.structure, width
+        )
+        return plan.structure, 2 * side
+
     def _direction(self) -> Solution:
+        if self._by_matrix:
+            return self._exact_direction()
         operator = products_of(self._objective, self._rows, self.here.hessians, self.point_CE.shape[0])
         if self._preconditioner is None:
             self._preconditioner = operator.preconditioner()
@@ -95,8 +117,18 @@ class _Descent:
             tolerance=max(
                 _TIGHTEST, min(_LOOSEST, max((self.size / self._first) ** 0.5, 0.3 * self._target / self.size))
             ),
-            max_iterations=max(100, self.point_CE.numel()),
+            max_iterations=max(100, self._enough),
         )
+        self._by_matrix = not found.converged and self._structure is not Structure.products
+        return replace(found, value_CE=self._without_free_shift(found.value_CE))
+
+    def _exact_direction(self) -> Solution:
+        """With the Hessian formed and factorised."""
+        operator = build_operator(self._objective, self._rows, self.point_CE, self._structure)
+        assert isinstance(operator, ExplicitOperator)
+        repeats = operator.regularized_K.shape[0] // self.point_CE.shape[1]
+        blocks_BKK = operator.blocks_BKK + torch.diag(self._damping().repeat(repeats))
+        found = ExplicitOperator(blocks_BKK, operator.n_classes, operator.regularized_E).solve(-self.here.gradient_CE)
         return replace(found, value_CE=self._without_free_shift(found.value_CE))
 
     def _damping(self) -> Tensor:
@@ -136,9 +168,9 @@ def minimize(
     descent = _Descent(objective, rows, single, start_CE, tolerance)
     while descent.size > tolerance:
         if descent.steps == max_iterations:
-            raise SolverError(_too_slow(descent.size, tolerance, f"after head.max_iterations={max_iterations} steps"))
+            raise SolverError(too_slow(descent.size, tolerance, f"after head.max_iterations={max_iterations} steps"))
         if not descent.step():
-            raise SolverError(_too_slow(descent.size, tolerance, "and rounding prevents less"))
+            raise SolverError(too_slow(descent.size, tolerance, "and no shorter step lowers the objective"))
         if progress is not None:
             progress(descent.steps, max_iterations)
     return Optimum(descent.point_CE, descent.here.gradient_CE, descent.steps, descent.products)
@@ -156,24 +188,28 @@ def _rough(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float)
 def _search(
     objective: Objective, rows: Rows, point_CE: Tensor, here: Linearization, direction_CE: Tensor
 ) -> tuple[Tensor, Linearization, int] | None:
-    """The first of 1, 1/2, 1/4, ... of the step at which the objective falls enough, and how many were tried.
+    """The first of ever shorter steps at which the objective falls enough, and how many were tried.
 
     Where the fall is below rounding, a smaller gradient is taken for progress.
     """
     slope, norm = float((here.gradient_CE * direction_CE).sum()), float(here.gradient_CE.norm())
     blur = _ROUNDING * torch.finfo(point_CE.dtype).eps * abs(here.value)
-    for halvings in range(_HALVINGS):
-        share = 0.5**halvings
+    share = 1.0
+    for cuts in range(_CUTS):
         trial_CE = point_CE + share * direction_CE
         there = objective.linearize(rows, trial_CE)
         fallen = there.value - here.value <= _SUFFICIENT * share * slope
         level = there.value - here.value <= blur and float(there.gradient_CE.norm()) < norm
         if bool(torch.isfinite(there.gradient_CE).all()) and (fallen or level):
-            return trial_CE, there, halvings + 1
+            return trial_CE, there, cuts + 1
+        excess = there.value - here.value - share * slope  # above the tangent: a parabola has its minimum at
+        lowest = -slope * share / (2 * excess) if math.isfinite(excess) and excess > 0 else 0.5  # this part of share
+        share *= min(max(lowest, _DEEPEST_CUT), 0.5)
     return None
 
 
-def _too_slow(size: float, tolerance: float, when: str) -> str:
+def too_slow(size: float, tolerance: float, when: str) -> str:
+    """Why training failed, and what to do."""
     return (
         f"training reached a gradient norm of {size:.1e}, not head.tolerance={tolerance:g}, {when}. Raise head.l2 (at "
         "0 there may be no optimum), head.tolerance or head.max_iterations, or scale the features to rows of norm 1."

@@ -19,7 +19,7 @@ def _what(metrics: Metrics) -> str:
 
 
 def headline(metrics: Metrics) -> str:
-    """For example ``digits: forgot 144 of 1437 examples (random 10 %), l2 0.0005, seed 0``."""
+    """For example ``digits: forgot 144 of 1437 examples (random 10 %), softmax, l2 0.0005, seed 0``."""
     run = metrics.get("run") or {}
     data, head, seeds = run.get("data") or {}, run.get("head") or {}, run.get("seeds") or {}
     n_forget, n_train = data.get("n_forget"), data.get("n_train")
@@ -28,6 +28,8 @@ def headline(metrics: Metrics) -> str:
         parts.append(f"forgot {n_forget}" + (f" of {n_train} examples" if n_train is not None else ""))
         if what := _what(metrics):
             parts[-1] += f" ({what})"
+    if (loss := (head.get("loss") or {}).get("name")) not in (None, "quadratic"):
+        parts.append(loss)
     if fmt.is_number(head.get("l2")):
         parts.append(f"l2 {head['l2']:g}")
     if seeds.get("seed") is not None:

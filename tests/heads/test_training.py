@@ -130,9 +130,19 @@ def test_a_head_rounded_to_float32_keeps_the_gradient_of_what_it_is():
     torch.testing.assert_close(double.gradient_CE, gradient, rtol=1e-4, atol=1e-12)
 
 
+@pytest.mark.parametrize("loss", [Logistic(), Softmax()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize(("scale", "l2"), [(180.0, 1e-3), (1e4, 1e-3), (1e-4, 1e-3)])
+def test_badly_scaled_features_are_no_obstacle(loss, scale, l2):
+    features, labels = digits()
+    head = fit(loss, features[:400] * scale, labels[:400], l2=l2, tolerance=1e-7)
+    assert float(head.gradient_CE.norm()) <= 1e-7
+
+
 def test_what_cannot_be_reached_is_said_with_its_remedy():
     features, labels = digits()
-    with pytest.raises(SolverError, match=r"not head\.tolerance=1e-30, and rounding prevents less\. Raise head\.l2"):
+    with pytest.raises(
+        SolverError, match=r"not head\.tolerance=1e-30, and no shorter step lowers the objective\. Raise head\.l2"
+    ):
         fit(Logistic(), features, labels, tolerance=1e-30)
     with pytest.raises(SolverError, match=r"after head\.max_iterations=1 steps"):
         fit(Logistic(), features, labels, max_iterations=1)

@@ -123,6 +123,18 @@ def test_the_fit_to_gradients_is_the_closed_form(loss, bias):
     assert relative(fitted.head.parameters_CE - closed.head.parameters_CE, moved) < (0.1 if kinks else 1e-2)
 
 
+@every_loss
+@pytest.mark.parametrize("structure", [Structure.products, Structure.blocks], ids=lambda s: s.value)
+def test_stored_curvature_is_held_as_it_was_stored(loss, structure):
+    request, _, _ = situation(loss, store_curvature=True)
+    stored = CurvatureConfig(estimator=Estimator.stored, regularization=Regularization.none)
+    plain, asked = (
+        Newton(config).unlearn(request, TOOLS) for config in (stored, dataclasses.replace(stored, structure=structure))
+    )
+    assert asked.head.parameters_CE.equal(plain.head.parameters_CE)
+    assert asked.details["structure"] == loss.layout.value
+
+
 @every_smooth_loss
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_take_the_same_step_as_matrices(loss, bias):
@@ -143,6 +155,9 @@ def test_a_large_softmax_goes_by_products_and_says_so(monkeypatch):
     closed, fitted = (Newton(c).unlearn(request, TOOLS) for c in (CLOSED, CurvatureConfig()))
     assert fitted.details["structure"] == closed.details["structure"] == "products"
     assert "products take the place of a dense matrix" in fitted.details["structure_reason"]
+    assert closed.details["solver"] == "multishift_conjugate_gradients"
+    assert 0 < closed.details["solve_residual"] <= 1e-8
+    assert closed.details["solve_iterations"] > 0
     assert fitted.details["fit_status"] == "closed form, the limit of the fit"
     assert torch.equal(fitted.head.parameters_CE, closed.head.parameters_CE)
     by_loss = CurvatureConfig(measurement=Measurement.loss, perturbations=100)

@@ -6,9 +6,13 @@ With H the training data's Hessian at the head and H_f the forget set's, the ret
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, Seen
+from sfu.curvature.operators import Plan
 from sfu.curvature.operators.build import with_ridge
 from sfu.errors import ConfigError
+from sfu.settings import Structure
 from sfu.unlearning.method import Access
 from sfu.unlearning.request import ForgetRequest
 
@@ -25,6 +29,11 @@ class Stored(HessianEstimator):
     def is_exact(self) -> bool:
         """It is."""
         return True
+
+    def plan(self, request: ForgetRequest, count: int | None = None) -> Plan:
+        """That of what was stored, whatever ``curvature.structure``."""
+        own = Stored(replace(self.config, structure=Structure.auto))
+        return super(Stored, own).plan(request, count)
 
     def estimate(self, observation: Seen, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
         """Subtract.

@@ -47,6 +47,10 @@ class DampedInverse(ABC):
     def invertible(self) -> bool:
         """Whether rho = 0 may be used."""
 
+    def account(self) -> dict[str, float | int | str]:
+        """How the last solve went, where that is worth saying."""
+        return {}
+
     @abstractmethod
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
         """Solutions for every rho, ``[M, C, E]``.

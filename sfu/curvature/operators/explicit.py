@@ -46,7 +46,8 @@ class ExplicitOperator(CurvatureOperator):
 
     def matmul(self, vectors: Tensor) -> Tensor:
         """Batched product with the blocks."""
-        return (self._split(vectors) @ self.blocks_BKK).reshape(vectors.shape)
+        product = torch.einsum("...bnk,bkj->...bnj", self._split(vectors), self.blocks_BKK)  # @ may copy the blocks
+        return product.reshape(vectors.shape)
 
     def _split(self, vectors: Tensor) -> Tensor:
         count, side = self.blocks_BKK.shape[:2]

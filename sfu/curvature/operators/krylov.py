@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-8
 MAX_ITERATIONS = 1000
+_AT_ONCE = 16
 
 
 class KrylovInverse(DampedInverse):
@@ -39,15 +40,26 @@ class KrylovInverse(DampedInverse):
         self._operator = operator
         self._has_bias = bool(operator.regularized_E[-1] == 0)
         self._ridge = float(operator.ridge_E[0])
-        self._mean = operator.trace() / (operator.n_classes * operator.regularized_E.shape[0])
         self.iterations, self.residual = 0, 0.0
+        trace, count = operator.trace(), float(operator.regularized_E.sum()) * operator.n_classes
         if self._has_bias:
-            self._bias_inverse_CC = bias_inverse(operator.output_mean())
+            own_CC = operator.output_mean()
+            self._bias_inverse_CC = bias_inverse(own_CC)
+            trace -= float(own_CC.trace()) + self._coupled_trace()
+        self._mean = trace / count
 
     @property
     def mean_eigenvalue(self) -> float:
-        """From the trace, biases included."""
+        """From the trace of what is left when the biases are eliminated."""
         return self._mean
+
+    def account(self) -> dict[str, float | int | str]:
+        """Iterations and the largest residual of the last solve."""
+        return {
+            "solver": "multishift_conjugate_gradients",
+            "solve_residual": self.residual,
+            "solve_iterations": self.iterations,
+        }
 
     @property
     def invertible(self) -> bool:
@@ -77,7 +89,13 @@ class KrylovInverse(DampedInverse):
         image_CE = self._operator.matmul(torch.nn.functional.pad(vector_CD, (0, 1)))
         return image_CE[:, :-1] - self._pull(self._bias_inverse_CC @ image_CE[:, -1:])
 
+    def _coupled_trace(self) -> float:
+        """``tr(H_uu^+ H_ud H_du)``: a product with each column of a root of ``H_uu^+``."""
+        values_C, vectors_CC = torch.linalg.eigh(self._bias_inverse_CC)
+        root_CC = vectors_CC * values_C.clamp(min=0).sqrt()
+        return sum(float(self._pull(piece_PC[..., None]).square().sum()) for piece_PC in root_CC.T.split(_AT_ONCE))
+
     def _pull(self, bias_C1: Tensor) -> Tensor:
         """What biases do to the regularised parameters: ``H_du b``."""
         width = self._operator.regularized_E.shape[0]
-        return self._operator.matmul(torch.nn.functional.pad(bias_C1, (width - 1, 0)))[:, :-1]
+        return self._operator.matmul(torch.nn.functional.pad(bias_C1, (width - 1, 0)))[..., :-1]

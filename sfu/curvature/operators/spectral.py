@@ -73,7 +73,8 @@ class SpectralInverse(DampedInverse):
         cutoff = width * torch.finfo(damped_MBD.dtype).eps * damped_MBD.abs().amax(2, keepdim=True)
         inverse_MBD = torch.where(damped_MBD > cutoff, 1.0 / damped_MBD.clamp(min=cutoff), 0.0)
         rotated_BND = features_BND @ self._vectors_BDD
-        solved_MBND = (rotated_BND * inverse_MBD[:, :, None]) @ self._vectors_BDD.mT
+        scaled_MBND = rotated_BND * inverse_MBD[:, :, None]
+        solved_MBND = torch.einsum("mbnd,bed->mbne", scaled_MBND, self._vectors_BDD)  # @ would copy the vectors M times
         if not self._biases.numel():
             return solved_MBND.reshape(len(rhos), *right_CE.shape)
         whole = right_BNK.new_empty(len(rhos), *right_BNK.shape)

@@ -214,7 +214,7 @@ class Newton(UnlearningMethod):
         length = found.choice.scale * request.step_ratio
         if found.inverse is not None:
             step_CE = found.inverse.solve(gradient_CE, found.choice.rho, floor=self._floor(head))
-            return Taken(head.parameters_CE + length * step_CE, {})
+            return Taken(head.parameters_CE + length * step_CE, found.inverse.account())
         solution = found.estimate.operator.solve(gradient_CE, found.choice.rho)
         return Taken.by(head.parameters_CE + length * solution.value_CE, solution)
 
