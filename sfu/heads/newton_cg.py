@@ -23,7 +23,7 @@ from torch import Tensor
 from sfu.curvature.operators.base import Solution
 from sfu.curvature.operators.build import products_of
 from sfu.curvature.operators.conjugate_gradients import conjugate_gradients
-from sfu.curvature.operators.preconditioner import KroneckerPreconditioner
+from sfu.curvature.operators.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
 from sfu.errors import SolverError
 from sfu.losses.objective import Linearization, Objective
 from sfu.losses.rows import Rows
@@ -60,7 +60,7 @@ class _Descent:
         """Look at the start; ``single`` are the rows in float32, ``target`` the gradient norm to be reached."""
         self._objective, self._rows, self._single = objective, rows, single
         self.point_CE, self.here = start_CE, objective.linearize(rows, start_CE)
-        self._preconditioner: KroneckerPreconditioner | None = None
+        self._preconditioner: KroneckerPreconditioner | IdentityPreconditioner | None = None
         self.steps, self.products = 0, 1
         self._first, self._target = self.size, target
 
@@ -109,7 +109,7 @@ class _Descent:
 
     def _without_free_shift(self, direction_CE: Tensor) -> Tensor:
         """Equal biases, which a softmax does not feel, are not to drift by rounding."""
-        if not self._objective.loss.shift_invariant:
+        if not self._objective.loss.shift_invariant or self._rows.shared:
             return direction_CE
         free_E = self._objective.ridge_E == 0
         return direction_CE - free_E * direction_CE.mean(0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sfu.curvature.operators import CurvatureOperator, build_operator
 from sfu.errors import DataError
-from sfu.heads.linear import LinearHead
+from sfu.heads.base import Head
 from sfu.losses.rows import Rows, design_matrix
 from sfu.settings import Structure
 
@@ -33,7 +33,7 @@ class ForgetRequest:
         copies: How often every example occurs among the rows (see :meth:`for_curvature`).
     """
 
-    head: LinearHead
+    head: Head
     features_FD: Tensor
     labels_F: Tensor
     weights_F: Tensor | None = None
@@ -171,7 +171,7 @@ class ForgetRequest:
         """The forget rows as the head's loss sees them."""
         return self.head.rows(self.features_FD, self.labels_F, self.weights_F, keep=keep)
 
-    def unlearned_head(self, parameters_CE: Tensor) -> LinearHead:
+    def unlearned_head(self, parameters_CE: Tensor) -> Head:
         """The head of the retained data at ``parameters_CE``, taken to be at its optimum there.
 
         A stored summary of the old training data is dropped with the examples it still contains, and a certificate
