@@ -45,9 +45,18 @@ class Estimator(Enum):
     closed_form = "closed_form"
     ledoit_wolf = "ledoit_wolf"
     oas = "oas"
+    diagonal = "diagonal"
+    hutchinson = "hutchinson"
     stored = "stored"
     reference = "reference"
     exact = "exact"
+
+
+class Subspace(Enum):
+    """Where a linearised head's Hessian is fitted: what conjugate gradients would explore, or random directions."""
+
+    krylov = "krylov"
+    random = "random"
 
 
 class Measurement(Enum):
@@ -254,6 +263,11 @@ class CurvatureConfig:
     solver: Solver = Solver.auto
     tolerance: float = 1e-8
     max_iterations: int | None = None  # None: what suits the algorithm
+    # a linearised head: the fit is to a subspace, and the identity elsewhere
+    subspace: Subspace = Subspace.krylov
+    dimension: int = 16
+    # estimator=hutchinson: random vectors
+    probes: int = 32
     # estimator=reference: public, unlabelled features
     reference_path: str | None = None
     reference_key: str = "features"

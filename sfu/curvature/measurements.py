@@ -132,7 +132,11 @@ def default_scale(request: ForgetRequest) -> float:
     """1 where the expansion of the loss ends with its second term; else what changes outputs by a thousandth."""
     if request.head.loss.constants.curvature_lipschitz == 0:
         return 1.0
-    return _SMALL / max(float(request.design_FE.square().sum(1).mean().sqrt()), 1e-300)
+    shape = (request.labels_F.shape[0], request.head.n_classes)
+    total = sum(
+        chunk.squares(torch.ones(len(chunk.labels_B), shape[1]).to(chunk.share_B)) for chunk in request.data().chunks()
+    )
+    return _SMALL / max((total / (shape[0] * shape[1])) ** 0.5, 1e-300)
 
 
 def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor, structure: Structure) -> Observations:

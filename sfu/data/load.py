@@ -187,8 +187,8 @@ def public_rows(config: DatasetConfig, labels_N: np.ndarray, train: np.ndarray) 
         count = round(fraction * len(members))
         if not 0 < count < len(members):
             raise ConfigError(
-                f"dataset.core_fraction={fraction:g} of the {len(members)} training images of class {label} are {count}; "
-                "the core and the users need at least one each."
+                f"dataset.core_fraction={fraction:g} of the {len(members)} training images of class {label} are "
+                f"{count}; the core and the users need at least one each."
             )
         chosen.append(draw.permutation(members)[:count])
     return np.sort(np.concatenate(chosen))

@@ -105,7 +105,7 @@ def prepare(
     if core is not None:
         if config.forget.indices is not None and data.about_images["n_public"]:
             raise DataError(
-                f"forget.indices={config.forget.indices} counts rows, and dataset.core_fraction takes some of them away; "
+                f"forget.indices={config.forget.indices} counts rows, and dataset.core_fraction takes some away; "
                 "name the images instead (forget.files)."
             )
         display.say(str(preflight(core, data.n_train)))

@@ -45,6 +45,10 @@ class Chunk(ABC):
     def pull(self, bent: Tensor) -> Tensor:
         """``sum_i A_i^T b_i`` for b of shape ``[B, ..., C]``, in the shape of the parameters."""
 
+    @abstractmethod
+    def squares(self, bent_BC: Tensor) -> float:
+        """``sum_i |A_i^T b_i|^2``."""
+
 
 @dataclass(frozen=True)
 class LinearChunk(Chunk):
@@ -69,3 +73,42 @@ class LinearChunk(Chunk):
         """One product for all vectors."""
         flat_BQ = bent.reshape(bent.shape[0], -1)
         return (flat_BQ.T @ self.design_BE).reshape(*bent.shape[1:], self.design_BE.shape[1])
+
+    def squares(self, bent_BC: Tensor) -> float:
+        """Norms of outer products multiply."""
+        return float(bent_BC.square().sum(1) @ self.design_BE.square().sum(1))
+
+
+@dataclass(frozen=True)
+class TableChunk(Chunk):
+    """Rows given by their Jacobian, for a few parameters that all classes share: parameters are ``[..., 1, K]``.
+
+    Attributes:
+        jacobian_BCK: A.
+        at_BC: Outputs at the origin.
+        origin_1K: Parameters there.
+    """
+
+    jacobian_BCK: Tensor
+    at_BC: Tensor
+    origin_1K: Tensor
+
+    def outputs(self, parameters: Tensor) -> Tensor:
+        """Affine about the origin."""
+        middle = [1] * (parameters.ndim - 2)
+        return self.at_BC.unflatten(1, (*middle, -1)) + self.push(parameters - self.origin_1K)
+
+    def push(self, vectors: Tensor) -> Tensor:
+        """One product for all vectors."""
+        flat_MK = vectors.reshape(-1, vectors.shape[-1])
+        pushed_BMC = (self.jacobian_BCK @ flat_MK.T).mT
+        return pushed_BMC.reshape(pushed_BMC.shape[0], *vectors.shape[:-2], pushed_BMC.shape[2])
+
+    def pull(self, bent: Tensor) -> Tensor:
+        """One product for all vectors."""
+        flat_BMC = bent.reshape(bent.shape[0], -1, bent.shape[-1])
+        return (flat_BMC @ self.jacobian_BCK).sum(0).reshape(*bent.shape[1:-1], 1, -1)
+
+    def squares(self, bent_BC: Tensor) -> float:
+        """Row by row."""
+        return float((bent_BC[:, None] @ self.jacobian_BCK).square().sum())

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sfu.losses.base import Layout, Loss, OutputHessian
+from sfu.losses.chunks import TableChunk
 from sfu.losses.rows import Rows
 
 
@@ -110,6 +111,8 @@ class Objective:
 
         ``shared`` is for the quadratic loss alone.
         """
+        if rows.shared:
+            return self._table_hessian(rows, parameters_CE)
         n_classes, width = parameters_CE.shape
         count = {Layout.shared: 1, Layout.blocks: n_classes, Layout.dense: n_classes}[layout]
         blocks_KEE = parameters_CE.new_zeros(count, width, width)
@@ -130,6 +133,16 @@ class Objective:
         if full is None:
             return blocks_KEE[0] if layout is Layout.shared else blocks_KEE
         return full + torch.block_diag(*blocks_KEE)
+
+    def _table_hessian(self, rows: Rows, parameters_1K: Tensor) -> Tensor:
+        """``[K, K]``, of rows whose Jacobian is a table."""
+        full_KK = parameters_1K.new_zeros((parameters_1K.shape[1],) * 2)
+        for chunk in rows.chunks():
+            assert isinstance(chunk, TableChunk)
+            output_BCC = self.loss.curvature(chunk.outputs(parameters_1K), chunk.labels_B).dense()
+            bent_BCK = output_BCC @ chunk.jacobian_BCK * chunk.share_B[:, None, None]
+            full_KK += torch.einsum("bck,bcl->kl", chunk.jacobian_BCK, bent_BCK)
+        return full_KK
 
 
 _PIECE = 1 << 24

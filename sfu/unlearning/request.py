@@ -5,6 +5,7 @@ Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -200,6 +201,17 @@ class ForgetRequest:
     def newton_gradient(self) -> Tensor:
         """``g_f - (V / V_f) g``: the right-hand side of the Newton step, ``[C, E]``."""
         return self.forget_gradient() - (self.head.total_weight / self.weight) * self.head.gradient_CE
+
+
+def merge_requests(parts: Sequence[ForgetRequest]) -> ForgetRequest:
+    """One request for disjoint sets of rows of one head."""
+    weights = [part.weights_F for part in parts if part.weights_F is not None]
+    return replace(
+        parts[0],
+        features_FD=torch.cat([part.features_FD for part in parts]),
+        labels_F=torch.cat([part.labels_F for part in parts]),
+        weights_F=torch.cat(weights) if weights else None,
+    )
 
 
 def check_weights(weights: Tensor, labels: Tensor) -> Tensor:

@@ -139,8 +139,7 @@ def _up_to(graph: fx.Graph, last: fx.Node) -> fx.Graph:
         copies[node] = made.node_copy(node, lambda used: copies[used])
         if node is last:
             break
-    made.call_function(torch.flatten, (copies[last], 1))
-    made.output(next(reversed(made.nodes)))
+    made.output(copies[last])
     return made
 
 

@@ -102,6 +102,7 @@ def preflight(core: Core, n_rows: int) -> Preflight:
     if need > 0.9 * memory:
         raise ConfigError(
             f"head.layers linearises {core.n_parameters:,} parameters, which need about {need / _GIB:.1f} GiB in "
-            f"batches of {core.batch_size}, and the device has {memory / _GIB:.1f} GiB; lower head.batch_size or head.layers."
+            f"batches of {core.batch_size}, and the device has {memory / _GIB:.1f} GiB; lower "
+            "head.batch_size or head.layers."
         )
     return found

@@ -16,6 +16,8 @@ from sfu.losses.base import Loss
 from sfu.losses.chunks import Chunk
 from sfu.losses.rows import Rows
 
+_PROBES = 16
+
 
 @dataclass(frozen=True)
 class TangentChunk(Chunk):
@@ -40,6 +42,14 @@ class TangentChunk(Chunk):
     def pull(self, bent: Tensor) -> Tensor:
         """``J^T b``."""
         return self.core.pull(self.features_BD, bent)
+
+    def squares(self, bent_BC: Tensor) -> float:
+        """An estimate: the mean of ``|sum_i +- J_i^T b_i|^2`` over random signs, always the same ones."""
+        drawn, total = torch.Generator().manual_seed(0), 0.0
+        for _ in range(_PROBES):
+            signs_B = torch.randint(0, 2, (bent_BC.shape[0],), generator=drawn).to(bent_BC) * 2 - 1
+            total += float(self.pull(bent_BC * signs_B[:, None]).square().sum()) / _PROBES
+        return total
 
 
 class TangentRows(Rows):
