@@ -132,11 +132,13 @@ def default_scale(request: ForgetRequest) -> float:
     """1 where the expansion of the loss ends with its second term; else what changes outputs by a thousandth."""
     if request.head.loss.constants.curvature_lipschitz == 0:
         return 1.0
-    shape = (request.labels_F.shape[0], request.head.n_classes)
-    total = sum(
-        chunk.squares(torch.ones(len(chunk.labels_B), shape[1]).to(chunk.share_B)) for chunk in request.data().chunks()
-    )
-    return _SMALL / max((total / (shape[0] * shape[1])) ** 0.5, 1e-300)
+    n_classes, total = request.head.n_classes, 0.0
+    for chunk in request.data().chunks():
+        for c in range(n_classes):
+            only_BC = chunk.share_B.new_zeros(chunk.share_B.shape[0], n_classes)
+            only_BC[:, c] = 1.0
+            total += chunk.squares(only_BC)
+    return _SMALL / max((total / (request.labels_F.shape[0] * n_classes)) ** 0.5, 1e-300)
 
 
 def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor, structure: Structure) -> Observations:

@@ -42,14 +42,15 @@ class KrylovInverse(DampedInverse):
         self._has_bias = bool(operator.regularized_E[-1] == 0)
         self._ridge = float(operator.ridge_E[0])
         self._tolerance = max(TOLERANCE, _LOOSER * operator.tolerance)
-        self._mean = operator.trace() / (operator.n_classes * operator.regularized_E.shape[0])
+        size = operator.n_classes * operator.regularized_E.shape[0]
+        self._mean = operator.trace() / (min(size, operator.n_bent) if operator.shared else size)
         self.iterations, self.residual = 0, 0.0
         if self._has_bias:
             self._bias_inverse_CC = bias_inverse(operator.output_mean())
 
     @property
     def mean_eigenvalue(self) -> float:
-        """From the trace, biases included."""
+        """From the trace, biases included; where the classes share parameters, over as many as the rows can curve."""
         return self._mean
 
     @property

@@ -16,7 +16,7 @@ from sfu.curvature.operators.plan import available_memory
 from sfu.errors import ConfigError
 from sfu.heads.linearised.core import Core
 
-_LARGEST = {"cpu": 256, "cuda": 1024}
+_LARGEST = {"cpu": 512, "cuda": 1024}
 _SHARE = 8  # of the memory goes to one pass
 _PASS = 3  # a product holds so many times what a reverse pass keeps
 _VECTORS = 8  # of conjugate gradients, float64
@@ -54,22 +54,24 @@ class Preflight:
 
 
 def bytes_per_example(core: Core) -> int:
-    """What a reverse pass keeps for each example, counted; parameters left out."""
-    own = {tensor.data_ptr() for tensor in core.top.parameters()}
-    kept: dict[int, int] = {}
+    """What a reverse pass keeps for each further example, counted."""
+    few, more = 2, 6
+    return max(1, (_kept_bytes(core, more) - _kept_bytes(core, few)) // (more - few))
+
+
+def _kept_bytes(core: Core, examples: int) -> int:
+    kept: dict[int, tuple[Tensor, int]] = {}  # the tensor keeps its address in use
 
     def pack(tensor: Tensor) -> Tensor:
-        if tensor.data_ptr() not in own:
-            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = (tensor, storage.nbytes())
         return tensor
 
-    examples = 4
     activations = torch.zeros(examples, *core.shape, device=core.device, dtype=core.dtype)
     parameters = {name: tensor.clone().requires_grad_() for name, tensor in core.parameters.items()}
-    own |= {tensor.data_ptr() for tensor in parameters.values()}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         functional_call(core.top, parameters, (activations,))
-    return max(1, sum(kept.values()) // examples)
+    return sum(size for _, size in kept.values())
 
 
 def with_batch_size(core: Core, batch_size: int | None) -> Core:
