@@ -67,7 +67,7 @@ def test_the_leaky_variant_is_another_tangent():
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_exact_training_is_the_dense_solution(layers):
-    case = tiny_case(layers, l2=1e-2)
+    case = tiny_case(layers, l2=1e-2, batch_size=30)
     seen = []
     head = train_head(
         case.features, case.labels, C, HeadConfig(name="linearised", l2=1e-2, tolerance=1e-10, max_iterations=3000),
@@ -96,7 +96,7 @@ def test_any_convex_loss_can_be_trained_exactly():
 def test_gradient_descent_comes_near_and_keeps_the_gradient_that_is_left():
     case = tiny_case(1, l2=1e-2, scale=1.0)
     quick = HeadConfig(name="linearised").sgd
-    quick.batch_size = 8
+    quick.batch_size, quick.epochs = 8, 12
     head = case.train(training=Training.sgd, sgd=quick)
     best = case.optimum(torch.arange(N))
     assert float((head.parameters_CE[0] - best).norm()) < 0.5 * float(best.norm())
@@ -208,7 +208,7 @@ def test_all_dampings_from_one_krylov_space_are_the_separate_solves(in_coordinat
 
     if in_coordinates:
         monkeypatch.setattr(krylov, "PIECE", 1)
-    case = tiny_case(3)
+    case = tiny_case(1, batch_size=13)
     request = case.request()
     inverse = request.hessian(Structure.products).damped()
     right, rhos = request.newton_gradient(), [0.0, 1e-3, 0.1, 10.0]

@@ -100,7 +100,7 @@ class Case:
         return ForgetRequest(head or self.train(), self.features[self.forget], self.labels[self.forget])
 
 
-def tiny_case(layers: int = 2, l2: float = 1e-2, batch_size: int = 17, scale: float = 5.0, slope: float = 0.0) -> Case:
+def tiny_case(layers: int = 2, l2: float = 1e-2, batch_size: int = 40, scale: float = 5.0, slope: float = 0.0) -> Case:
     network = tiny_network()
     cut = cut_network(network, layers, slope)
     drawn = torch.Generator().manual_seed(1)
