@@ -24,6 +24,8 @@ def validate_curvature(config: CurvatureConfig, where: str) -> None:
     between(f"{where}curvature.tolerance", config.tolerance, 0.0, 1.0)
     if config.max_iterations is not None:
         at_least(f"{where}curvature.max_iterations", config.max_iterations, 1)
+    at_least(f"{where}curvature.dimension", config.dimension, 1)
+    at_least(f"{where}curvature.probes", config.probes, 1)
     at_least(f"{where}curvature.rho", config.rho, 0.0)
     if config.folds is not None and (config.folds == 1 or config.folds < 0):
         raise ConfigError(f"{where}curvature.folds={config.folds}; give 0 (no cross-validation) or at least 2.")
@@ -36,10 +38,10 @@ def validate_curvature(config: CurvatureConfig, where: str) -> None:
     if config.estimator is Estimator.reference and config.reference_weight is None and config.folds == 0:
         raise ConfigError(f"{where}curvature.estimator=reference needs curvature.reference_weight or curvature.folds.")
     check_augmentations(config.augment, f"{where}curvature.augment")
-    exact = config.estimator in (Estimator.exact, Estimator.stored)
+    exact = config.estimator in (Estimator.exact, Estimator.stored, Estimator.hutchinson)
     if exact and config.regularization is Regularization.cross_validated:
         raise ConfigError(
-            f"{where}curvature.estimator={config.estimator.value} is exact and needs no cross-validation: set "
+            f"{where}curvature.estimator={config.estimator.value} needs no cross-validation: set "
             "curvature.regularization=none."
         )
 

@@ -21,6 +21,14 @@ class Training(Enum):
 
     exact = "exact"
     adam = "adam"
+    sgd = "sgd"
+
+
+class CoreWeights(Enum):
+    """Where the fixed weights of a linearised head come from: those of the backbone, or training on public images."""
+
+    pretrained = "pretrained"
+    pretrain = "pretrain"
 
 
 class Damaged(Enum):
@@ -37,9 +45,18 @@ class Estimator(Enum):
     closed_form = "closed_form"
     ledoit_wolf = "ledoit_wolf"
     oas = "oas"
+    diagonal = "diagonal"
+    hutchinson = "hutchinson"
     stored = "stored"
     reference = "reference"
     exact = "exact"
+
+
+class Subspace(Enum):
+    """Where a linearised head's Hessian is fitted: what conjugate gradients would explore, or random directions."""
+
+    krylov = "krylov"
+    random = "random"
 
 
 class Measurement(Enum):
@@ -125,6 +142,8 @@ class DatasetConfig:
     test_fraction: float = 0.2  # held out where the dataset has no test part
     normalize_rows: bool = False  # every row of every part to norm 1
     n_classes: int | None = None  # None: counted from the labels
+    core_fraction: float = 0.0  # head=linearised: training images that are public, for the core, and no user's
+    core_seed: int = 0  # which ones
 
 
 @dataclass
@@ -156,6 +175,31 @@ class AdamConfig:
 
 
 @dataclass
+class SgdConfig:
+    """Settings of ``head.training=sgd``."""
+
+    lr: float = 0.05
+    momentum: float = 0.9
+    batch_size: int = 64
+    epochs: int = 50
+    milestones: list[int] = field(default_factory=lambda: [24, 39])  # epochs after which the rate falls
+    decay: float = 0.1  # by this factor
+
+
+@dataclass
+class PretrainConfig:
+    """How the core of a linearised head is trained on ``dataset.core_fraction`` (cross-entropy, SGD, one cycle)."""
+
+    epochs: int = 10
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    batch_size: int = 128
+    augment: bool = True  # flips and shifts, a new draw for every batch
+    seed: int = 0
+
+
+@dataclass
 class HeadConfig:
     """Group ``head``."""
 
@@ -164,10 +208,18 @@ class HeadConfig:
     bias: bool = False  # never regularised
     training: Training = Training.exact
     tolerance: float = 1e-8  # exact: the gradient norm of the mean objective to reach
-    max_iterations: int = 200  # exact: Newton steps
+    max_iterations: int = 200  # exact: Newton steps (linearised, quadratic: products)
     objective_noise: float = 0.0  # exact: standard deviation of the b of certified removal's term b^T w / n
     store_curvature: bool = False  # keep the Hessian of the training rows with the head
     adam: AdamConfig = field(default_factory=AdamConfig)
+    sgd: SgdConfig = field(default_factory=SgdConfig)
+    # head=linearised
+    layers: int = 1  # components from the end: 1 is the last linear layer
+    core: CoreWeights = CoreWeights.pretrained
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    negative_slope: float = 0.0  # of the rectifiers of the linearised layers
+    dtype: str = "float32"  # of passes through the linearised layers; vectors are in `dtype`
+    batch_size: int | None = None  # images of one pass; None: what fits the device
 
 
 @dataclass
@@ -211,6 +263,11 @@ class CurvatureConfig:
     solver: Solver = Solver.auto
     tolerance: float = 1e-8
     max_iterations: int | None = None  # None: what suits the algorithm
+    # a linearised head: the fit is to a subspace, and the identity elsewhere
+    subspace: Subspace = Subspace.krylov
+    dimension: int = 16
+    # estimator=hutchinson: random vectors
+    probes: int = 32
     # estimator=reference: public, unlabelled features
     reference_path: str | None = None
     reference_key: str = "features"

@@ -43,7 +43,7 @@ def cross_validate(
     for part in parts:
         seen.append(estimator.observe(part.for_curvature(), tools))
         tick()
-    scored_by = Structure.shared if head.loss.layout is Layout.shared else Structure.products
+    scored_by = Structure.shared if head.layout is Layout.shared else Structure.products
     held_out = [part.hessian(scored_by) for part in parts]
     sums = torch.stack([part.forget_gradient() * part.weight for part in parts])
     correction = (head.total_weight / total) * head.gradient_CE

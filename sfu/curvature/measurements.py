@@ -132,7 +132,13 @@ def default_scale(request: ForgetRequest) -> float:
     """1 where the expansion of the loss ends with its second term; else what changes outputs by a thousandth."""
     if request.head.loss.constants.curvature_lipschitz == 0:
         return 1.0
-    return _SMALL / max(float(request.design_FE.square().sum(1).mean().sqrt()), 1e-300)
+    n_classes, total = request.head.n_classes, 0.0
+    for chunk in request.data().chunks():
+        for c in range(n_classes):
+            only_BC = chunk.share_B.new_zeros(chunk.share_B.shape[0], n_classes)
+            only_BC[:, c] = 1.0
+            total += chunk.squares(only_BC)
+    return _SMALL / max((total / (request.labels_F.shape[0] * n_classes)) ** 0.5, 1e-300)
 
 
 def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor, structure: Structure) -> Observations:

@@ -110,7 +110,8 @@ def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> 
     along = torch.zeros(len(rhos), dtype=torch.float64)
     curved = torch.zeros_like(along)
     for fold in folds:
-        step_MCE = fold.inverse.solve_many(fold.gradient_CE, rhos, floor=floor)
-        along += (step_MCE * fold.gradient_CE).sum((1, 2)).double().cpu() / len(folds)
-        curved += fold.held_out.quadratic(step_MCE).double().cpu() / len(folds)
+        pieces = fold.inverse.solutions(fold.gradient_CE, rhos, floor=floor)
+        scored = [((s * fold.gradient_CE).sum((1, 2)), fold.held_out.quadratic(s)) for s in pieces]
+        along += torch.cat([score for score, _ in scored]).double().cpu() / len(folds)
+        curved += torch.cat([score for _, score in scored]).double().cpu() / len(folds)
     return along, curved

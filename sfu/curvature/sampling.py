@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from sfu.unlearning.request import ForgetRequest
 
 UNLIKE_A_SAMPLE = 20.0
@@ -22,21 +24,22 @@ dominates); above it the reader is warned."""
 def sampling_ratio(request: ForgetRequest) -> float | None:
     """Squared deviation of the forget gradient over its expectation for a random sample; ``None`` for a single row.
 
-    A row's gradient is the outer product of its slope and its design row, so the trace of the covariance over rows
-    needs no matrix. With weights the mean is a ratio of sums, and its variance is linearised.
+    A row's gradient is its slope pulled back, so the trace of the covariance over rows needs no matrix. With weights
+    the mean is a ratio of sums, and its variance is linearised.
     """
     head, count = request.head, request.n_forget
     if count < 2:
         return None
-    design_FE, rows = request.design_FE, request.data()
-    slope_FC = head.loss.slopes(design_FE @ head.parameters_CE.T, request.labels_F)
-    share_F = slope_FC.new_full((count,), 1 / count) if rows.weights_N is None else rows.weights_N.to(slope_FC)
-    share_F = share_F / share_F.sum()
-    square_F = share_F.square()
-    mean_CE = (slope_FC * share_F[:, None]).T @ design_FE
-    across = float((((slope_FC * square_F[:, None]).T @ design_FE) * mean_CE).sum())
-    square = float((square_F * slope_FC.square().sum(1) * design_FE.square().sum(1)).sum())
-    spread = square - 2 * across + float(square_F.sum() * mean_CE.square().sum())
+    mean_CE, twice_CE = (torch.zeros_like(head.parameters_CE) for _ in range(2))
+    square = shares = 0.0
+    for chunk in request.data().chunks():
+        share_B1 = chunk.share_B[:, None]
+        slope_BC = head.loss.slopes(chunk.outputs(head.parameters_CE), chunk.labels_B)
+        mean_CE += chunk.pull(share_B1 * slope_BC)
+        twice_CE += chunk.pull(share_B1.square() * slope_BC)
+        square += chunk.squares(share_B1 * slope_BC)
+        shares += float(share_B1.square().sum())
+    spread = square - 2 * float((twice_CE * mean_CE).sum()) + shares * float(mean_CE.square().sum())
     deviation = float((request.forget_gradient() - head.gradient_CE).square().sum())
     expected = max(0.0, spread - 1e-12 * square) * count / (count - 1) * (1 - count / head.n_train)
     if expected <= 0:  # copies of one row, or no gradient at all

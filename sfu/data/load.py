@@ -18,11 +18,12 @@ from sfu.checks import at_least
 from sfu.data import datasets
 from sfu.data.backbones.backbone import NO_BACKBONE
 from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
+from sfu.data.images.decode import ImageError
 from sfu.data.images.image_set import ImageSet
 from sfu.data.raw_arrays import stratified_rows
 from sfu.data.seal import require_open
 from sfu.discovery import module_names
-from sfu.errors import ConfigError
+from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from sfu.data.features.extract import Extractor, Features
@@ -121,10 +122,16 @@ def _load_images(
     if config.n_classes is not None and config.n_classes < n_classes:
         raise ConfigError(f"dataset.n_classes={config.n_classes} but {_source(config)} has {n_classes} classes.")
     n_classes = config.n_classes or n_classes
-    train, _ = _parts(config, images, seed)
+    train, test = _parts(config, images, seed)
+    public = public_rows(config, images.labels_N, train)
+    train = np.setdiff1d(train, public)
     if check is not None:
         names = [images.images.name(row) for row in train.tolist()]
         check(torch.from_numpy(images.labels_N[train]), n_classes, images.class_names, names)
+    extractor.prepare(
+        images.images.take(public.tolist()), torch.from_numpy(images.labels_N[public]), n_classes,
+        lambda: _first_image(images, train),
+    )  # fmt: skip
     features = extractor.extract(
         images.images,
         fail_on_damage=config.damaged is Damaged.fail,
@@ -134,7 +141,9 @@ def _load_images(
         log.warning("%d of %d images cannot be decoded and are left out", len(features.damaged), len(images.images))
     kept = features.rows_M.numpy()
     whole = images.rows(kept) if features.damaged else images
-    train, test = _parts(config, whole, seed)
+    if features.damaged:
+        train, test = _parts(config, whole, seed)
+    train, test = (part[~np.isin(kept[part], public)] for part in (train, test))
     rows, labels = features.features_MD.numpy(), whole.labels_N
     data = make_feature_data(
         config.name, rows[train], labels[train], rows[test], labels[test],
@@ -144,8 +153,45 @@ def _load_images(
         data,
         class_names=images.class_names,
         train_images=ImageRows(images.images, kept[train]),
-        about_images={**extractor.record, **_about(features, len(images.images))},
+        about_images={**extractor.record, **_about(features, len(images.images)), "n_public": len(public)},
     )
+
+
+def _first_image(images: ImageSet, rows: np.ndarray) -> Tensor:
+    """The pixels of the first image that can be decoded.
+
+    Raises:
+        DataError: None can.
+    """
+    for row in rows.tolist():
+        try:
+            return images.images.decode(row)
+        except ImageError:
+            continue
+    raise DataError(f"none of the {len(rows)} training images can be decoded.")
+
+
+def public_rows(config: DatasetConfig, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Rows of the training part that are public (``dataset.core_fraction``, every class in proportion), ascending.
+
+    Raises:
+        ConfigError: A class would have no public image, or no user's.
+    """
+    fraction = config.core_fraction
+    if fraction == 0:
+        return train[:0]
+    draw = np.random.default_rng(config.core_seed)
+    chosen = []
+    for label in np.unique(labels_N[train]):
+        members = train[labels_N[train] == label]
+        count = round(fraction * len(members))
+        if not 0 < count < len(members):
+            raise ConfigError(
+                f"dataset.core_fraction={fraction:g} of the {len(members)} training images of class {label} are "
+                f"{count}; the core and the users need at least one each."
+            )
+        chosen.append(draw.permutation(members)[:count])
+    return np.sort(np.concatenate(chosen))
 
 
 def _parts(config: DatasetConfig, images: ImageSet, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ from sfu.data.feature_data import FeatureData
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.measures import accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import MembershipScore, cross_entropy_per_sample, membership_attack
-from sfu.heads.linear import LinearHead
+from sfu.heads.base import Head
 from sfu.settings import Structure
 
 Metrics = dict[str, float | None]
@@ -46,8 +46,8 @@ class Evaluator:
         self,
         data: FeatureData,
         split: ForgetSplit,
-        original: LinearHead,
-        retrained: LinearHead | None,
+        original: Head,
+        retrained: Head | None,
         *,
         membership_splits: int = 5,
         seed: int = 0,
@@ -73,7 +73,7 @@ class Evaluator:
         self._original, self._retrained = original, retrained
         self._reference_scores = None if retrained is None else self._scores(retrained)
 
-    def evaluate(self, head: LinearHead) -> Metrics:
+    def evaluate(self, head: Head) -> Metrics:
         """All metrics of one head.
 
         Percentages are 0 to 100; gaps are the head's value minus Retrained's, in points. ``distance`` is
@@ -92,7 +92,7 @@ class Evaluator:
         }
         return metrics | self._compare(head, scores)
 
-    def _compare(self, head: LinearHead, scores: _Scores) -> Metrics:
+    def _compare(self, head: Head, scores: _Scores) -> Metrics:
         """The metrics that need Retrained."""
         reference, retrained = self._reference_scores, self._retrained
         if reference is None or retrained is None:
@@ -112,7 +112,7 @@ class Evaluator:
         )
         return dict(zip(_COMPARISONS, values, strict=True))
 
-    def _scores(self, head: LinearHead) -> _Scores:
+    def _scores(self, head: Head) -> _Scores:
         test, remain, forget = (head.logits(part[0]) for part in (self._test, self._retain, self._forget))
         same_class = torch.isin(self._test[1], self._forgotten_classes)
         membership = membership_attack(

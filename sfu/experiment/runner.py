@@ -26,7 +26,8 @@ from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.stages import Prepared, RowResult
 from sfu.experiment.validate import resolve_device, resolve_dtype, validate
 from sfu.files import write_text
-from sfu.heads.linear import LinearHead
+from sfu.heads.base import Head
+from sfu.heads.linearised.head import LinearisedHead
 from sfu.seeds import resolve_seeds
 from sfu.settings import RunConfig
 from sfu.unlearning.method import Access, RetainedSet, Tools, UnlearningMethod
@@ -123,10 +124,18 @@ def run(
         "head": {
             "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
             "gradient_norm": float(prepared.request.head.gradient_CE.norm()),
-            "loss": prepared.request.head.loss.as_json(),
+            "loss": prepared.request.head.loss.as_json(), **_about_core(prepared.request.head),
         },
     }  # fmt: skip
     return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": rows}))
+
+
+def _about_core(head: Head) -> dict[str, Any]:
+    """The linearised layers, for the record."""
+    if not isinstance(head, LinearisedHead):
+        return {}
+    core = head.core
+    return {"layers": list(core.components), "n_parameters": core.n_parameters, "core": core.digest}
 
 
 def _check_augmentations(config: RunConfig, methods: dict[str, UnlearningMethod]) -> None:
@@ -192,7 +201,7 @@ def _reference(
     prepared: Prepared,
     seeds: dict[str, int],
     retained: RetainedSet,
-) -> LinearHead | None:
+) -> Head | None:
     """Retrained's head: the row's, if there is one, else trained for the comparison alone; ``None`` if that fails."""
     for name, method in methods.items():
         outcome = results[name].unlearned

@@ -28,6 +28,9 @@ from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
 from sfu.experiment.progress import ProgressDisplay, Tick
 from sfu.experiment.resources import Usage, measured
+from sfu.heads.linearised.extract import CoreExtractor
+from sfu.heads.linearised.preflight import preflight
+from sfu.heads.normal_equations import checkpoint_of
 from sfu.heads.train import train_head
 from sfu.settings import RunConfig
 from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
@@ -49,6 +52,7 @@ class Prepared:
         fingerprint: Of the dataset, to know it again.
         data: Counts and names for the record.
         sources: The dataset's files and folders, and the folder of its features.
+        network: Of a linearised head: what turns images into activations, its core trained.
         forget_images: The images to forget, and no others, where a method wants them augmented.
         forget_files: Their files, if they are files.
         watches: Weak references to the training arrays, for :func:`discard`.
@@ -60,6 +64,7 @@ class Prepared:
     data: dict[str, object]
     sources: list[Path]
     watches: list[weakref.ref[torch.Tensor] | weakref.ref[Images]]
+    network: CoreExtractor | None = None
     forget_images: Images | None = None
     forget_files: list[str] = field(default_factory=list)
 
@@ -95,10 +100,20 @@ def prepare(
         )
     names = [] if data.train_images is None else data.train_images.names()
     split = _split(config, seeds, methods, data.train_labels_N, data.n_classes, data.class_names, names)
+    network = extractor if isinstance(extractor, CoreExtractor) else None
+    core = None if network is None else network.core
+    if core is not None:
+        if config.forget.indices is not None and data.about_images["n_public"]:
+            raise DataError(
+                f"forget.indices={config.forget.indices} counts rows, and dataset.core_fraction takes some away; "
+                "name the images instead (forget.files)."
+            )
+        display.say(str(preflight(core, data.n_train)))
     with display.stage("training the original head") as tick:
         head = train_head(
             data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
-            seed=seeds["training"], device=device, dtype=dtype, progress=tick,
+            seed=seeds["training"], device=device, dtype=dtype, core=core, progress=tick,
+            checkpoint=None if core is None else checkpoint_of(core, data.fingerprint(), config, dtype),
         )  # fmt: skip
     request = ForgetRequest(head, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
     about: dict[str, object] = {
@@ -119,7 +134,7 @@ def prepare(
     if data.train_images is not None:
         watches.append(weakref.ref(data.train_images.images))
     files = [names[row] for row in split.forget_F.tolist()] if _are_files(data) else []
-    return Prepared(request, split, str(about["fingerprint"]), about, sources, watches, images, files)
+    return Prepared(request, split, str(about["fingerprint"]), about, sources, watches, network, images, files)
 
 
 def _split(
@@ -169,7 +184,7 @@ def augment(
     for name in dict.fromkeys(name for method in methods for name in method.augmentations):
         assert prepared.forget_images is not None
         with display.stage(f"augmenting the images to forget ({name})") as tick:
-            extractor = _extractor(config, device, tick, display.say)
+            extractor = _extractor(config, device, tick, display.say, prepared.network)
             assert extractor is not None
             found = extractor.extract(
                 AugmentedImages(prepared.forget_images, name),
@@ -187,7 +202,7 @@ def reload(config: RunConfig, seeds: dict[str, int], device: torch.device, prepa
     Raises:
         DataError: It is not the same any more.
     """
-    data = load_dataset(config.dataset, seeds["split"], _extractor(config, device))
+    data = load_dataset(config.dataset, seeds["split"], _extractor(config, device, known=prepared.network))
     if data.fingerprint() != prepared.fingerprint:
         raise DataError(
             f"the dataset changed while the run was under way (fingerprint {prepared.fingerprint}, now "
@@ -197,9 +212,17 @@ def reload(config: RunConfig, seeds: dict[str, int], device: torch.device, prepa
 
 
 def _extractor(
-    config: RunConfig, device: torch.device, tick: Tick | None = None, say: Callable[[str], None] | None = None
+    config: RunConfig,
+    device: torch.device,
+    tick: Tick | None = None,
+    say: Callable[[str], None] | None = None,
+    known: CoreExtractor | None = None,
 ) -> Extractor | None:
-    """What turns images into features; ``None`` for a dataset of features."""
+    """What turns images into features (``known``: with this network); ``None`` for a dataset of features."""
+    if known is not None:
+        return known.again(tick, say)
+    if config.head.name == "linearised":
+        return CoreExtractor(config.backbone, config.head, device, progress=tick, say=say)
     if config.backbone.name == NO_BACKBONE:
         return None
     from sfu.data.features.extract import Extractor

@@ -11,8 +11,9 @@ from sfu.checks import above, at_least, between, one_of
 from sfu.data.backbones.backbone import check_backbone
 from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
+from sfu.heads.linearised.network import check_layers, require_torchvision
 from sfu.losses import loss_names
-from sfu.settings import RunConfig, Training
+from sfu.settings import CoreWeights, RunConfig, Training
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -26,7 +27,8 @@ def validate(config: RunConfig) -> None:
     one_of("dataset.name", config.dataset.name, dataset_names())
     check_backbone(config.backbone)
     check_dataset(config.dataset, config.backbone)
-    one_of("head.name", config.head.name, ["linear"])
+    one_of("head.name", config.head.name, ["linear", "linearised"])
+    check_head(config)
     one_of("loss.name", config.loss.name, loss_names())
     one_of("logger.name", config.logger.name, ["none", "wandb"])
     one_of("dtype", config.dtype, list(_DTYPES))
@@ -64,6 +66,39 @@ def validate(config: RunConfig) -> None:
     at_least("newton.noise_sigma", config.newton.noise_sigma, 0.0)
     at_least("newton.steps", config.newton.steps, 1)
     at_least("newton.batches", config.newton.batches, 1)
+
+
+def check_head(config: RunConfig) -> None:
+    """Refuse settings of a head that go with the other kind alone, and a linearised head that cannot be had."""
+    head, dataset = config.head, config.dataset
+    for key in ("epochs", "batch_size"):
+        at_least(f"head.sgd.{key}", getattr(head.sgd, key), 1)
+        at_least(f"head.pretrain.{key}", getattr(head.pretrain, key), 1)
+    above("head.sgd.lr", head.sgd.lr, 0.0)
+    above("head.pretrain.lr", head.pretrain.lr, 0.0)
+    if not 0.0 <= dataset.core_fraction < 1.0:
+        raise ConfigError(
+            f"dataset.core_fraction={dataset.core_fraction:g}; give at least 0 and less than 1: what is public is no "
+            "user's, and some images must be."
+        )
+    if head.name == "linear":
+        if dataset.core_fraction > 0:
+            raise ConfigError(f"dataset.core_fraction={dataset.core_fraction:g} is for head=linearised.")
+        return
+    require_torchvision(config.backbone)
+    one_of("head.dtype", head.dtype, list(_DTYPES))
+    at_least("head.layers", head.layers, 1)
+    between("head.negative_slope", head.negative_slope, -1e-9, 1.0)
+    if head.batch_size is not None:
+        at_least("head.batch_size", head.batch_size, 1)
+    for key, value, none in (("bias", head.bias, False), ("store_curvature", head.store_curvature, False)):
+        if value is not none:
+            raise ConfigError(f"head.{key}={value} is for head=linear; a linearised head has no such thing.")
+    if head.objective_noise > 0:
+        raise ConfigError("head.objective_noise is for head=linear: certified removal has no linearised form here.")
+    if head.core is CoreWeights.pretrain and not dataset.core_fraction > 0:
+        raise ConfigError("head.core=pretrain needs public images to train on: set dataset.core_fraction above 0.")
+    check_layers(config.backbone, head)
 
 
 def resolve_device(name: str) -> torch.device:

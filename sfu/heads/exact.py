@@ -10,6 +10,7 @@ from torch import Tensor
 from sfu.curvature.operators.plan import plan_structure
 from sfu.errors import SingularHessianError, SolverError
 from sfu.heads.newton_cg import Optimum, minimize, too_slow
+from sfu.heads.normal_equations import Checkpoint, solve_normal_equations
 from sfu.losses.base import Layout
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
@@ -50,17 +51,24 @@ def train_exact(
     tolerance: float,
     max_iterations: int,
     progress: Callable[[int, int], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Optimum:
     """The minimiser of the mean objective of ``rows``, from zero weights.
 
     Where one E x E block serves all classes (quadratic loss), Newton's first step is the optimum and is solved by
-    Cholesky; elsewhere :func:`sfu.heads.newton_cg.minimize` takes as many as it needs.
+    Cholesky, or by products where the classes share their parameters; elsewhere
+    :func:`sfu.heads.newton_cg.minimize` takes as many as it needs.
 
     Raises:
         SingularHessianError: l2 is 0 (or too small) and the Gram matrix of a quadratic loss is singular.
         SolverError: ``tolerance`` was not reached.
     """
     start_CE = rows.parameters(n_classes)
+    if objective.loss.layout is Layout.shared and rows.shared:
+        return solve_normal_equations(
+            objective, rows, start_CE, tolerance=tolerance, max_iterations=max_iterations, progress=progress,
+            checkpoint=checkpoint,
+        )  # fmt: skip
     if objective.loss.layout is Layout.shared:
         plan = plan_structure(Layout.shared, n_classes, rows.width, rows.count, rows.device)
         if plan.structure is Structure.shared:

@@ -1,4 +1,4 @@
-"""The linear head: weights, bias and what must be known about its training to unlearn from it later.
+"""The linear head.
 
 Shapes: D features, E = D (+ 1 with bias), C classes, N training rows.
 """
@@ -6,8 +6,7 @@ Shapes: D features, E = D (+ 1 with bias), C classes, N training rows.
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +15,18 @@ from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
 from sfu.files import write_tensors, write_text
-from sfu.losses import Layout, Loss, Objective, Quadratic, Rows, loss_from_json, make_loss
+from sfu.heads.base import Certificate, Head
+from sfu.losses import Layout, Loss, Quadratic, Rows, loss_from_json, make_loss
 from sfu.losses.rows import design_matrix
 
 SCHEMA = 2
-_LOGIT_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What certified removal must know of a head; see :mod:`sfu.unlearning.methods.certified_removal`.
+class LinearHead(Head):
+    """A linear classifier ``f(x) = W x + b``; see the base for what it holds."""
 
-    Attributes:
-        noise_std: Standard deviation of the entries of b.
-        noise_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. Secret: the guarantee
-            is for those who see the weights and not b.
-        residual_bound: Bound on the gradient norm of the perturbed sum objective, accumulated over removals;
-            ``None`` once another method has moved the head.
-    """
-
-    noise_std: float
-    noise_CE: Tensor
-    residual_bound: float | None
-
-
-@dataclass(frozen=True)
-class LinearHead:
-    """A trained linear classifier ``f(x) = W x + b`` under one of the losses of :mod:`sfu.losses`.
-
-    Attributes:
-        parameters_CE: Weights, with the bias as last column if ``bias``.
-        gradient_CE: Gradient of the mean training objective at these parameters; 0 at the optimum. The Newton step
-            corrects for it, so a head that was stopped early can be unlearned from too.
-        l2: Weight of the regulariser (of the mean objective; never on the bias).
-        n_train: Number N of training rows.
-        bias: Whether there is a bias.
-        loss: The loss it was trained with, class weights included.
-        data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored: a
-            summary, from which no single example can be read unless they are very few. ``[E, E]``, ``[C, E, E]`` or
-            ``[C E, C E]``, by the loss; ``None`` otherwise.
-        weight: Total weight V of the training rows; ``None`` for N, as it is without sample and class weights.
-        certificate: Of a head trained for certified removal. Its gradient is that of the perturbed objective.
-    """
-
-    parameters_CE: Tensor
-    gradient_CE: Tensor
-    l2: float
-    n_train: int
-    bias: bool = False
-    loss: Loss = field(default_factory=Quadratic)
-    data_hessian: Tensor | None = None
-    weight: float | None = None
-    certificate: Certificate | None = None
-
-    def __post_init__(self) -> None:
-        """Check shapes and values.
-
-        Raises:
-            DataError: Parameters and gradient differ in shape or are not finite, or a number is out of range.
-        """
-        if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
-            raise DataError(f"n_train={self.n_train}; the number of training rows, a whole number above 0, is needed.")
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise DataError(f"l2={self.l2}; a finite number of at least 0 is needed.")
-        if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
-            raise DataError(f"weight={self.weight}; the total weight of the training rows is a finite number above 0.")
-        if self.parameters_CE.ndim != 2 or self.parameters_CE.shape != self.gradient_CE.shape:
-            raise DataError(
-                f"head parameters {list(self.parameters_CE.shape)} and gradient {list(self.gradient_CE.shape)} must "
-                "both be [classes, features (+ 1 with bias)]."
-            )
-        self._check_summary()
-        if not (torch.isfinite(self.parameters_CE).all() and torch.isfinite(self.gradient_CE).all()):
-            raise DataError("the head has NaN or infinite parameters or gradient; it cannot be unlearned from.")
-
-    def _check_summary(self) -> None:
+    def _check(self) -> None:
         n_classes, width = self.parameters_CE.shape
         shapes = {
             Layout.shared: [width, width],
@@ -170,26 +106,9 @@ class LinearHead:
         return self.parameters_CE[:, : self.n_features]
 
     @property
-    def regularized_E(self) -> Tensor:
-        """1 for each regularised parameter of a class, 0 for the bias."""
-        mask = torch.ones_like(self.parameters_CE[0])
-        if self.bias:
-            mask[-1] = 0.0
-        return mask
-
-    @property
-    def total_weight(self) -> float:
-        """V: what the training rows weigh together."""
-        return float(self.n_train) if self.weight is None else self.weight
-
-    def objective(self) -> Objective:
-        """Loss and regulariser, as of any set of rows."""
-        return Objective(self.loss, self.l2, self.regularized_E)
-
-    def objective_of(self, weight: float) -> Objective:
-        """The mean objective of a training set of this total weight: with objective perturbation, if there was any."""
-        objective, certificate = self.objective(), self.certificate
-        return objective if certificate is None else replace(objective, linear_CE=certificate.noise_CE / weight)
+    def layout(self) -> Layout:
+        """The loss's."""
+        return self.loss.layout
 
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
         """Labelled rows as this head's loss sees them, on its device and in its dtype."""
@@ -199,29 +118,9 @@ class LinearHead:
             sample_weights_N=weights_N, **options,
         )  # fmt: skip
 
-    def without_summary(self) -> LinearHead:
-        """The same head without what was stored of the training data's curvature."""
-        return replace(self, data_hessian=None)
-
-    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> LinearHead:
-        """The same head on another device or in another dtype."""
-        certificate = self.certificate
-        return replace(
-            self,
-            parameters_CE=self.parameters_CE.to(device, dtype),
-            gradient_CE=self.gradient_CE.to(device, dtype),
-            data_hessian=None if self.data_hessian is None else self.data_hessian.to(device, dtype),
-            certificate=certificate and replace(certificate, noise_CE=certificate.noise_CE.to(device, dtype)),
-        )
-
-    def logits(self, features_ND: Tensor) -> Tensor:
-        """Outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks."""
-        parameters = self.parameters_CE
-        chunks = [
-            design_matrix(chunk, self.bias, parameters.device, parameters.dtype) @ parameters.T
-            for chunk in features_ND.split(_LOGIT_ROWS)
-        ]
-        return torch.cat(chunks) if chunks else parameters.new_empty(0, self.n_classes)
+    def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
+        """One product."""
+        return design_matrix(features_ND, self.bias, parameters_CE.device, parameters_CE.dtype) @ parameters_CE.T
 
     def save(self, stem: Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors) and ``stem.json`` (settings); returns both paths.

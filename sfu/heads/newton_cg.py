@@ -25,7 +25,7 @@ from sfu.curvature.operators.build import build_operator, products_of
 from sfu.curvature.operators.conjugate_gradients import conjugate_gradients
 from sfu.curvature.operators.explicit import ExplicitOperator
 from sfu.curvature.operators.plan import plan_structure
-from sfu.curvature.operators.preconditioner import KroneckerPreconditioner
+from sfu.curvature.operators.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
 from sfu.errors import SolverError
 from sfu.losses.objective import Linearization, Objective
 from sfu.losses.rows import Rows
@@ -63,7 +63,7 @@ class _Descent:
         """Look at the start; ``single`` are the rows in float32, ``target`` the gradient norm to be reached."""
         self._objective, self._rows, self._single = objective, rows, single
         self.point_CE, self.here = start_CE, objective.linearize(rows, start_CE)
-        self._preconditioner: KroneckerPreconditioner | None = None
+        self._preconditioner: KroneckerPreconditioner | IdentityPreconditioner | None = None
         self.steps, self.products = 0, 1
         self._first, self._target = self.size, target
         self._structure, self._enough = self._plan()
@@ -93,7 +93,7 @@ class _Descent:
         small l2) are left for good.
         """
         n_classes, width = self.point_CE.shape
-        if self.point_CE.dtype != torch.float64:
+        if self.point_CE.dtype != torch.float64 or self._rows.shared:
             return Structure.products, self.point_CE.numel()
         plan = plan_structure(self._objective.loss.layout, n_classes, width, self._rows.count, self._rows.device)
         side = {Structure.dense: n_classes * width, Structure.products: n_classes * width // 2}.get(
@@ -141,7 +141,7 @@ class _Descent:
 
     def _without_free_shift(self, direction_CE: Tensor) -> Tensor:
         """Equal biases, which a softmax does not feel, are not to drift by rounding."""
-        if not self._objective.loss.shift_invariant:
+        if not self._objective.loss.shift_invariant or self._rows.shared:
             return direction_CE
         free_E = self._objective.ridge_E == 0
         return direction_CE - free_E * direction_CE.mean(0)

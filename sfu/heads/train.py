@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,14 @@ from torch import Tensor
 from sfu.curvature.operators.plan import plan_structure
 from sfu.errors import ConfigError
 from sfu.heads.adam import train_adam
+from sfu.heads.base import Certificate, Head
 from sfu.heads.exact import train_exact
-from sfu.heads.linear import Certificate, LinearHead
+from sfu.heads.linear import LinearHead
+from sfu.heads.linearised.core import Core
+from sfu.heads.linearised.head import LinearisedHead
+from sfu.heads.linearised.rows import TangentRows
+from sfu.heads.normal_equations import Checkpoint
+from sfu.heads.sgd import train_sgd
 from sfu.losses import Layout, Loss, Rows, loss_from_config
 from sfu.settings import Structure, Training
 
@@ -36,9 +42,11 @@ def train_head(
     dtype: torch.dtype,
     weights_N: Tensor | None = None,
     noise_CE: Tensor | None = None,
+    core: Core | None = None,
+    checkpoint: Checkpoint | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> LinearHead:
-    """Train on all rows given, by ``head.training`` (``exact`` or ``adam``).
+) -> Head:
+    """Train on all rows given, by ``head.training`` (``exact``, ``adam`` or ``sgd``).
 
     Exact training is float64 whatever ``dtype``; the head is rounded to it in the end, and its stored gradient is that
     of the rounded head.
@@ -54,6 +62,8 @@ def train_head(
         dtype: Of the head.
         weights_N: Sample weights.
         noise_CE: The b of objective perturbation, if it is not to be drawn here.
+        core: Of a linearised head; ``None`` for a linear one.
+        checkpoint: Where exact training of a linearised head keeps how far it is.
         progress: Called with (done, at most).
 
     Raises:
@@ -66,15 +76,21 @@ def train_head(
     width = features_ND.shape[1] + int(head.bias)
     if head.store_curvature:
         _check_storable(kind, n_classes, width, labels_N.shape[0], device)
-    rows = Rows(
-        features_ND, labels_N, kind, bias=head.bias, device=device, dtype=torch.float64 if exact else dtype,
-        sample_weights_N=weights_N, keep=True,
-    )  # fmt: skip
-    blank = _untrained(rows, n_classes, head, kind, _certificate(head, rows, n_classes, seed, noise_CE))
-    if exact:
-        trained = _to_the_optimum(blank, rows, head, dtype, progress)
+    options: dict[str, Any] = {
+        "device": device, "dtype": torch.float64 if exact else dtype, "sample_weights_N": weights_N, "keep": True,
+    }  # fmt: skip
+    if core is None:
+        rows = Rows(features_ND, labels_N, kind, bias=head.bias, **options)
+        certificate = _certificate(head, rows, n_classes, seed, noise_CE)
+        blank: Head = LinearHead(**_blank(rows, n_classes, head, kind), bias=head.bias, certificate=certificate)
     else:
-        trained = _by_adam(blank, rows, head, seed, progress)
+        core = core.to(device)
+        rows = TangentRows(features_ND, labels_N, kind, core, **options)
+        blank = LinearisedHead(**_blank(rows, n_classes, head, kind), core=core)
+    if exact:
+        trained = _to_the_optimum(blank, rows, head, dtype, progress, checkpoint)
+    else:
+        trained = _by_descent(blank, rows, head, seed, progress)
     if trained.certificate is not None:
         bound = rows.weight * float(trained.gradient_CE.norm())
         trained = replace(trained, certificate=replace(trained.certificate, residual_bound=bound))
@@ -84,12 +100,14 @@ def train_head(
     return trained.to(device, dtype)
 
 
-def _untrained(rows: Rows, n_classes: int, head: HeadConfig, loss: Loss, certificate: Certificate | None) -> LinearHead:
+def _blank(rows: Rows, n_classes: int, head: HeadConfig, loss: Loss) -> dict[str, Any]:
+    """What an untrained head of either kind begins with."""
     zero_CE = rows.parameters(n_classes)
     weight = None if rows.weights_N is None else rows.weight
-    return LinearHead(
-        zero_CE, zero_CE, head.l2, rows.count, head.bias, loss, weight=weight, certificate=certificate
-    )  # fmt: skip
+    return {
+        "parameters_CE": zero_CE, "gradient_CE": zero_CE, "l2": head.l2, "n_train": rows.count, "loss": loss,
+        "weight": weight,
+    }  # fmt: skip
 
 
 def _certificate(
@@ -105,13 +123,18 @@ def _certificate(
 
 
 def _to_the_optimum(
-    blank: LinearHead, rows: Rows, head: HeadConfig, dtype: torch.dtype, progress: Callable[[int, int], None] | None
-) -> LinearHead:
+    blank: Head,
+    rows: Rows,
+    head: HeadConfig,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None,
+    checkpoint: Checkpoint | None,
+) -> Head:
     """Rounded to ``dtype``, with the gradient of what is left."""
     objective = blank.objective_of(rows.weight)
     optimum = train_exact(
         objective, rows, blank.n_classes, tolerance=head.tolerance, max_iterations=head.max_iterations,
-        progress=progress,
+        progress=progress, checkpoint=checkpoint,
     )  # fmt: skip
     parameters_CE, gradient_CE = optimum.parameters_CE, optimum.gradient_CE
     if dtype != torch.float64:
@@ -120,12 +143,18 @@ def _to_the_optimum(
     return replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
 
 
-def _by_adam(
-    blank: LinearHead, rows: Rows, head: HeadConfig, seed: int, progress: Callable[[int, int], None] | None
-) -> LinearHead:
-    parameters_CE, gradient_CE = train_adam(
-        blank.objective_of(rows.weight), rows, blank.n_classes, head.adam, seed=seed, progress=progress
-    )
+def _by_descent(
+    blank: Head, rows: Rows, head: HeadConfig, seed: int, progress: Callable[[int, int], None] | None
+) -> Head:
+    objective = blank.objective_of(rows.weight)
+    if head.training is Training.sgd:
+        parameters_CE, gradient_CE = train_sgd(
+            objective, rows, blank.n_classes, head.sgd, seed=seed, progress=progress
+        )  # fmt: skip
+    else:
+        parameters_CE, gradient_CE = train_adam(
+            objective, rows, blank.n_classes, head.adam, seed=seed, progress=progress
+        )  # fmt: skip
     return replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
 
 

@@ -32,6 +32,7 @@ class Layout(Enum):
     shared = "shared"  # the same E x E block for every class, whatever the parameters
     blocks = "blocks"  # an E x E block for each class
     dense = "dense"  # classes are coupled
+    products = "products"  # classes share all parameters: no matrix, whatever the loss
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from sfu.losses.base import Layout, Loss, OutputHessian
-from sfu.losses.rows import Rows, outputs_of
+from sfu.losses.chunks import TableChunk
+from sfu.losses.rows import Rows
 
 
 class Linearization(NamedTuple):
@@ -59,27 +60,26 @@ class Objective:
 
     def values_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
         """Objective at each of P points, ``[P, G]``; the sum over G is J."""
-        n_points, n_classes, width = parameters_PCE.shape
+        n_points, n_classes, _ = parameters_PCE.shape
         total = 0.5 * (parameters_PCE.square() @ self.ridge_E)
         if self.linear_CE is not None:
             total = total + (parameters_PCE * self.linear_CE).sum(-1)
-        total_PG = total if self.loss.separable else total.sum(-1, keepdim=True)
-        for design_BE, labels_B, share_B in rows.chunks():
-            outputs_BPC = outputs_of(design_BE, parameters_PCE.reshape(-1, width)).unflatten(1, (n_points, n_classes))
-            values_BPG = self.loss.values(outputs_BPC, labels_B)
-            total_PG = total_PG + (share_B @ values_BPG.reshape(values_BPG.shape[0], -1)).reshape(n_points, -1)
+        by_class = self.loss.separable and n_classes > 1
+        total_PG = total if by_class else total.sum(-1, keepdim=True)
+        for chunk in rows.chunks():
+            values_BPG = self.loss.values(chunk.outputs(parameters_PCE), chunk.labels_B)
+            values_BPG = values_BPG if by_class else values_BPG.sum(-1, keepdim=True)
+            total_PG = total_PG + (chunk.share_B @ values_BPG.flatten(1)).reshape(n_points, -1)
         return total_PG
 
     def gradients_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
         """Gradient at each of P points, ``[P, C, E]``."""
-        n_points, n_classes, width = parameters_PCE.shape
         total_PCE = self.ridge_E * parameters_PCE
         if self.linear_CE is not None:
             total_PCE = total_PCE + self.linear_CE
-        for design_BE, labels_B, share_B in rows.chunks():
-            outputs_BPC = outputs_of(design_BE, parameters_PCE.reshape(-1, width)).unflatten(1, (n_points, n_classes))
-            slopes_BQ = self.loss.slopes(outputs_BPC, labels_B).reshape(-1, n_points * n_classes)
-            total_PCE = total_PCE + ((slopes_BQ * share_B[:, None]).T @ design_BE).reshape_as(total_PCE)
+        for chunk in rows.chunks():
+            slopes_BPC = self.loss.slopes(chunk.outputs(parameters_PCE), chunk.labels_B)
+            total_PCE = total_PCE + chunk.pull(slopes_BPC * chunk.share_B[:, None, None])
         return total_PCE
 
     def value(self, rows: Rows, parameters_CE: Tensor) -> float:
@@ -98,12 +98,12 @@ class Objective:
             gradient_CE = gradient_CE + self.linear_CE
             value += float((parameters_CE * self.linear_CE).sum())
         hessians = []
-        for design_BE, labels_B, share_B in rows.chunks():
-            outputs_BC = outputs_of(design_BE, parameters_CE)
-            value += float(share_B @ self.loss.values(outputs_BC, labels_B).sum(-1))
-            slopes_BC = self.loss.slopes(outputs_BC, labels_B) * share_B[:, None]
-            gradient_CE = gradient_CE + slopes_BC.T @ design_BE
-            hessians.append(self.loss.curvature(outputs_BC, labels_B))
+        for chunk in rows.chunks():
+            outputs_BC = chunk.outputs(parameters_CE)
+            value += float(chunk.share_B @ self.loss.values(outputs_BC, chunk.labels_B).sum(-1))
+            slopes_BC = self.loss.slopes(outputs_BC, chunk.labels_B)
+            gradient_CE = gradient_CE + chunk.pull(slopes_BC * chunk.share_B[:, None])
+            hessians.append(self.loss.curvature(outputs_BC, chunk.labels_B))
         return Linearization(value, gradient_CE, hessians)
 
     def data_hessian(self, rows: Rows, parameters_CE: Tensor, layout: Layout) -> Tensor:
@@ -111,15 +111,18 @@ class Objective:
 
         ``shared`` is for the quadratic loss alone.
         """
+        if rows.shared:
+            return self._table_hessian(rows, parameters_CE)
         n_classes, width = parameters_CE.shape
         count = {Layout.shared: 1, Layout.blocks: n_classes, Layout.dense: n_classes}[layout]
         blocks_KEE = parameters_CE.new_zeros(count, width, width)
         full = parameters_CE.new_zeros((n_classes * width,) * 2) if layout is Layout.dense else None
-        for design_BE, labels_B, share_B in rows.chunks():
+        for chunk in rows.linear_chunks():
+            design_BE, share_B = chunk.design_BE, chunk.share_B
             if layout is Layout.shared:
                 blocks_KEE[0].addmm_(design_BE.T, design_BE * share_B[:, None])
                 continue
-            hessian = self.loss.curvature(outputs_of(design_BE, parameters_CE), labels_B)
+            hessian = self.loss.curvature(chunk.outputs(parameters_CE), chunk.labels_B)
             diagonal_BC = hessian.diagonal
             if layout is Layout.blocks and hessian.rank_one is not None:
                 diagonal_BC = diagonal_BC - hessian.rank_one.square()
@@ -130,6 +133,16 @@ class Objective:
         if full is None:
             return blocks_KEE[0] if layout is Layout.shared else blocks_KEE
         return full + torch.block_diag(*blocks_KEE)
+
+    def _table_hessian(self, rows: Rows, parameters_1K: Tensor) -> Tensor:
+        """``[K, K]``, of rows whose Jacobian is a table."""
+        full_KK = parameters_1K.new_zeros((parameters_1K.shape[1],) * 2)
+        for chunk in rows.chunks():
+            assert isinstance(chunk, TableChunk)
+            output_BCC = self.loss.curvature(chunk.outputs(parameters_1K), chunk.labels_B).dense()
+            bent_BCK = output_BCC @ chunk.jacobian_BCK * chunk.share_B[:, None, None]
+            full_KK += torch.einsum("bck,bcl->kl", chunk.jacobian_BCK, bent_BCK)
+        return full_KK
 
 
 _PIECE = 1 << 24

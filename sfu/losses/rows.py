@@ -7,26 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sfu.losses.base import Loss
+from sfu.losses.chunks import Chunk, LinearChunk
 
 CHUNK_ROWS = 1024
 """On a CPU: few enough rows that the second product with a chunk finds it in the cache."""
 GPU_CHUNK_ROWS = 65536
 KEPT_BYTES = 1 << 30
 """Design rows that take no more than this are converted to the working dtype once and kept while they are in use."""
-
-
-class Chunk(NamedTuple):
-    """Some of the rows; shares of all chunks sum to 1, so that sums weighted by them are means."""
-
-    design_BE: Tensor
-    labels_B: Tensor
-    share_B: Tensor
 
 
 def design_matrix(features_ND: Tensor, bias: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -37,16 +29,13 @@ def design_matrix(features_ND: Tensor, bias: bool, device: torch.device, dtype: 
     return design
 
 
-def outputs_of(design_BE: Tensor, parameters_QE: Tensor) -> Tensor:
-    """``a W^T`` for each row, ``[B, Q]``, laid out so that the product back with the rows is a fast one."""
-    return (parameters_QE @ design_BE.T).T
-
-
 class Rows:
-    """A labelled set as a loss sees it.
+    """A labelled set as a loss sees it: of a linear head, unless a subclass makes other chunks.
 
     Attributes:
         count: Number of rows.
+        width: E.
+        shared: Whether the classes share all parameters, ``[1, p]``.
         weight: Sum V of the row weights; the number of rows if there are none. It takes the part of N in the Newton
             step of a weighted head.
     """
@@ -81,6 +70,7 @@ class Rows:
         self.bias, self.device, self.dtype, self.progress = bias, device, dtype, progress
         self.count = features_ND.shape[0]
         self.width = features_ND.shape[1] + int(bias)
+        self.shared = False
         self.weights_N = loss.row_weights(labels_N, sample_weights_N, torch.float64)
         self.weight = float(self.count) if self.weights_N is None else float(self.weights_N.sum())
         self._kept: list[Chunk] | None = [] if keep and self._bytes() <= KEPT_BYTES else None
@@ -115,20 +105,32 @@ class Rows:
     def _bytes(self) -> int:
         return self.count * self.width * (torch.finfo(self.dtype).bits // 8)
 
+    @property
+    def precision(self) -> torch.dtype:
+        """Dtype of the products with the rows: the working dtype."""
+        return self.dtype
+
+    @property
+    def step(self) -> int:
+        """Rows of a chunk."""
+        return CHUNK_ROWS if self.device.type == "cpu" else GPU_CHUNK_ROWS
+
+    def _chunk(self, features_BD: Tensor, labels_B: Tensor, share_B: Tensor) -> Chunk:
+        return LinearChunk(labels_B, share_B, design_matrix(features_BD, self.bias, self.device, self.dtype))
+
     def chunks(self) -> Iterator[Chunk]:
-        """All rows, :data:`CHUNK_ROWS` (or :data:`GPU_CHUNK_ROWS`) at a time."""
+        """All rows, :attr:`step` at a time."""
         if self._kept:
             yield from self._kept
             return
-        made, step = [], CHUNK_ROWS if self.device.type == "cpu" else GPU_CHUNK_ROWS
-        for start in range(0, self.count, step):
-            stop = min(start + step, self.count)
-            design = design_matrix(self.features_ND[start:stop], self.bias, self.device, self.dtype)
+        made = []
+        for start in range(0, self.count, self.step):
+            stop = min(start + self.step, self.count)
             if self.weights_N is None:
-                share = design.new_full((stop - start,), 1 / self.weight)
+                share_B = torch.full((stop - start,), 1 / self.weight, device=self.device, dtype=self.dtype)
             else:
-                share = (self.weights_N[start:stop] / self.weight).to(design)
-            chunk = Chunk(design, self.labels_N[start:stop].to(self.device), share)
+                share_B = (self.weights_N[start:stop] / self.weight).to(self.device, self.dtype)
+            chunk = self._chunk(self.features_ND[start:stop], self.labels_N[start:stop].to(self.device), share_B)
             if self._kept is not None:
                 made.append(chunk)
             yield chunk
@@ -136,3 +138,9 @@ class Rows:
                 self.progress(stop, self.count)
         if self._kept is not None:
             self._kept = made
+
+    def linear_chunks(self) -> Iterator[LinearChunk]:
+        """The chunks of a linear head, for what needs its design rows."""
+        for chunk in self.chunks():
+            assert isinstance(chunk, LinearChunk)
+            yield chunk

@@ -17,7 +17,7 @@ Shapes: C classes, E = D (+ 1 with bias).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -73,6 +73,8 @@ def along_the_path(
     taken: Taken, steps: int, operator: CurvatureOperator, request: ForgetRequest, choice: StepChoice, floor: float
 ) -> Taken:
     """The step again, with the curvature of the middle of the path."""
+    if operator.structure not in {known.value for known in Structure}:
+        return replace(taken, note=f"a curvature held as {operator.structure} cannot be moved along the path: one step")
     start_CE, gradient_CE = request.head.parameters_CE, request.newton_gradient()
     structure = Structure(operator.structure)
     there = request.hessian(structure)

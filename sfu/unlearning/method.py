@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sfu.errors import ConfigError
-from sfu.heads.linear import LinearHead
+from sfu.heads.base import Head
 from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Unlearned:
         note: One sentence for the reader of the table.
     """
 
-    head: LinearHead
+    head: Head
     applied: bool = True
     predicted_gain: float | None = None
     details: dict[str, float | int | str | bool | None] = field(default_factory=dict)

@@ -5,6 +5,7 @@ Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sfu.curvature.operators import CurvatureOperator, build_operator
 from sfu.errors import DataError
-from sfu.heads.linear import LinearHead
+from sfu.heads.base import Head
 from sfu.losses.rows import Rows, design_matrix
 from sfu.settings import Structure
 
@@ -33,7 +34,7 @@ class ForgetRequest:
         copies: How often every example occurs among the rows (see :meth:`for_curvature`).
     """
 
-    head: LinearHead
+    head: Head
     features_FD: Tensor
     labels_F: Tensor
     weights_F: Tensor | None = None
@@ -171,7 +172,7 @@ class ForgetRequest:
         """The forget rows as the head's loss sees them."""
         return self.head.rows(self.features_FD, self.labels_F, self.weights_F, keep=keep)
 
-    def unlearned_head(self, parameters_CE: Tensor) -> LinearHead:
+    def unlearned_head(self, parameters_CE: Tensor) -> Head:
         """The head of the retained data at ``parameters_CE``, taken to be at its optimum there.
 
         A stored summary of the old training data is dropped with the examples it still contains, and a certificate
@@ -200,6 +201,17 @@ class ForgetRequest:
     def newton_gradient(self) -> Tensor:
         """``g_f - (V / V_f) g``: the right-hand side of the Newton step, ``[C, E]``."""
         return self.forget_gradient() - (self.head.total_weight / self.weight) * self.head.gradient_CE
+
+
+def merge_requests(parts: Sequence[ForgetRequest]) -> ForgetRequest:
+    """One request for disjoint sets of rows of one head."""
+    weights = [part.weights_F for part in parts if part.weights_F is not None]
+    return replace(
+        parts[0],
+        features_FD=torch.cat([part.features_FD for part in parts]),
+        labels_F=torch.cat([part.labels_F for part in parts]),
+        weights_F=torch.cat(weights) if weights else None,
+    )
 
 
 def check_weights(weights: Tensor, labels: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sfu.checks import validate_curvature
 from sfu.errors import ConfigError
-from sfu.heads.linear import LinearHead
+from sfu.heads.base import Head
 from sfu.seeds import PURPOSES, derive_seed
 from sfu.settings import CurvatureConfig, curvature_settings
 from sfu.unlearning.method import Access, Tools, Unlearned
@@ -20,7 +20,7 @@ from sfu.unlearning.request import ForgetRequest
 
 
 def unlearn(
-    head: LinearHead,
+    head: Head,
     features: Tensor | np.ndarray,
     labels: Tensor | np.ndarray,
     *,

@@ -10,7 +10,7 @@ published (``gradient_term=paper``, which keeps an odd term :math:`2 g_f^T d`), 
 One matrix is fitted under the quadratic loss; one a class where classes are separate, or their mean where all are
 perturbed alike and one loss is seen; one over all parameters under softmax, up to 2048 of them. Beyond that gradients
 would determine the closed form anyway, which takes the fit's place by products, and losses are fitted to the diagonal
-blocks.
+blocks. A linearised head is fitted in a subspace (:mod:`sfu.curvature.subspace`).
 
 Shapes: K problems of side S (see :mod:`sfu.curvature.measurements`).
 """
@@ -18,7 +18,8 @@ Shapes: K problems of side S (see :mod:`sfu.curvature.measurements`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +27,14 @@ from torch import Tensor
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator, Seen, merge_seen
 from sfu.curvature.measurements import Observations, default_scale, draw_perturbations, observe
 from sfu.curvature.operators import ExplicitOperator
+from sfu.curvature.operators.lifted import LiftedOperator
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, PsdFitResult, Status, fit_psd
+from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError, SolverError
 from sfu.losses import Layout
 from sfu.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver, Structure
 from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
+from sfu.unlearning.request import ForgetRequest, merge_requests
 
 if TYPE_CHECKING:
     from sfu.settings import CurvatureConfig
@@ -39,15 +42,27 @@ if TYPE_CHECKING:
 _SLOPE_SIGN = {GradientTerm.paper: 1.0, GradientTerm.exact: -1.0, GradientTerm.none: 0.0}
 
 
-class PsdFit(CurvatureEstimator[Observations | Seen]):
+class Rest(NamedTuple):
+    """Rows that are looked at only when they are known to be all: the subspace depends on them."""
+
+    request: ForgetRequest
+    tools: Tools
+
+
+Sight = Observations | Seen | Rest
+
+
+class PsdFit(CurvatureEstimator[Sight]):
     """Fits ``X >= L`` to loss or gradient measurements of the forget set, near a prior X0."""
 
     def __init__(self, config: CurvatureConfig) -> None:
         super().__init__(config)
         self._drawn: tuple[tuple[object, ...], Tensor] | None = None
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Observations | Seen:
+    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Sight:
         """Perturb the head and observe the forget rows; or their Hessian, where it takes the fit's place."""
+        if request.head.layout is Layout.products:
+            return Rest(request, tools)
         structure = self._structure(request)
         if structure is Structure.products:
             return Seen(request.hessian(structure), request.weight)
@@ -59,7 +74,7 @@ class PsdFit(CurvatureEstimator[Observations | Seen]):
         Raises:
             ConfigError: Losses were to be fitted by products.
         """
-        layout, config = request.head.loss.layout, self.config
+        layout, config = request.head.layout, self.config
         by_loss = config.measurement is Measurement.loss
         if layout is Layout.blocks and by_loss and not config.per_class and config.structure is Structure.auto:
             return Structure.shared
@@ -85,30 +100,33 @@ class PsdFit(CurvatureEstimator[Observations | Seen]):
             self._drawn = (key, delta.to(like))
         return self._drawn[1]
 
-    def merge(self, observations: Sequence[Observations | Seen]) -> Observations | Seen:
+    def merge(self, observations: Sequence[Sight]) -> Sight:
         """Observations of the union."""
+        rest = [part for part in observations if isinstance(part, Rest)]
+        if rest:
+            return Rest(merge_requests([part.request for part in rest]), rest[0].tools)
         seen = [part for part in observations if isinstance(part, Seen)]
         return (
             merge_seen(seen) if seen else Observations.merge([p for p in observations if isinstance(p, Observations)])
         )
 
-    def estimate(
-        self, observation: Observations | Seen, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
+    def estimate(self, observation: Sight, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
         """Fit.
 
         Raises:
             SolverError: A fit failed outright (no finite X).
         """
         head = request.head
+        if isinstance(observation, Rest):
+            return self._in_a_subspace(observation)
         if isinstance(observation, Seen):
             return CurvatureEstimate(observation.operator, {"fit_status": "closed form, the limit of the fit"})
         results = [_Problem(self.config, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
         matrices, fits = zip(*(problem.solve() for problem in results), strict=True)
-        stacked = torch.stack(matrices)
-        if observation.structure is Structure.dense and head.loss.shift_invariant:
-            stacked = _blind_to_shifts(stacked, head.objective().ridge_E, head.n_classes)
-        operator = ExplicitOperator(stacked, head.n_classes, head.regularized_E)
+        stacked, n_groups = torch.stack(matrices), head.parameters_CE.shape[0]
+        if observation.structure is Structure.dense and head.loss.shift_invariant and n_groups > 1:
+            stacked = _blind_to_shifts(stacked, head.objective().ridge_E, n_groups)
+        operator = ExplicitOperator(stacked, n_groups, head.regularized_E)
         bad = [fit for fit in fits if fit.status is not Status.CONVERGED]
         worst = bad[0] if bad else fits[0]
         details = {
@@ -122,6 +140,25 @@ class PsdFit(CurvatureEstimator[Observations | Seen]):
             "fit_algorithm": worst.algorithm,
         }
         return CurvatureEstimate(operator, details, f"the fit did not converge: {worst.message}" if bad else None)
+
+    def _in_a_subspace(self, rest: Rest) -> CurvatureEstimate:
+        """The fit to the rows of a subspace, and the mean of what curvature there is elsewhere."""
+        request, config = rest.request, self.config
+        head, hessian = request.head, request.hessian(Structure.products)
+        basis_KP = make_basis(
+            config.subspace, request, hessian, config.dimension, rest.tools.generator("perturbation")
+        )  # fmt: skip
+        small = restrict(request, basis_KP)
+        inner = PsdFit(config)
+        found = inner.estimate(inner.observe(small, rest.tools), small)
+        assert isinstance(found.operator, ExplicitOperator)
+        size, dimension = head.parameters_CE.numel(), basis_KP.shape[0]
+        left = hessian.trace() - found.operator.trace() - head.l2 * (size - dimension)
+        places = max(1, min(size, request.labels_F.shape[0] * head.n_classes) - dimension)
+        operator = LiftedOperator(
+            basis_KP, found.operator, head.l2 + max(0.0, left) / places, head.parameters_CE.shape[0], head.regularized_E
+        )
+        return replace(found, operator=operator, details={**found.details, "subspace_dimension": dimension})
 
 
 def _blind_to_shifts(blocks_1SS: Tensor, ridge_E: Tensor, n_classes: int) -> Tensor:

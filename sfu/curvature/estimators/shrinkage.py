@@ -20,7 +20,8 @@ from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.operators.build import with_ridge
-from sfu.errors import DataError
+from sfu.errors import ConfigError, DataError
+from sfu.heads.linear import LinearHead
 from sfu.losses import Layout
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
@@ -38,7 +39,16 @@ class Shrinkage(CurvatureEstimator[CurvedRows]):
     """A shrunk second moment for each block, plus ``l2 R``."""
 
     def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> CurvedRows:
-        """The forget rows and their curvature."""
+        """The forget rows and their curvature.
+
+        Raises:
+            ConfigError: The head is no linear one.
+        """
+        if not isinstance(request.head, LinearHead):
+            raise ConfigError(
+                f"curvature.estimator={self.config.estimator.value} shrinks the covariance of feature rows, which a "
+                "linearised head has none of; use closed_form or psd_fit."
+            )
         head, rows, design_FE = request.head, request.data(), request.design_FE
         hessian = head.loss.curvature(design_FE @ head.parameters_CE.T, request.labels_F)
         curvature_FC = hessian.diagonal if hessian.rank_one is None else hessian.diagonal - hessian.rank_one.square()

@@ -9,10 +9,13 @@ Shapes: C classes, E = D (+ 1 with bias), M values of rho.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+
+PIECE = 1 << 26
+"""Numbers of all solutions that are held at one time."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,12 @@ class DampedInverse(ABC):
             floor: A known lower bound of the eigenvalues, to which smaller ones are raised where they are known. With
                 a floor of 0, eigenvalues that are 0 to working precision are left out (Moore-Penrose inverse).
         """
+
+    def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
+        """:meth:`solve_many` in pieces ``[m, C, E]`` that bound memory."""
+        step = max(1, PIECE // right_CE.numel())
+        for start in range(0, len(rhos), step):
+            yield self.solve_many(right_CE, rhos[start : start + step], floor=floor)
 
     def solve(self, right_CE: Tensor, rho: float = 0.0, *, floor: float = 0.0) -> Tensor:
         """:meth:`solve_many` for one rho, ``[C, E]``."""

@@ -10,7 +10,7 @@ from sfu.curvature.operators.explicit import ExplicitOperator
 from sfu.curvature.operators.products import Part, ProductOperator
 from sfu.losses.base import Layout, OutputHessian
 from sfu.losses.objective import Objective
-from sfu.losses.rows import Rows, outputs_of
+from sfu.losses.rows import Rows
 from sfu.settings import Structure
 
 _LAYOUTS = {
@@ -28,10 +28,7 @@ def build_operator(objective: Objective, rows: Rows, parameters_CE: Tensor, stru
     """
     n_classes = parameters_CE.shape[0]
     if structure is Structure.products:
-        hessians = [
-            objective.loss.curvature(outputs_of(chunk.design_BE, parameters_CE), chunk.labels_B)
-            for chunk in rows.chunks()
-        ]
+        hessians = [objective.loss.curvature(chunk.outputs(parameters_CE), chunk.labels_B) for chunk in rows.chunks()]
         return products_of(objective, rows, hessians, n_classes)
     if structure is Structure.shared and objective.loss.layout is not Layout.shared:
         data = objective.data_hessian(rows, parameters_CE, Layout.blocks).mean(0)

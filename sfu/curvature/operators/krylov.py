@@ -9,13 +9,14 @@ Shapes: C classes, D regularised parameters and one bias (or none) a class, E = 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators.base import DampedInverse
-from sfu.curvature.operators.conjugate_gradients import multishift_conjugate_gradients
+from sfu.curvature.operators.base import PIECE, DampedInverse
+from sfu.curvature.operators.conjugate_gradients import multishift_conjugate_gradients, multishift_in_coordinates
 from sfu.curvature.operators.spectral import bias_inverse
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-8
 MAX_ITERATIONS = 1000
 _AT_ONCE = 16
+_LOOSER = 100.0  # than a single solve
 
 
 class KrylovInverse(DampedInverse):
@@ -40,17 +42,20 @@ class KrylovInverse(DampedInverse):
         self._operator = operator
         self._has_bias = bool(operator.regularized_E[-1] == 0)
         self._ridge = float(operator.ridge_E[0])
+        self._tolerance = max(TOLERANCE, _LOOSER * operator.tolerance)
         self.iterations, self.residual = 0, 0.0
         trace, count = operator.trace(), float(operator.regularized_E.sum()) * operator.n_classes
         if self._has_bias:
             own_CC = operator.output_mean()
             self._bias_inverse_CC = bias_inverse(own_CC)
             trace -= float(own_CC.trace()) + self._coupled_trace()
-        self._mean = trace / count
+        self._mean = trace / (min(count, operator.n_bent) if operator.shared else count)
 
     @property
     def mean_eigenvalue(self) -> float:
-        """From the trace of what is left when the biases are eliminated."""
+        """From the trace of what is left when the biases are eliminated; where the classes share parameters, over as many
+        as the rows can curve.
+        """
         return self._mean
 
     def account(self) -> dict[str, float | int | str]:
@@ -73,7 +78,7 @@ class KrylovInverse(DampedInverse):
             from_bias_C1 = self._bias_inverse_CC @ right_CE[:, -1:]
             reduced_CD = right_CE[:, :-1] - self._pull(from_bias_C1)
         found = multishift_conjugate_gradients(
-            self._schur, reduced_CD, rhos, tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS
+            self._schur, reduced_CD, rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
         )
         self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
         if not self._has_bias:
@@ -82,6 +87,31 @@ class KrylovInverse(DampedInverse):
         pulled_MC1 = self._operator.matmul(whole_MCE)[..., -1:]
         whole_MCE[..., -1:] = self._bias_inverse_CC @ (right_CE[:, -1:] - pulled_MC1)
         return whole_MCE
+
+    def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
+        """See the base; where all solutions at once would be too many numbers, they are kept in coordinates.
+
+        With v = a g + A^T b, A the rows' Jacobian and g the right-hand side, all of the Krylov space is a number and
+        an output-sized b for each vector, and a solution becomes p numbers only when its turn comes.
+        """
+        if not self._operator.shared or len(rhos) * right_CE.numel() <= PIECE:
+            yield from super().solutions(right_CE, rhos, floor=floor)
+            return
+        flat, ridge = right_CE.reshape(-1), self._ridge
+
+        def product(vector: Tensor, vector_K: Tensor) -> tuple[Tensor, Tensor]:
+            bent_K = self._operator.bend(vector.view_as(right_CE))
+            image = self._operator.unbend(bent_K).reshape(-1) + ridge * vector
+            return image, torch.cat([bent_K.new_zeros(1), bent_K]) + ridge * vector_K
+
+        right_K = flat.new_zeros(1 + self._operator.n_bent)
+        right_K[0] = 1.0
+        found = multishift_in_coordinates(
+            product, flat, right_K, rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
+        )
+        self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
+        for value_K in found.values:
+            yield (value_K[0] * right_CE + self._operator.unbend(value_K[1:]))[None]
 
     def _schur(self, vector_CD: Tensor) -> Tensor:
         if not self._has_bias:

@@ -17,10 +17,12 @@ from sfu.settings import Structure
 DENSE_LIMIT = 2048
 """Largest C E for which coupled classes are held as one dense matrix."""
 _GIB = 2**30
+_VECTORS = 8  # of conjugate gradients, at one time
 _ALLOWED = {
     Layout.shared: (Structure.shared, Structure.products),
     Layout.blocks: (Structure.blocks, Structure.products),
     Layout.dense: (Structure.dense, Structure.blocks, Structure.products),
+    Layout.products: (Structure.products,),
 }
 
 
@@ -67,7 +69,7 @@ def check_structure(layout: Layout, wanted: Structure) -> None:
     allowed = (Structure.auto, *_ALLOWED[layout])
     if wanted not in allowed:
         names = ", ".join(structure.value for structure in allowed)
-        raise ConfigError(f"curvature.structure={wanted.value} does not fit the loss; it can be {names}.")
+        raise ConfigError(f"curvature.structure={wanted.value} does not fit the loss and the head; it can be {names}.")
 
 
 def plan_structure(
@@ -95,6 +97,8 @@ def plan_structure(
         ConfigError: The loss has no such structure, or it will not fit; the message names the cheaper one.
     """
     check_structure(layout, wanted)
+    if layout is Layout.products:
+        return Plan(Structure.products, 8 * _VECTORS * width, f"{width} parameters shared by the classes: products")
     memory = available_memory(device)
     if wanted is not Structure.auto:
         need = memory_estimate(wanted, n_classes, width, count, copies)

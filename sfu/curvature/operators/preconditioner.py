@@ -66,10 +66,22 @@ class KroneckerPreconditioner:
         return apply
 
 
+class IdentityPreconditioner:
+    """None at all, for heads whose rows have no second moments to be had."""
+
+    def with_output(self, output_CC: Tensor) -> IdentityPreconditioner:
+        """The same."""
+        return self
+
+    def at(self, rho: float) -> Callable[[Tensor], Tensor]:
+        """The identity."""
+        return lambda residual_CE: residual_CE
+
+
 def second_moments(rows: Rows) -> Tensor:
     """``mean a a^T`` over about 8,192 evenly spaced rows (or four for each feature)."""
     some = rows.thinned(max(1, rows.count // max(_ROWS, 4 * rows.width)))
     total_EE = torch.zeros(rows.width, rows.width, dtype=rows.dtype, device=rows.device)
-    for chunk in some.chunks():
+    for chunk in some.linear_chunks():
         total_EE.addmm_(chunk.design_BE.T, chunk.design_BE * chunk.share_B[:, None])
     return total_EE

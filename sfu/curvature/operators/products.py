@@ -20,13 +20,15 @@ from torch import Tensor
 from sfu.curvature.operators.base import CurvatureOperator, DampedInverse, Solution
 from sfu.curvature.operators.conjugate_gradients import conjugate_gradients
 from sfu.curvature.operators.krylov import KrylovInverse
-from sfu.curvature.operators.preconditioner import KroneckerPreconditioner
+from sfu.curvature.operators.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
 from sfu.losses.base import OutputHessian
-from sfu.losses.rows import Rows, outputs_of
+from sfu.losses.rows import Rows
 
 _ELEMENTS = 1 << 24
 TOLERANCE = 1e-10
 MAX_ITERATIONS = 2000
+_UNITS = 10.0  # of the precision of the products
+_PROBES = 8
 
 
 class Part(NamedTuple):
@@ -58,6 +60,27 @@ class ProductOperator(CurvatureOperator):
         """Nothing but products."""
         return "products"
 
+    @property
+    def shared(self) -> bool:
+        """Whether the classes share all parameters."""
+        return self.parts[0].rows.shared
+
+    @property
+    def tolerance(self) -> float:
+        """Relative residual to solve to: :data:`TOLERANCE`, or what the precision of the products allows."""
+        return max(TOLERANCE, _UNITS * max(torch.finfo(part.rows.precision).eps for part in self.parts))
+
+    def quadratic(self, vectors: Tensor) -> Tensor:
+        """One product with the rows: ``sum_i s_i z_i^T M_i z_i`` with ``z_i = A_i v``."""
+        flat_MCE = vectors.reshape(-1, *vectors.shape[-2:])
+        total_M = (flat_MCE.square() @ self.ridge_E).sum(-1)
+        for part in self.parts:
+            for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
+                pushed_BMC = chunk.push(flat_MCE)
+                along_BM = (_unsqueeze(hessian).apply(pushed_BMC) * pushed_BMC).sum(-1)
+                total_M = total_M + (part.coefficient * chunk.share_B) @ along_BM
+        return total_M.reshape(vectors.shape[:-2])
+
     def matmul(self, vectors: Tensor) -> Tensor:
         """Two products with the rows, in chunks of vectors that bound memory."""
         flat_MCE = vectors.reshape(-1, *vectors.shape[-2:])
@@ -66,29 +89,51 @@ class ProductOperator(CurvatureOperator):
         return torch.cat(pieces).reshape(vectors.shape)
 
     def _matmul(self, vectors_MCE: Tensor) -> Tensor:
-        count, n_classes, width = vectors_MCE.shape
         total = self.ridge_E * vectors_MCE
-        flat_QE = vectors_MCE.reshape(-1, width)
         for part in self.parts:
             for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
-                outputs_BMC = outputs_of(chunk.design_BE, flat_QE).unflatten(1, (count, n_classes))
-                bent_BMC = _unsqueeze(hessian).apply(outputs_BMC)
-                bent_BQ = bent_BMC.reshape(-1, count * n_classes) * (part.coefficient * chunk.share_B)[:, None]
-                total = total + (bent_BQ.T @ chunk.design_BE).reshape_as(total)
+                bent_BMC = _unsqueeze(hessian).apply(chunk.push(vectors_MCE))
+                total = total + chunk.pull(bent_BMC * (part.coefficient * chunk.share_B)[:, None, None])
+        return total
+
+    @property
+    def n_bent(self) -> int:
+        """Numbers of :meth:`bend`."""
+        return sum(hessian.diagonal.numel() for part in self.parts for hessian in part.hessians)
+
+    def bend(self, vector_CE: Tensor) -> Tensor:
+        """``s_i M_i A_i v`` of all rows, flat: the half-way house of a product."""
+        return torch.cat([
+            (hessian.apply(chunk.push(vector_CE)) * (part.coefficient * chunk.share_B)[:, None]).reshape(-1)
+            for part in self.parts
+            for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True)
+        ])  # fmt: skip
+
+    def unbend(self, bent_K: Tensor) -> Tensor:
+        """``sum_i A_i^T b_i``, ``[C, E]``: the other half, the regulariser left out."""
+        total, start = torch.zeros(self.n_classes, self.ridge_E.shape[0], dtype=bent_K.dtype, device=bent_K.device), 0
+        for part in self.parts:
+            for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
+                stop = start + hessian.diagonal.numel()
+                total += chunk.pull(bent_K[start:stop].view_as(hessian.diagonal))
+                start = stop
         return total
 
     def trace(self) -> float:
-        """``sum_i s_i tr(M_i) |a_i|^2 + C l2 tr(R)``."""
+        """``sum_i s_i tr(M_i) |a_i|^2 + C l2 tr(R)``; where the classes share parameters, by Hutchinson's estimate."""
+        if self.shared:
+            return hutchinson_trace(self)
         total = self.n_classes * float(self.ridge_E.sum())
         for part in self.parts:
-            for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
+            for chunk, hessian in zip(part.rows.linear_chunks(), part.hessians, strict=True):
                 squares_B = chunk.design_BE.square().sum(1)
                 total += part.coefficient * float((chunk.share_B * hessian.trace() * squares_B).sum())
         return total
 
     def output_mean(self) -> Tensor:
         """``sum_i s_i M_i``, ``[C, C]``."""
-        total = self.ridge_E.new_zeros(self.n_classes, self.n_classes)
+        outputs = self.parts[0].hessians[0].diagonal.shape[-1]
+        total = self.ridge_E.new_zeros(outputs, outputs)
         for part in self.parts:
             for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
                 share_B = part.coefficient * chunk.share_B
@@ -101,8 +146,10 @@ class ProductOperator(CurvatureOperator):
         """By multi-shift conjugate gradients."""
         return KrylovInverse(self)
 
-    def preconditioner(self) -> KroneckerPreconditioner:
-        """Mean output Hessian times second moments of (some of) the rows."""
+    def preconditioner(self) -> KroneckerPreconditioner | IdentityPreconditioner:
+        """Mean output Hessian times second moments of (some of) the rows; none where the classes share parameters."""
+        if self.shared:
+            return IdentityPreconditioner()
         return KroneckerPreconditioner.of(
             [(part.rows, part.coefficient) for part in self.parts], self.output_mean(), self.ridge_E, self.regularized_E
         )
@@ -115,7 +162,11 @@ class ProductOperator(CurvatureOperator):
             return self.matmul(vector_CE) + damping_E * vector_CE
 
         found = conjugate_gradients(
-            product, right_CE, self.preconditioner().at(rho), tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS
+            product,
+            right_CE,
+            self.preconditioner().at(rho),
+            tolerance=self.tolerance,
+            max_iterations=MAX_ITERATIONS,
         )
         size = float(right_CE.norm())
         left = float((right_CE - product(found.value_CE)).norm()) / size if size > 0 else 0.0
@@ -128,6 +179,17 @@ class ProductOperator(CurvatureOperator):
             assert isinstance(operator, ProductOperator)
             parts += [part._replace(coefficient=part.coefficient * coefficient) for part in operator.parts]
         return ProductOperator(tuple(parts), self.ridge_E, self.regularized_E, self.n_classes)
+
+
+def hutchinson_trace(operator: CurvatureOperator, probes: int = _PROBES) -> float:
+    """``mean v^T H v`` over vectors of random signs, always the same ones."""
+    like_E = operator.regularized_E
+    drawn = torch.Generator().manual_seed(0)
+    total = 0.0
+    for _ in range(probes):
+        signs = torch.randint(0, 2, (operator.n_classes, like_E.shape[0]), generator=drawn, dtype=torch.int8)
+        total += float(operator.quadratic(signs.to(like_E) * 2 - 1)) / probes
+    return total
 
 
 def _unsqueeze(hessian: OutputHessian) -> OutputHessian:

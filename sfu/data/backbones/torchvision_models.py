@@ -54,12 +54,12 @@ def build(config: BackboneConfig) -> Network:
         model = _pretrained(config.name, default)
         last = cut_last_layer(model)
     elif config.weights == "none":
-        model = models.get_model(config.name, weights=None, **_quiet(config.name))
+        model = models.get_model(config.name, weights=None, **quiet(config.name))
         last = cut_last_layer(model)
     else:
         tensors = _renamed(config.name, read_state_dict(config.weights))
         options = {"transform_input": True} if config.name in _RESCALED_INPUT else {}
-        model = models.get_model(config.name, weights=None, **options, **_quiet(config.name))
+        model = models.get_model(config.name, weights=None, **options, **quiet(config.name))
         last = cut_last_layer(model)
         load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), config.weights)
     return Network(model, _transform(default, resized=config.weights != "none"), f"input of the last layer ({last})")
@@ -83,7 +83,7 @@ def cut_last_layer(model: nn.Module) -> str:
     return layers[-1]
 
 
-def _quiet(name: str) -> dict[str, Any]:
+def quiet(name: str) -> dict[str, Any]:
     """GoogLeNet and Inception: no auxiliary classifiers, and the initialisation torchvision asks to be named."""
     return {"aux_logits": False, "init_weights": True} if name in _RESCALED_INPUT else {}
 

@@ -86,8 +86,13 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[st
 
 def weights_digest(model: nn.Module) -> str:
     """SHA-256 over every parameter and buffer with its name, 64 hex digits."""
+    return tensors_digest(model.state_dict())
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over every tensor with its name, 64 hex digits."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.reshape(-1).view(torch.uint8).numpy().data)

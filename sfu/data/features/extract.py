@@ -105,6 +105,9 @@ class Extractor:
         remember(self.config, record)
         return record
 
+    def prepare(self, images: Images, labels_M: Tensor, n_classes: int, example: Callable[[], Tensor]) -> None:
+        """Called before images are turned into features, with those declared public; nothing to do here."""
+
     def store(self, images: Images, folder: str = "") -> FeatureStore:
         """Where the features of ``images`` are kept: in the cache, or in a ``folder`` of it."""
         root = cache_root(self.config) / folder

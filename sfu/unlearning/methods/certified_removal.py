@@ -37,9 +37,8 @@ from torch import Tensor
 from sfu.checks import above, at_least, between, one_of
 from sfu.curvature.operators import build_operator, plan_structure
 from sfu.errors import ConfigError, SourceFreeError
-from sfu.heads.linear import LinearHead
+from sfu.heads.base import Head
 from sfu.losses import Loss, Rows, make_loss
-from sfu.losses.rows import outputs_of
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 from sfu.unlearning.sequence import unlearn_in_batches
@@ -134,7 +133,7 @@ class CertifiedRemoval(UnlearningMethod):
         assert certificate is not None
         assert certificate.residual_bound is not None
         rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, keep=True)
-        plan = plan_structure(head.loss.layout, head.n_classes, rows.width, rows.count, rows.device)
+        plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)
         operator = build_operator(head.objective(), rows, head.parameters_CE, plan.structure)
         solution = operator.solve(request.forget_gradient())
         move_CE = request.step_ratio * solution.value_CE
@@ -180,8 +179,9 @@ def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor) -> dict
     gamma, weight = constants.curvature_lipschitz, rows.weight
     square, fourth, largest = 0.0, 0.0, 0.0
     gram_EE = move_CE.new_zeros(rows.width, rows.width)
-    for design_BE, _, share_B in rows.chunks():
-        change_B = outputs_of(design_BE, move_CE).square().sum(1)
+    for chunk in rows.linear_chunks():
+        design_BE, share_B = chunk.design_BE, chunk.share_B
+        change_B = chunk.push(move_CE).square().sum(1)
         square += weight * float(share_B @ change_B)
         fourth += weight * float(share_B @ change_B.square())
         largest = max(largest, float(design_BE.square().sum(1).max()))
@@ -213,7 +213,7 @@ def _check_head(loss: Loss, bias: bool, l2: float) -> None:
         raise ConfigError("certified_removal needs head.l2 above 0.")
 
 
-def residual(head: LinearHead, retained: RetainedSet) -> float:
+def residual(head: Head, retained: RetainedSet) -> float:
     """The gradient norm of the perturbed sum objective of the retained rows: what the accumulated bound bounds."""
     rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R)
     return rows.weight * float(head.objective_of(rows.weight).gradient(rows, head.parameters_CE).norm())

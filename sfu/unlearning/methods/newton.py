@@ -26,7 +26,7 @@ from sfu.curvature.operators.plan import check_structure
 from sfu.curvature.regularization import Fold, StepChoice, choose_step, noise_factor, predict_gain
 from sfu.curvature.sampling import DOUBTFUL, UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError
-from sfu.heads.linear import LinearHead
+from sfu.heads.base import Head
 from sfu.losses import make_loss
 from sfu.settings import Estimator, Regularization
 from sfu.unlearning.further_steps import Taken, along_the_path, on_the_retained
@@ -196,7 +196,7 @@ class Newton(UnlearningMethod):
             candidates.append(_Candidate(choice, estimate, inverse))
         return max(candidates, key=lambda candidate: candidate.choice.predicted_gain)
 
-    def _floor(self, head: LinearHead) -> float:
+    def _floor(self, head: Head) -> float:
         return head.l2 if self.curvature.regularization is Regularization.none else 0.0
 
     def _choose(self, inverse: DampedInverse | None, folds: list[Fold], noise: float, floor: float) -> StepChoice:
@@ -249,7 +249,7 @@ class Newton(UnlearningMethod):
 
 
 def _withheld(
-    head: LinearHead, gain: float | None, details: dict[str, float | int | str | bool | None], reasons: list[str]
+    head: Head, gain: float | None, details: dict[str, float | int | str | bool | None], reasons: list[str]
 ) -> Unlearned:
     note = f"not applied: {'; '.join(reasons)} (curvature.force=true applies it)"
     return Unlearned(head, applied=False, predicted_gain=gain, details=details, note=note)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from sfu.errors import SourceFreeError
+from sfu.heads.linearised.head import LinearisedHead
 from sfu.heads.train import train_head
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
@@ -49,6 +50,7 @@ class Retrained(UnlearningMethod):
             device=parameters.device,
             dtype=parameters.dtype,
             weights_N=retained.weights_R,
+            core=request.head.core if isinstance(request.head, LinearisedHead) else None,
             noise_CE=None if certificate is None else certificate.noise_CE,
             progress=tools.progress,
         )

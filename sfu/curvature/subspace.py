@@ -1,0 +1,136 @@
+r"""Restrict a head to a subspace: :math:`w = w^* + Q^T (c - Q w^*)` with K orthonormal rows of Q.
+
+What is left of a row is its outputs and a C x K Jacobian, so the restricted head is a small one of its own, to which
+everything applies that applies to a linear head: perturbations, measurements and the dense fits among them.
+
+Shapes: F rows, C classes, K dimensions, P = C E parameters (p where the classes share them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfu.curvature.operators import CurvatureOperator
+from sfu.errors import ArtifactError, ConfigError
+from sfu.heads.base import Head
+from sfu.losses import Layout, Loss, Rows
+from sfu.losses.chunks import Chunk, TableChunk
+from sfu.settings import Subspace
+from sfu.unlearning.request import ForgetRequest
+
+_DOUBLE = 1 << 26  # numbers of a basis up to which it is held in float64
+_NOTHING = 1e-10
+
+
+class TableRows(Rows):
+    """Rows whose features are their outputs at the head and their Jacobian, ``[F, C (1 + K)]``."""
+
+    def __init__(self, features_FD: Tensor, labels_F: Tensor, loss: Loss, origin_1K: Tensor, **options: Any) -> None:
+        """``origin_1K``: the parameters at which the outputs were read off."""
+        super().__init__(features_FD, labels_F, loss, bias=False, **options)
+        self._origin_1K, self.width, self.shared = origin_1K, origin_1K.shape[1], True
+
+    def _chunk(self, features_BD: Tensor, labels_B: Tensor, share_B: Tensor) -> Chunk:
+        table_BCX = features_BD.to(self.device, self.dtype).unflatten(1, (-1, 1 + self.width))
+        return TableChunk(labels_B, share_B, table_BCX[..., 1:], table_BCX[..., 0], self._origin_1K)
+
+
+@dataclass(frozen=True)
+class RestrictedHead(Head):
+    """A head in a subspace; parameters are ``[1, K]`` coordinates.
+
+    Attributes:
+        origin_1K: Coordinates of the head that was restricted.
+        outputs_of_a_row: C.
+    """
+
+    origin_1K: Tensor | None = None
+    outputs_of_a_row: int = 0
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return self.outputs_of_a_row
+
+    @property
+    def n_features(self) -> int:
+        """Outputs and Jacobian of a row."""
+        return self.outputs_of_a_row * (1 + self.parameters_CE.shape[1])
+
+    @property
+    def layout(self) -> Layout:
+        """One matrix for all."""
+        return Layout.dense
+
+    def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
+        """Rows as tables."""
+        like = self.parameters_CE
+        assert self.origin_1K is not None
+        return TableRows(
+            features_ND, labels_N, self.loss, self.origin_1K, device=like.device, dtype=like.dtype,
+            sample_weights_N=weights_N, **options,
+        )  # fmt: skip
+
+    def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
+        """Affine in the coordinates."""
+        table_NCX = features_ND.to(parameters_CE).unflatten(1, (self.n_classes, -1))
+        assert self.origin_1K is not None
+        return table_NCX[..., 0] + table_NCX[..., 1:] @ (parameters_CE - self.origin_1K)[0]
+
+    def save(self, stem: Path) -> list[Path]:
+        """It lives for one estimate."""
+        raise ArtifactError("a restricted head is never saved; this is a defect in sfu.")
+
+
+def restrict(request: ForgetRequest, basis_KP: Tensor) -> ForgetRequest:
+    """The request seen from the subspace; costs K passes over the rows."""
+    head = request.head
+    shape, like = head.parameters_CE.shape, head.parameters_CE
+    tables = []
+    for chunk in request.data().chunks():
+        columns = [chunk.outputs(like), *(chunk.push(row_P.to(like).view(shape)) for row_P in basis_KP)]
+        tables.append(torch.stack(columns, 2).flatten(1))
+    own_1K = (basis_KP @ like.reshape(-1).to(basis_KP)).to(like)[None]
+    gradient_1K = (basis_KP @ head.gradient_CE.reshape(-1).to(basis_KP)).to(like)[None]
+    small = RestrictedHead(
+        own_1K, gradient_1K, head.l2, head.n_train, loss=head.loss, weight=head.weight, origin_1K=own_1K,
+        outputs_of_a_row=head.n_classes,
+    )  # fmt: skip
+    return ForgetRequest(small, torch.cat(tables), request.labels_F, request.weights_F, copies=request.copies)
+
+
+def make_basis(
+    kind: Subspace, request: ForgetRequest, hessian: CurvatureOperator, dimension: int, generator: torch.Generator
+) -> Tensor:
+    """K orthonormal rows ``[K, P]``: the Krylov space of the forget Hessian and the step's gradient, or a random one.
+
+    Fewer rows where the Krylov space ends earlier. float64 while that is small, else float32.
+
+    Raises:
+        ConfigError: ``curvature.dimension`` is above the number of parameters.
+    """
+    like = request.head.parameters_CE
+    if dimension > like.numel():
+        raise ConfigError(f"curvature.dimension={dimension} but the head has {like.numel()} parameters.")
+    dtype = torch.float64 if dimension * like.numel() <= _DOUBLE else torch.float32
+    basis_KP = torch.zeros(dimension, like.numel(), dtype=dtype, device=like.device)
+    vector_P = request.newton_gradient().reshape(-1)
+    for k in range(dimension):
+        if kind is Subspace.random:
+            vector_P = torch.randn(like.numel(), generator=generator, dtype=torch.float64).to(like)
+        size = float(vector_P.norm())
+        for _ in range(2):
+            inside_K = basis_KP[:k] @ vector_P.to(dtype)
+            vector_P = vector_P - (inside_K @ basis_KP[:k]).to(like)
+        left = float(vector_P.norm())
+        if not left > _NOTHING * size:
+            return basis_KP[:k]
+        basis_KP[k] = vector_P / left
+        if kind is Subspace.krylov:
+            vector_P = hessian.matmul((vector_P / left).view_as(like)).reshape(-1)
+    return basis_KP

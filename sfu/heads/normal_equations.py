@@ -1,0 +1,149 @@
+r"""The optimum of a quadratic objective by products alone: conjugate gradients on :math:`H d = -g`, and again.
+
+A solve ends at what the precision of the products allows; then the gradient is measured, and another solve begins from
+there, until the gradient is small enough or no longer falls. What is returned is measured, never a recurrence's claim.
+
+Shapes: C classes, E parameters of each (1 and p where they share them).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sfu.cache_dir import cache_dir
+from sfu.curvature.operators.build import products_of
+from sfu.curvature.operators.conjugate_gradients import conjugate_gradients
+from sfu.errors import SolverError
+from sfu.files import write_tensors
+from sfu.heads.newton_cg import Optimum
+from sfu.losses.objective import Objective
+from sfu.losses.rows import Rows
+
+if TYPE_CHECKING:
+    from sfu.heads.linearised.core import Core
+    from sfu.settings import RunConfig
+
+_STALLED = 0.5  # a solve that leaves more of the gradient than this has stalled
+_SECONDS = 60.0
+
+
+@dataclass
+class Checkpoint:
+    """Where training has come, kept in a file from time to time, so that it can be taken up again.
+
+    Attributes:
+        path: The file; it is removed when training is done.
+        seconds: Between two writes.
+    """
+
+    path: Path
+    seconds: float = _SECONDS
+
+    def __post_init__(self) -> None:
+        """Start the clock."""
+        self._last = time.monotonic()
+
+    def read(self, like_CE: Tensor) -> Tensor | None:
+        """The parameters kept, if there are any of this shape."""
+        from safetensors.torch import load_file
+
+        try:
+            found = load_file(self.path)["parameters"]
+        except Exception:  # absent or damaged: training starts afresh
+            return None
+        return found.to(like_CE) if found.shape == like_CE.shape and torch.isfinite(found).all() else None
+
+    def keep(self, parameters_CE: Tensor) -> None:
+        """Write, if it is time."""
+        if time.monotonic() - self._last >= self.seconds:
+            write_tensors(self.path, {"parameters": parameters_CE})
+            self._last = time.monotonic()
+
+    def remove(self) -> None:
+        """Training is done."""
+        self.path.unlink(missing_ok=True)
+
+
+def checkpoint_of(core: Core, fingerprint: str, config: RunConfig, dtype: torch.dtype) -> Checkpoint:
+    """The checkpoint of one training: named by all that decides its optimum, so that no other run takes it up."""
+    head, loss = config.head, config.loss
+    record = [core.digest, fingerprint, head.l2, head.dtype, str(dtype), vars(loss)]
+    key = hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return Checkpoint(cache_dir("training") / f"{key}.safetensors")
+
+
+def solve_normal_equations(
+    objective: Objective,
+    rows: Rows,
+    start_CE: Tensor,
+    *,
+    tolerance: float,
+    max_iterations: int,
+    progress: Callable[[int, int], None] | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Optimum:
+    """Minimise a quadratic objective until ``|gradient| <= tolerance``.
+
+    Args:
+        objective: Of a loss whose output Hessian does not depend on the parameters.
+        rows: The rows.
+        start_CE: Where to start, unless a checkpoint is further.
+        tolerance: Gradient norm.
+        max_iterations: Products at most.
+        progress: Called with (products done, at most).
+        checkpoint: Where to keep what was reached.
+
+    Raises:
+        SolverError: More products would be needed, or the gradient stagnates above the tolerance.
+    """
+    kept_CE = None if checkpoint is None else checkpoint.read(start_CE)
+    point_CE = start_CE if kept_CE is None else kept_CE
+    here = objective.linearize(rows, point_CE)
+    operator = products_of(objective, rows, here.hessians, start_CE.shape[0])
+    precondition = operator.preconditioner().at(0.0)
+    steps, products, size = 0, 1, float(here.gradient_CE.norm())
+    while size > tolerance:
+        reached_CE = point_CE
+
+        def note(done: int, moved_CE: Tensor, so_far: int = products, base_CE: Tensor = reached_CE) -> None:
+            if progress is not None:
+                progress(so_far + done, max_iterations)
+            if checkpoint is not None:
+                checkpoint.keep(base_CE + moved_CE)
+
+        found = conjugate_gradients(
+            operator.matmul, -here.gradient_CE, precondition,
+            tolerance=max(0.5 * tolerance / size, operator.tolerance), max_iterations=max_iterations - products,
+            note=note,
+        )  # fmt: skip
+        trial_CE = point_CE + found.value_CE
+        there = objective.linearize(rows, trial_CE)
+        steps, products, left = steps + 1, products + found.iterations + 1, float(there.gradient_CE.norm())
+        if left < size:
+            point_CE, here = trial_CE, there
+        if left <= tolerance:
+            break
+        if products >= max_iterations:
+            raise SolverError(_unfinished(min(left, size), tolerance, f"after head.max_iterations={max_iterations}"))
+        if not left < _STALLED * size:
+            raise SolverError(_unfinished(min(left, size), tolerance, "and stagnates there"))
+        size = left
+    if checkpoint is not None:
+        checkpoint.remove()
+    return Optimum(point_CE, here.gradient_CE, steps, products)
+
+
+def _unfinished(size: float, tolerance: float, when: str) -> str:
+    return (
+        f"training reached a gradient norm of {size:.1e}, not head.tolerance={tolerance:g}, {when}. Raise head.l2, "
+        "head.tolerance or head.max_iterations, or compute in head.dtype=float64."
+    )

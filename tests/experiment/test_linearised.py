@@ -1,0 +1,126 @@
+"""Whole runs with a linearised head: images, a core on public ones, training, methods, evaluation, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sfu.errors import ConfigError, DataError
+from sfu.experiment.runner import run
+from sfu.experiment.validate import validate
+from sfu.heads.linearised.files import load_head
+from sfu.settings import BackboneConfig, CoreWeights, ForgetConfig, HeadConfig, PretrainConfig, RunConfig
+from sfu.unlearning.registry import make_methods
+from tests.experiment.test_images import image_config, write_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "images")
+
+
+def linearised(folder: Path, **head) -> RunConfig:
+    config = image_config(folder, core_fraction=0.5)
+    config.dataset.normalize_rows = False
+    config.backbone = BackboneConfig(name="shufflenet_v2_x0_5", weights="none", size=32, batch_size=16)
+    config.head = HeadConfig(
+        name="linearised", l2=1e-2, tolerance=1e-6, max_iterations=2000,
+        pretrain=PretrainConfig(epochs=1, batch_size=30, lr=0.02), **head,
+    )  # fmt: skip
+    return config
+
+
+def test_a_run_from_images_to_the_table(tmp_path, folder):
+    config = linearised(folder, core=CoreWeights.pretrain)
+    config.methods = [
+        "original",
+        "retrained",
+        "unlearned_plus",
+        "closed_form",
+        "unlearned_minus",
+        "unlearned_plus_diagonal",
+    ]
+    config.forget = ForgetConfig(fraction=0.4)
+    config.curvature.dimension, config.curvature.augment = 4, ["flip"]
+    (tmp_path / "run").mkdir()
+    metrics = run(config, tmp_path / "run", show_progress=False)
+    rows, about = metrics["rows"], metrics["run"]
+    assert not any(row.get("error") for row in rows.values())
+    assert (about["data"]["n_train"], about["data"]["n_test"]) == (60, 30)
+    assert about["data"]["images"]["n_public"] == 60
+    assert about["head"]["layers"] == ["fc"]
+    assert rows["unlearned_plus"]["distance"] < 1e-3
+    assert rows["closed_form"]["access"] == rows["unlearned_minus"]["access"] == "forget"
+    assert rows["unlearned_plus_diagonal"]["access"] == "retained"
+    for name in rows:
+        saved = load_head(tmp_path / "run" / "heads" / name)
+        assert saved.n_classes == 3
+    assert len(list((tmp_path / "run" / "heads").glob("core-*"))) == 1
+
+
+def test_public_images_are_no_users_whatever_the_seed(folder):
+    from sfu.data.load import _parts, load_images, public_rows
+
+    config = linearised(folder)
+    images = load_images(config.dataset)
+    train, test = _parts(config.dataset, images, 0)
+    public = public_rows(config.dataset, images.labels_N, train)
+    assert len(public) == 60
+    assert set(public) < set(train)
+    assert not set(public) & set(test)
+    assert (public == public_rows(config.dataset, images.labels_N, train)).all()
+    config.dataset.core_seed = 1
+    assert set(public) != set(public_rows(config.dataset, images.labels_N, train))
+
+
+def refused(config: RunConfig) -> None:
+    validate(config)
+    make_methods(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: setattr(c.head, "layers", 0), r"head\.layers=0; it must be at least 1"),
+        (lambda c: setattr(c.head, "layers", 99), r"head\.layers=99; ShuffleNetV2 has 1 to \d+ components, .* fc, conv5"),
+        (lambda c: setattr(c.dataset, "core_fraction", 1.0), r"dataset\.core_fraction=1; .*some images must be"),
+        (lambda c: setattr(c.dataset, "core_fraction", -0.1), r"dataset\.core_fraction=-0\.1"),
+        (lambda c: (setattr(c.dataset, "core_fraction", 0.0), setattr(c.head, "core", CoreWeights.pretrain)),
+         r"head\.core=pretrain needs public images"),
+        (lambda c: setattr(c.head, "name", "linear"), r"core_fraction=0\.5 is for head=linearised"),
+        (lambda c: setattr(c.head, "bias", True), r"head\.bias=True is for head=linear"),
+        (lambda c: setattr(c.head, "store_curvature", True), r"head\.store_curvature=True is for head=linear"),
+        (lambda c: setattr(c.head, "objective_noise", 1.0), r"objective_noise is for head=linear"),
+        (lambda c: setattr(c.head, "dtype", "int8"), r"head\.dtype=int8 is unknown"),
+        (lambda c: setattr(c.head, "negative_slope", 2.0), r"head\.negative_slope=2"),
+        (lambda c: setattr(c.head, "batch_size", 0), r"head\.batch_size=0"),
+        (lambda c: setattr(c.head.sgd, "lr", 0.0), r"head\.sgd\.lr=0"),
+        (lambda c: setattr(c.backbone, "name", "pixels"), r"head=linearised needs a network of torchvision"),
+        (lambda c: setattr(c.curvature, "dimension", 0), r"curvature\.dimension=0"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_named_before_any_work(folder, change, message):
+    config = linearised(folder)
+    change(config)
+    with pytest.raises(ConfigError, match=message):
+        refused(config)
+
+
+def test_a_core_that_leaves_a_class_no_user_is_refused_before_it_is_trained(tmp_path, folder):
+    config = linearised(folder, core=CoreWeights.pretrain)
+    config.dataset.core_fraction = 0.999
+    (tmp_path / "run").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"of the 40 training images of class 0 are\s+40; the core and the users need"
+    ):
+        run(config, tmp_path / "run", show_progress=False)
+
+
+def test_row_numbers_do_not_go_with_public_images(tmp_path, folder):
+    config = linearised(folder)
+    (tmp_path / "rows.txt").write_text("3")
+    config.forget = ForgetConfig(indices=str(tmp_path / "rows.txt"))
+    (tmp_path / "run").mkdir()
+    with pytest.raises(DataError, match=r"dataset\.core_fraction takes some away;\s+name the images instead"):
+        run(config, tmp_path / "run", show_progress=False)
