@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 import time
 from datetime import UTC, datetime
@@ -120,6 +122,8 @@ class _Record:
             "started": datetime.now(UTC).isoformat(),
             "overrides": overrides,
             "job": job,
+            "host": platform.node(),
+            "pid": os.getpid(),  # tells a run that was killed from one under way
         }
         self._clock = time.perf_counter()
 
