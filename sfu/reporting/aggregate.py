@@ -9,9 +9,9 @@ The aggregate is plain data that ``json.dumps`` accepts::
                                    "metrics": {name: {"mean": float | None, "std": float | None,
                                                       "stderr": float | None, "n": 3, "missing": 0}}}}}]}
 
-``std`` is the sample standard deviation (divisor n - 1), ``stderr`` that of the mean (std / sqrt n), both None below two
-values; ``spread`` says which of the two tables and pictures show. A metric that some runs lack is
-averaged over the runs that have it, and ``missing`` counts the others; it is never read as zero.
+``std`` is the sample standard deviation (divisor n - 1), ``stderr`` that of the mean (std / sqrt n), both None below
+two values; ``spread`` says which of the two tables and pictures show. A metric that some runs lack is averaged over the
+runs that have it, and ``missing`` counts the others; it is never read as zero.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ _KINDS = {
     **dict.fromkeys(("test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "mia_std", "agreement"), "percent"),
     **dict.fromkeys(("test_gap", "remain_gap", "forget_gap", "mia_gap"), "points"),
 }
+CSV_LEAD = ("method", "access", "n", "n_applied")
+_CSV_PARTS = ("mean", "std", "stderr", "n")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -107,24 +109,30 @@ def markdown_sweep_table(total: Aggregate) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def csv_sweep_table(total: Aggregate, columns: Mapping[str, str] | None = None) -> str:
+def sweep_records(total: Aggregate) -> list[dict[str, Any]]:
+    """One record for each setting and method: its settings, ``method`` ..., then ``<metric>.mean``, ``.std`` ..."""
+    keys = metric_keys(total)
+    records = []
+    for group in total["groups"]:
+        for name, row in group["rows"].items():
+            record = {**group["overrides"], "method": name, "access": row["access"]}
+            record |= {"n": row["n"], "n_applied": row["n_applied"]}
+            for key in keys:
+                entry = row["metrics"].get(key) or {"n": 0}
+                record |= {f"{key}.{part}": entry.get(part) for part in _CSV_PARTS}
+            records.append(record)
+    return records
+
+
+def csv_sweep_table(total: Aggregate) -> str:
     """One line for each setting and method: ``<metric>.mean``, ``.std``, ``.stderr`` and ``.n`` at full precision.
 
     Args:
         total: What ``aggregate`` returned.
-        columns: Columns to put first, the same value in every line.
     """
-    keys, columns = metric_keys(total), columns or {}
-    parts = ("mean", "std", "stderr", "n")
-    header = [*columns, *total["varied"], "method", "access", "n", "n_applied"]
-    header += [f"{key}.{part}" for key in keys for part in parts]
-    body = []
-    for group in total["groups"]:
-        for name, row in group["rows"].items():
-            entries = [row["metrics"].get(key) or {"n": 0} for key in keys]
-            lead = [*columns.values(), *group["overrides"].values(), name, row["access"], row["n"], row["n_applied"]]
-            body.append([*lead, *(entry.get(part) for entry in entries for part in parts)])
-    return csv_rows(header, body)
+    metrics = [f"{key}.{part}" for key in metric_keys(total) for part in _CSV_PARTS]
+    header = [*total["varied"], *CSV_LEAD, *metrics]
+    return csv_rows(header, [[record.get(key) for key in header] for record in sweep_records(total)])
 
 
 def escape_latex(text: str) -> str:

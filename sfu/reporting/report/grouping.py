@@ -183,9 +183,7 @@ def varied(flat: Sequence[Settings], over: Sequence[str] = ()) -> list[str]:
     """Keys with more than one value among the runs that have them, in their own order; not those under ``over``."""
     keys = dict.fromkeys(key for settings in flat for key in settings)
     return [
-        key
-        for key in keys
-        if not under(key, over) and len({settings[key] for settings in flat if key in settings}) > 1
+        key for key in keys if not under(key, over) and len({settings[key] for settings in flat if key in settings}) > 1
     ]
 
 
@@ -236,4 +234,6 @@ def _check_keys(flat: Sequence[Settings], by: Sequence[str], over: Sequence[str]
                 hint = f" did you mean {near[0]}?" if near else " keys are those of a run's config.yaml."
                 raise ConfigError(f"{option} {key}: no run has this setting;{hint}")
     if both := [key for key in by if under(key, over)]:
-        raise ConfigError(f"--by {both[0]}: it is averaged over (--over {' '.join(over)}); leave it out of one of them.")
+        raise ConfigError(
+            f"--by {both[0]}: it is averaged over (--over {' '.join(over)}); leave it out of one of them."
+        )

@@ -96,6 +96,8 @@ def _where(groups: Groups, judge: Any) -> dict[str, Groups]:
 def _count(part: int, whole: int) -> str:
     if whole == 1:
         return "at the one setting" if part else ""
+    if whole == 2:
+        return "at both settings" if part == 2 else "at one of two settings"
     return f"at all {whole} settings" if part == whole else f"at {part} of {whole} settings"
 
 
