@@ -70,6 +70,7 @@ def _report(given: argparse.Namespace) -> None:
         given.paths,
         by=list(dict.fromkeys(given.by)),
         over=[*SEEDS, *(given.over or [])],
+        curves=given.curve,
         spread="std" if given.spread == "sd" else "stderr",
         title=given.title,
         track=_progress,

@@ -91,7 +91,7 @@ def _scale_gap(axes: Axes, gaps: Sequence[float]) -> None:
         axes.set_yscale("symlog", linthresh=LINEAR_POINTS, linscale=1.5)
         ticks = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
         low, high = min([*gaps, -1.0]) * 1.3, max([*gaps, 1.0]) * 1.3
-        axes.set_yticks([s * t for t in ticks for s in (1, -1) if low <= s * t <= high])
+        axes.set_yticks(sorted({s * t for t in ticks for s in (1, -1) if low <= s * t <= high}))
         axes.set_ylim(low, high)
         axes.yaxis.set_minor_locator(_nothing())
     axes.yaxis.set_major_formatter(_signed())

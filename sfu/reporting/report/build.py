@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,16 @@ from typing import Any
 
 from sfu.errors import DataError
 from sfu.experiment.run_folder import FoundRun, read_run, run_folders
-from sfu.reporting.report.grouping import SEEDS, Section, flatten, merge_repeats, sections, under
+from sfu.reporting.report.grouping import (
+    SEEDS,
+    Section,
+    check_keys,
+    flatten,
+    merge_repeats,
+    sections,
+    settings_of,
+    under,
+)
 
 HIDDEN = ("logger",)
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
@@ -37,6 +47,14 @@ class Report:
     runs: list[FoundRun]
     repeated: list[tuple[FoundRun, FoundRun]]
     left_out: list[FoundRun]
+
+    def name_of(self, run: FoundRun) -> str:
+        """A run's folder without what all of them have in common."""
+        if len(self.runs) == 1:
+            return run.folder.name
+        return os.path.relpath(
+            run.folder.resolve(), os.path.commonpath([other.folder.resolve() for other in self.runs])
+        )
 
     @property
     def finished(self) -> list[FoundRun]:
@@ -81,6 +99,7 @@ def build_report(
     *,
     by: Sequence[str] = (),
     over: Sequence[str] = SEEDS,
+    curves: Sequence[str] = (),
     spread: str = "stderr",
     title: str | None = None,
     track: Track = untracked,
@@ -91,6 +110,7 @@ def build_report(
         paths: Folders of runs or of sweeps, or files in a run's folder.
         by: See ``sections``.
         over: See ``sections``.
+        curves: Keys to draw curves over, checked before anything is drawn.
         spread: See ``aggregate``.
         title: The first line; None: what the sections are about.
         track: Passes the folders on and shows progress.
@@ -98,7 +118,7 @@ def build_report(
     Raises:
         ArtifactError: A path does not exist.
         DataError: There is no run at all.
-        ConfigError: A key of ``by`` or ``over`` is unknown.
+        ConfigError: A key of ``by``, ``over`` or ``curves`` is unknown.
     """
     folders = run_folders(*paths)
     if not folders:
@@ -109,6 +129,7 @@ def build_report(
     runs = [read_run(folder, with_config=True) for folder in track(folders, "reading runs")]
     placed = [run for run in runs if run.config is not None and (run.metrics is not None or run.problem is not None)]
     kept, repeated = merge_repeats(placed)
+    check_keys([settings_of(run) for run in kept], "--curve", curves)
     found = sections(kept, by, over, spread)
     name = title or "sfu: " + "; ".join(dict.fromkeys(section.title for section in found[:3]))
     name += f" and {len(found) - 3} more" if title is None and len(found) > 3 else ""

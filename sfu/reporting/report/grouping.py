@@ -121,7 +121,7 @@ def sections(
         ConfigError: A key of ``by`` or ``over`` occurs in no run, or in both.
     """
     flat = [settings_of(run) for run in runs]
-    _check_keys(flat, by, over)
+    _check(flat, by, over)
     others = [key for key in _order(flat, runs, varied(flat, over)) if not under(key, by)]
     split_by = _telling(flat, others, _swept(runs))[0] if by else []
     parts: dict[tuple[str, ...], list[int]] = {}
@@ -223,16 +223,25 @@ def _dataset(settings: Settings) -> str:
     return (name if path == "null" else f"{name} {stem}") + ("" if backbone == "none" else f" through {backbone}")
 
 
-def _check_keys(flat: Sequence[Settings], by: Sequence[str], over: Sequence[str]) -> None:
+def check_keys(flat: Sequence[Settings], option: str, keys: Iterable[str]) -> None:
+    """Refuses keys that no run has.
+
+    Raises:
+        ConfigError: Naming the option, the key and the nearest one.
+    """
     known = list(dict.fromkeys(key for settings in flat for key in settings))
-    for option, keys in (("--by", by), ("--over", [key for key in over if key not in SEEDS])):
-        for key in keys:
-            if under(key, NO_MATTER):
-                raise ConfigError(f"{option} {key}: runs are not told apart by it, since it changes no result.")
-            if not any(name == key or (option == "--over" and under(name, [key])) for name in known):
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" did you mean {near[0]}?" if near else " keys are those of a run's config.yaml."
-                raise ConfigError(f"{option} {key}: no run has this setting;{hint}")
+    for key in keys:
+        if under(key, NO_MATTER):
+            raise ConfigError(f"{option} {key}: runs are not told apart by it, since it changes no result.")
+        if flat and not any(name == key or (option == "--over" and under(name, [key])) for name in known):
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" did you mean {near[0]}?" if near else " keys are those of a run's config.yaml."
+            raise ConfigError(f"{option} {key}: no run has this setting;{hint}")
+
+
+def _check(flat: Sequence[Settings], by: Sequence[str], over: Sequence[str]) -> None:
+    check_keys(flat, "--by", by)
+    check_keys(flat, "--over", [key for key in over if key not in SEEDS])
     if both := [key for key in by if under(key, over)]:
         raise ConfigError(
             f"--by {both[0]}: it is averaged over (--over {' '.join(over)}); leave it out of one of them."

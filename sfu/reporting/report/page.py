@@ -47,9 +47,9 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]], 
         settings=report.settings(),
         versions=report.versions(),
         limits=limits(report),
-        troubled=[_run(run) for run in report.troubled],
-        repeated=[(public(str(old.folder)), public(str(new.folder))) for old, new in report.repeated],
-        runs=[_run(run) for run in report.runs],
+        troubled=[_run(report, run) for run in report.troubled],
+        repeated=[(report.name_of(old), report.name_of(new)) for old, new in report.repeated],
+        runs=[_run(report, run) for run in report.runs],
         n_finished=len(report.finished),
         seconds=fmt.seconds(sum(_seconds(run) for run in report.finished)),
         made=f"{made or datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -116,10 +116,10 @@ def _picture(picture: Picture) -> dict[str, str]:
     return {"caption": picture.caption, "alt": picture.alt, "kind": picture.kind, **uris}
 
 
-def _run(run: FoundRun) -> dict[str, str]:
+def _run(report: Report, run: FoundRun) -> dict[str, str]:
     seconds = _seconds(run)
     return {
-        "folder": public(str(run.folder)),
+        "folder": report.name_of(run),
         "state": run.state,
         "started": "" if run.started is None else f"{run.started:%Y-%m-%d %H:%M}",
         "seconds": fmt.seconds(seconds) if seconds else "",
