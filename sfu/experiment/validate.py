@@ -12,6 +12,7 @@ from sfu.data.backbones.backbone import check_backbone
 from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
 from sfu.losses import loss_names
+from sfu.reporting.loggers import LOGGERS
 from sfu.settings import RunConfig, Training
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -28,7 +29,7 @@ def validate(config: RunConfig) -> None:
     check_dataset(config.dataset, config.backbone)
     one_of("head.name", config.head.name, ["linear"])
     one_of("loss.name", config.loss.name, loss_names())
-    one_of("logger.name", config.logger.name, ["none", "wandb"])
+    one_of("logger.name", config.logger.name, list(LOGGERS))
     one_of("dtype", config.dtype, list(_DTYPES))
     for key in ("indices", "files"):
         given = getattr(config.forget, key)
