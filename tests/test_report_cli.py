@@ -75,7 +75,8 @@ def test_in_a_pipe_80_columns_no_colour_and_head_does_not_lose_the_files(tmp_pat
         "from sfu.report_cli import main; main(['runs'])"
     )
     piped = subprocess.run(
-        f'{sys.executable} -c "{code}" | head -1', shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
+        f'{sys.executable} -c "{code}" | head -1',
+        shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert piped.stderr == ""
     assert (tmp_path / "report" / "report.html").is_file()
