@@ -12,7 +12,7 @@ from sfu.reporting.aggregate import mean_rows, spread_of
 from sfu.reporting.columns import COLUMNS
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
 from sfu.reporting.judge import best_rows, is_worse_than_nothing
-from sfu.reporting.sweep_words import Aggregate, failures, gaps_in_data, headline
+from sfu.reporting.sweep_words import Aggregate, failures, gaps_in_data, headline, setting_of
 
 PAPER_COLUMNS = ("test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "distance")
 """What a printed table shows: the paper's four columns and the distance."""
@@ -143,23 +143,21 @@ def escape_latex(text: str) -> str:
 def latex_sweep_table(total: Aggregate) -> str:
     r"""The paper's columns and the distance as a ``tabular`` for ``\usepackage{booktabs}``.
 
-    Best source-free values are bold, distances worse than doing nothing carry a dagger.
+    A line in italics names each setting. Best source-free values are bold, distances worse than doing nothing carry a
+    dagger; accuracies and the attack are per cent.
 
     Args:
         total: What ``aggregate`` returned.
     """
     keys = metric_keys(total, PAPER_COLUMNS)
-    varied = list(total["varied"])
-    header = [*map(escape_latex, varied), "Method", *(escape_latex(heading_of(key)) for key in keys)]
-    lines = [rf"\begin{{tabular}}{{{'l' * (len(varied) + 1)}{'r' * len(keys)}}}", r"\toprule"]
-    lines.append(" & ".join(header) + r" \\")
+    header = ["Method", *(escape_latex(heading_of(key).removesuffix(" %")) for key in keys)]
+    lines = [rf"\begin{{tabular}}{{l{'r' * len(keys)}}}", r"\toprule", " & ".join(header) + r" \\"]
     for group in total["groups"]:
         lines.append(r"\midrule")
-        setting = [escape_latex(value) for value in group["overrides"].values()]
+        if setting := setting_of(group):
+            lines.append(rf"\multicolumn{{{len(header)}}}{{l}}{{\emph{{{escape_latex(setting)}}}}} \\")
         for name, _, cells in cells_of(total, group, keys):
-            shown = [*setting, escape_latex(name), *map(_latex_cell, cells)]
-            lines.append(" & ".join(shown) + r" \\")
-            setting = [""] * len(setting)
+            lines.append(" & ".join([escape_latex(name), *map(_latex_cell, cells)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     notes = [headline(total), *(f"averaged over fewer runs: {line}" for line in gaps_in_data(total))]
     notes += [f"failed: {line}" for line in failures(total)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,21 +24,16 @@ def verdicts(total: Aggregate) -> list[str]:
     if not groups:
         return ["No run finished, so nothing can be said."]
     judged = [group for group in groups if _distances(group)]
-    if not judged:
-        free = any(is_source_free(row) for group in groups for row in mean_rows(group).values())
-        return [
-            "No distance to Retrained is known, so no method is called closest."
-            if free
-            else "No source-free method was run."
-        ]
-    found = _closest(judged)
-    for what, names in (
-        ("Worse than doing nothing", _where(judged, is_worse_than_nothing)),
-        ("Withheld, because it was predicted not to help", _where(groups, was_withheld)),
-    ):
-        for name, where in names.items():
-            span = f" (distance {_span(where, name)})" if what.startswith("Worse") else ""
-            found.append(f"{what}: {name} {_count(len(where), len(judged))}{span}.")
+    if judged:
+        found = _closest(judged)
+    elif any(is_source_free(row) for group in groups for row in mean_rows(group).values()):
+        found = ["No distance to Retrained is known, so no method is called closest."]
+    else:
+        found = ["No source-free method was run."]
+    for name, where in _where(groups, is_worse_than_nothing).items():
+        found.append(f"Worse than doing nothing: {name}{_count(where, groups)} (distance {_span(where, name)}).")
+    for name, where in _where(groups, was_withheld).items():
+        found.append(f"Withheld, because it was predicted not to help: {name}{_count(where, groups)}.")
     return found
 
 
@@ -48,7 +44,6 @@ def _distances(group: Mapping[str, Any]) -> dict[str, float]:
 
 def _closest(groups: Groups) -> list[str]:
     wins: dict[str, Groups] = {}
-    ties: dict[str, set[str]] = {}
     beaten = []
     for group in groups:
         names = best_rows(mean_rows(group))["distance"]
@@ -57,19 +52,22 @@ def _closest(groups: Groups) -> list[str]:
             continue
         name = next(method for method in group["rows"] if method in names)
         wins.setdefault(name, []).append(group)
-        ties.setdefault(name, set()).update(_not_told_apart(group, name))
     found = []
     for name, where in sorted(wins.items(), key=lambda item: -len(item[1])):
-        also = f" (not told apart from {', '.join(sorted(ties[name]))})" if ties[name] else ""
         found.append(
-            f"Closest to Retrained without source data: {name}{also} {_count(len(where), len(groups))}, "
+            f"Closest to Retrained without source data: {name}{_ties(where, name)}{_count(where, groups)}, "
             f"distance {_span(where, name)}{_gap(where, name)}."
         )
     if beaten:
-        found.append(
-            f"No source-free method came closer to Retrained than doing nothing {_count(len(beaten), len(groups))}."
-        )
+        found.append(f"No source-free method came closer to Retrained than doing nothing{_count(beaten, groups)}.")
     return found
+
+
+def _ties(groups: Groups, best: str) -> str:
+    """The methods that cannot be told from the best, and at how many of its settings where not at all."""
+    times = Counter(name for group in groups for name in _not_told_apart(group, best))
+    said = [name if n == len(groups) else f"{name} at {n} of them" for name, n in sorted(times.items())]
+    return f" (not told apart from {', '.join(said)})" if said else ""
 
 
 def _not_told_apart(group: Mapping[str, Any], best: str) -> list[str]:
@@ -93,12 +91,12 @@ def _where(groups: Groups, judge: Any) -> dict[str, Groups]:
     return found
 
 
-def _count(part: int, whole: int) -> str:
-    if whole == 1:
-        return "at the one setting" if part else ""
-    if whole == 2:
-        return "at both settings" if part == 2 else "at one of two settings"
-    return f"at all {whole} settings" if part == whole else f"at {part} of {whole} settings"
+def _count(part: Groups, whole: Groups) -> str:
+    if len(whole) == 1:
+        return ""
+    if len(whole) == 2:
+        return " at both settings" if len(part) == 2 else " at one of two settings"
+    return f" at all {len(whole)} settings" if len(part) == len(whole) else f" at {len(part)} of {len(whole)} settings"
 
 
 def _span(groups: Groups, name: str) -> str:

@@ -93,7 +93,10 @@ def test_the_verdict_counts_settings_and_names_ties() -> None:
     noisy = [({"seed": str(seed)}, good_run()) for seed in range(3)]
     for (_, run), distance in zip(noisy, (0.2, 0.35, 0.5), strict=True):
         run["rows"]["closed_form"]["distance"] = distance
-    assert "unlearned_minus (not told apart from closed_form) at the one setting" in verdicts(aggregate(noisy))[0]
+    assert "unlearned_minus (not told apart from closed_form), distance 0.305" in verdicts(aggregate(noisy))[0]
+    clear = [({"x": "2", "seed": str(seed)}, good_run()) for seed in range(3)]
+    both = aggregate([*(({"x": "1", **overrides}, run) for overrides, run in noisy), *clear])
+    assert "unlearned_minus (not told apart from closed_form at 1 of them) at both settings" in verdicts(both)[0]
 
 
 def test_verdicts_that_are_not_a_success() -> None:
@@ -103,8 +106,8 @@ def test_verdicts_that_are_not_a_success() -> None:
         "closed_form": make_row(73.8, 74.6, 74.8, 50.6, 1.0, applied=False),
     }
     assert verdicts(aggregate([({}, withheld)])) == [
-        "No source-free method came closer to Retrained than doing nothing at the one setting.",
-        "Withheld, because it was predicted not to help: closed_form at the one setting.",
+        "No source-free method came closer to Retrained than doing nothing.",
+        "Withheld, because it was predicted not to help: closed_form.",
     ]
     assert "No distance to Retrained is known" in verdicts(aggregate([({}, without_retrained())]))[0]
     only = good_run()
@@ -207,11 +210,16 @@ def test_csv_is_one_table_with_the_settings_of_all_sections(tmp_path: Path) -> N
 
 def test_latex_has_booktabs_and_escapes() -> None:
     text = latex_sweep_table(aggregate(sweep_runs()))
-    for command in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{llrrrrr}"):
+    for command in (
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+        r"\begin{tabular}{lrrrrr}",
+        r"\multicolumn{6}{l}{\emph{forget.fraction = 0.1}} \\",
+    ):
         assert command in text
-    assert r"0.1 & original & $74.8 \pm 0.2$" not in text  # 73.8 + 1 + 0.2
-    assert r"0.1 & original & $75.0 \pm 0.2$" in text
-    assert r" & unlearned\_minus & $\mathbf{74.8 \pm 0.2}$" in text
+    assert "\noriginal & $75.0 \\pm 0.2$" in text  # 73.8 + 1 + 0.2
+    assert r"unlearned\_minus & $\mathbf{74.8 \pm 0.2}$" in text
     assert r"$897 \pm 16$$^\dagger$" in text
     assert "% failed: forget.fraction=0.15 seed=2" in text
     assert escape_latex("a_b%$&#{}~^\\") == r"a\_b\%\$\&\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
