@@ -156,12 +156,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: It is missing or damaged.
     """
-    from omegaconf import OmegaConf
-    from yaml import YAMLError
+    import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where it is there
     try:
-        config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except YAMLError as error:
+        config = yaml.load(path.read_text(encoding="utf-8"), loader)  # safe: plain values alone
+    except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     if not isinstance(config, dict):
         raise ValueError("it holds no mapping")
