@@ -120,7 +120,7 @@ def test_nothing_finished_is_listed_and_told_by_the_exit_code(tmp_path, capsys):
         report_cli.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
     assert stopped.value.code == 1
     captured = capsys.readouterr()
-    assert "killed (killed): killed midway" in " ".join(captured.out.split())
+    assert "seed=7: killed: killed midway" in " ".join(captured.out.split())
     assert "no run has results" in captured.err
 
 

@@ -89,7 +89,7 @@ def read_run(folder: Path, *, with_config: bool = False) -> FoundRun:
         try:
             config = _read_config(folder / "config.yaml")
         except (OSError, ValueError) as error:
-            problem = problem or f"config.yaml cannot be read ({error})"
+            problem = problem or f"config.yaml cannot be read ({getattr(error, 'strerror', None) or error})"
     return FoundRun(folder, problem=problem, metrics=metrics, config=config, **_about(status))
 
 

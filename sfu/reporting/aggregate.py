@@ -44,7 +44,7 @@ def _failed(metrics: Metrics | None) -> bool:
     return not metrics or "rows" not in metrics
 
 
-def _order(values: Iterable[str]) -> list[str]:
+def in_order(values: Iterable[str]) -> list[str]:
     """Distinct values: by size if all are numbers, else as they came."""
     distinct = list(dict.fromkeys(values))
     if all(number_of(value) is not None for value in distinct):
@@ -91,7 +91,7 @@ def _aggregate_group(
         "n": len(done),
         "n_failed": len(runs) - len(done),
         "over": {
-            name: _order(str(overrides[name]) for overrides, _ in done if name in overrides)
+            name: in_order(str(overrides[name]) for overrides, _ in done if name in overrides)
             for name in over
             if any(name in overrides for overrides, _ in runs)
         },
@@ -117,7 +117,7 @@ def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",), spread: str 
         for overrides, metrics in runs
     ]
     keys = list(dict.fromkeys(key for overrides, _ in cleaned for key in overrides if key not in over))
-    values = {key: _order(overrides.get(key, "") for overrides, _ in cleaned) for key in keys}
+    values = {key: in_order(overrides.get(key, "") for overrides, _ in cleaned) for key in keys}
     varied = [key for key in keys if len(values[key]) > 1]
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for overrides, metrics in cleaned:

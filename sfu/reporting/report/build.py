@@ -10,6 +10,7 @@ from typing import Any
 
 from sfu.errors import DataError
 from sfu.experiment.run_folder import FoundRun, read_run, run_folders
+from sfu.reporting.aggregate import in_order
 from sfu.reporting.report.grouping import (
     SEEDS,
     Section,
@@ -62,6 +63,11 @@ class Report:
         return [run for run in self.runs if run.metrics is not None]
 
     @property
+    def unlisted(self) -> list[FoundRun]:
+        """Runs with a problem that no table names among its failed ones."""
+        return [run for run in self.troubled if run.metrics is not None or run in self.left_out]
+
+    @property
     def troubled(self) -> list[FoundRun]:
         """Runs with a problem: failed, killed, damaged, or of another schema."""
         return [run for run in self.runs if run.problem is not None]
@@ -73,7 +79,7 @@ class Report:
             for key, value in flatten(run.config or {}).items():
                 if not under(key, HIDDEN):
                     values.setdefault(key, {})[public(value)] = None
-        return [(key, list(found)) for key, found in values.items()]
+        return [(key, in_order(found)) for key, found in values.items()]
 
     def versions(self) -> list[tuple[str, list[str]]]:
         """sfu, Python and the libraries, device and precision, as the runs recorded them."""

@@ -92,9 +92,11 @@ def merge_repeats(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[tuple[
     Returns:
         The runs that are left, and pairs of a run that was repeated and the later one that stands for it.
     """
-    by_settings: dict[tuple[tuple[str, str], ...], list[FoundRun]] = {}
-    for run in runs:
-        by_settings.setdefault(tuple(sorted(settings_of(run).items())), []).append(run)
+    flat = [settings_of(run) for run in runs]
+    told_apart_by = [EXPERIMENT, *varied(flat)]  # not by what only some have, such as a variant or a newer setting
+    by_settings: dict[tuple[str | None, ...], list[FoundRun]] = {}
+    for run, settings in zip(runs, flat, strict=True):
+        by_settings.setdefault(tuple(settings.get(key) for key in told_apart_by), []).append(run)
     kept, repeated = [], []
     for same in by_settings.values():
         done = [run for run in same if run.metrics is not None]

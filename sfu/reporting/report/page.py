@@ -16,7 +16,7 @@ from sfu.reporting.report.grouping import Section
 from sfu.reporting.report.pictures import Picture
 from sfu.reporting.report.verdict import verdicts
 from sfu.reporting.sweep_export import cells_of, heading_of, metric_keys
-from sfu.reporting.sweep_words import count_of, failures, gaps_in_data, headline, setting_of
+from sfu.reporting.sweep_words import count_of, gaps_in_data, headline, setting_of
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -70,7 +70,6 @@ def _section(section: Section, pictures: list[Picture], left_out: list[str]) -> 
         "groups": [_group(section, group, keys) for group in total["groups"]],
         "notes": _notes(total),
         "gaps": gaps_in_data(total),
-        "failures": failures(total),
         "pictures": [_picture(picture) for picture in pictures],
         "left_out": left_out,
     }

@@ -33,11 +33,11 @@ def print_report(report: Report, console: Console) -> None:
             console.print(Text(f"With {key} also went: {', '.join(others)}.", style="dim"))
         console.print()
     for title, lines in (
-        ("Runs with a problem:", [f"{run.folder} ({run.state}): {run.problem}" for run in report.troubled]),
+        ("Runs with a problem:", [f"{run.folder} ({run.state}): {run.problem}" for run in report.unlisted]),
         ("Repeated, so counted once:", [f"{old.folder}, by {new.folder}" for old, new in report.repeated]),
     ):
         if lines:
-            console.print(Text(title, style=WORSE_STYLE if report.troubled else "bold"))
+            console.print(Text(title, style=WORSE_STYLE if "problem" in title else "bold"))
             for line in lines:
                 console.print(Padding(Text(line, overflow="fold"), (0, 0, 0, 2), expand=False))
 

@@ -117,6 +117,10 @@ def test_rows_of_runs_that_differ_in_their_methods_alone_are_joined(tmp_path: Pa
     write_run(tmp_path / "b", two, config_with(methods=["unlearned_minus"]), started="2026-11-28T00:00:00+00:00")
     kept, _ = merge_repeats(read(tmp_path))
     assert list(kept[0].metrics["rows"]) == ["closed_form", "unlearned_minus"]
+    write_run(tmp_path / "c", good_run(), config_with(variants={"x": {"settings": {"s": 1}}}))
+    write_run(tmp_path / "d", good_run(), config_with(), overrides=("experiment=quick",))
+    kept, _ = merge_repeats(read(tmp_path))
+    assert sorted(run.folder.name for run in kept) == ["b", "d"]  # one seed is one run, whatever rows were added to it
 
 
 def test_a_variant_that_only_some_runs_have_does_not_split_and_its_settings_do(tmp_path: Path) -> None:
