@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @contextmanager

@@ -257,6 +257,8 @@ def test_a_built_wheel_carries_its_configs_and_runs_alone(tmp_path):
         archive.extractall(site)
     shipped = {p.relative_to(site / "sfu" / "configs") for p in (site / "sfu" / "configs").rglob("*.yaml")}
     assert shipped == {p.relative_to(ROOT / "configs") for p in (ROOT / "configs").rglob("*.yaml")}
+    for name in ("page.html.jinja", "page.css"):
+        assert (site / "sfu" / "reporting" / "report" / name).is_file()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     code = f"import sys; sys.path.insert(0, {str(site)!r}); import sfu.cli; print(sfu.__file__); sfu.cli.main()"

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sfu.data.split import ForgetSplit
 from sfu.errors import ArtifactError
 from sfu.files import write_tensors, write_text
+
+if TYPE_CHECKING:
+    from sfu.data.split import ForgetSplit
 
 METRICS_SCHEMA = 1
 

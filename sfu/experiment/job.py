@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 import time
 from datetime import UTC, datetime
@@ -58,6 +60,7 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
         write_text(folder / "table.md", markdown_table(metrics))
         picture = _draw(metrics, folder / "figure.png")
         logger.log_result(metrics, picture)
+        logger.log_files(folder)
     return metrics
 
 
@@ -83,19 +86,20 @@ def _typed(config: DictConfig) -> RunConfig:
 
 
 def _logger(config: RunConfig, folder: Path, group: str | None, make_logger: Any) -> Any:
-    settings = config.logger
-    if settings.name == "none":
-        return make_logger("none")
-    given = {"mode": settings.mode, "project": settings.project}
-    return make_logger(
-        settings.name,
-        dir=folder,
-        entity=settings.entity,
-        group=settings.group or group,
-        job_type=config.dataset.name,
-        tags=settings.tags,
-        **{key: value for key, value in given.items() if value is not None},
-    )
+    """The logger: a sweep is a group, an experiment a kind of job, and data and loss are tags."""
+    from hydra.core.hydra_config import HydraConfig
+
+    experiment = HydraConfig.get().runtime.choices.get("experiment")
+    labels = [name for name in (config.dataset.name, config.loss.name, config.backbone.name) if name != "none"]
+    offered = {
+        "group": "-".join(part for part in (experiment, group) if part) or None,
+        "job_type": experiment or ("run" if group is None else "sweep"),
+        "tags": labels,
+    }
+    given = {key: value for key, value in vars(config.logger).items() if key != "name" and value not in (None, [])}
+    if "tags" in given:
+        given["tags"] = [*given["tags"], *labels]
+    return make_logger(config.logger.name, offered, dir=folder, **given)
 
 
 def _show(metrics: dict[str, Any], folder: Path, in_sweep: bool) -> None:
@@ -120,6 +124,8 @@ class _Record:
             "started": datetime.now(UTC).isoformat(),
             "overrides": overrides,
             "job": job,
+            "host": platform.node(),
+            "pid": os.getpid(),  # tells a run that was killed from one under way
         }
         self._clock = time.perf_counter()
 

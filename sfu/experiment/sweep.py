@@ -6,7 +6,6 @@ line aggregates when Hydra has returned or raised.
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from sfu.errors import ArtifactError
-from sfu.experiment.artifacts import read_metrics
+from sfu.experiment.run_folder import FoundRun, read_run, run_folders
 
 _sweep: tuple[Path, datetime] | None = None
 
@@ -43,24 +41,12 @@ def collect(folder: Path, since: datetime | None = None) -> list[tuple[dict[str,
         folder: The sweep's folder; jobs may stand at any depth in it.
         since: Leave out jobs that started earlier, left by another sweep in the same folder.
     """
-    found = []
-    for path in folder.rglob("status.json"):
-        try:
-            status = dict(json.loads(path.read_text(encoding="utf-8")))
-            started = datetime.fromisoformat(status["started"])
-        except (OSError, ValueError, KeyError):
-            continue
-        if status.get("job") is not None and (since is None or started >= since):
-            found.append((int(status["job"]), path.parent, status))
-    return [_read_job(job, status) for _, job, status in sorted(found, key=lambda item: item[0])]
+    found = [(run.job, run) for run in map(read_run, run_folders(folder)) if run.job is not None]
+    jobs = [item for item in found if since is None or (item[1].started is not None and item[1].started >= since)]
+    return [_result(run) for _, run in sorted(jobs, key=lambda item: item[0])]
 
 
-def _read_job(job: Path, status: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    overrides = dict(item.lstrip("+~").split("=", 1) for item in status["overrides"] if "=" in item)
-    if status["state"] != "finished":
-        error = status.get("error") or f"killed while {status['state']}"
-        return overrides, {"error": f"job {status['job']}: {str(error).splitlines()[0]}"}
-    try:
-        return overrides, read_metrics(job / "metrics.json")
-    except ArtifactError as error:
-        return overrides, {"error": f"job {status['job']}: {error}"}
+def _result(run: FoundRun) -> tuple[dict[str, str], dict[str, Any]]:
+    if run.problem is None and run.metrics is not None:
+        return run.overrides, run.metrics
+    return run.overrides, {"error": f"job {run.job}: {run.problem}"}

@@ -13,6 +13,7 @@ from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
 from sfu.heads.linearised.network import check_layers, require_torchvision
 from sfu.losses import loss_names
+from sfu.reporting.loggers import LOGGERS
 from sfu.settings import CoreWeights, RunConfig, Training
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -30,7 +31,7 @@ def validate(config: RunConfig) -> None:
     one_of("head.name", config.head.name, ["linear", "linearised"])
     check_head(config)
     one_of("loss.name", config.loss.name, loss_names())
-    one_of("logger.name", config.logger.name, ["none", "wandb"])
+    one_of("logger.name", config.logger.name, list(LOGGERS))
     one_of("dtype", config.dtype, list(_DTYPES))
     for key in ("indices", "files"):
         given = getattr(config.forget, key)

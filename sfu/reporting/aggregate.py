@@ -2,15 +2,16 @@
 
 The aggregate is plain data that ``json.dumps`` accepts::
 
-    {"schema": 1, "over": ["seed"], "varied": ["head.l2"], "fixed": {"dataset": "digits"}, "n_runs": 9,
+    {"schema": 1, "over": ["seed"], "spread": "std", "varied": ["head.l2"], "fixed": {"dataset": "digits"}, "n_runs": 9,
      "failed": [{"overrides": {...}, "error": str | None}],
      "groups": [{"overrides": {"head.l2": "0.001"}, "n": 3, "n_failed": 0, "over": {"seed": ["0", "1", "2"]},
                  "rows": {method: {"access": str | None, "n": 3, "n_applied": 3, "notes": [str],
                                    "metrics": {name: {"mean": float | None, "std": float | None,
-                                                      "n": 3, "missing": 0}}}}}]}
+                                                      "stderr": float | None, "n": 3, "missing": 0}}}}}]}
 
-``std`` is the sample standard deviation (divisor n - 1), None below two values. A metric that some runs lack is
-averaged over the runs that have it, and ``missing`` counts the others; it is never read as zero.
+``std`` is the sample standard deviation (divisor n - 1), ``stderr`` that of the mean (std / sqrt n), both None below
+two values; ``spread`` says which of the two tables and pictures show. A metric that some runs lack is averaged over the
+runs that have it, and ``missing`` counts the others; it is never read as zero.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from sfu.reporting.columns import COLUMNS, Metrics, rows_of
 Overrides = Mapping[str, str]
 Run = tuple[Overrides, Metrics | None]
 SCHEMA = 1
+SPREADS: Mapping[str, str] = {"std": "sample standard deviation", "stderr": "standard error"}
+"""What may stand after ± in a table, in words."""
 
 
 def number_of(value: str) -> float | None:
@@ -41,7 +44,7 @@ def _failed(metrics: Metrics | None) -> bool:
     return not metrics or "rows" not in metrics
 
 
-def _order(values: Iterable[str]) -> list[str]:
+def in_order(values: Iterable[str]) -> list[str]:
     """Distinct values: by size if all are numbers, else as they came."""
     distinct = list(dict.fromkeys(values))
     if all(number_of(value) is not None for value in distinct):
@@ -50,11 +53,13 @@ def _order(values: Iterable[str]) -> list[str]:
 
 
 def summarize(values: Sequence[Any]) -> dict[str, Any]:
-    """Mean, sample standard deviation, how many values there are and how many are missing."""
+    """Mean, sample standard deviation, standard error, how many values there are and how many are missing."""
     present = [float(value) for value in values if fmt.is_number(value)]
+    std = statistics.stdev(present) if len(present) > 1 else None
     return {
         "mean": statistics.fmean(present) if present else None,
-        "std": statistics.stdev(present) if len(present) > 1 else None,
+        "std": std,
+        "stderr": None if std is None else std / math.sqrt(len(present)),
         "n": len(present),
         "missing": len(values) - len(present),
     }
@@ -86,7 +91,7 @@ def _aggregate_group(
         "n": len(done),
         "n_failed": len(runs) - len(done),
         "over": {
-            name: _order(str(overrides[name]) for overrides, _ in done if name in overrides)
+            name: in_order(str(overrides[name]) for overrides, _ in done if name in overrides)
             for name in over
             if any(name in overrides for overrides, _ in runs)
         },
@@ -94,13 +99,14 @@ def _aggregate_group(
     }
 
 
-def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str, Any]:
+def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",), spread: str = "std") -> dict[str, Any]:
     """Groups runs by every override except those in ``over`` and averages each group.
 
     Args:
         runs: ``(overrides, metrics)`` of each job, in job order. Metrics of a failed job are None, or a dict without
             ``rows`` whose ``error`` says why. Overrides beginning with ``hydra.`` are ignored.
         over: The override keys to average over.
+        spread: What tables and pictures show beside a mean, a key of ``SPREADS``.
 
     Returns:
         The aggregate described at the top of this module. Groups come in the order of their values (by size where a
@@ -111,7 +117,7 @@ def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str,
         for overrides, metrics in runs
     ]
     keys = list(dict.fromkeys(key for overrides, _ in cleaned for key in overrides if key not in over))
-    values = {key: _order(overrides.get(key, "") for overrides, _ in cleaned) for key in keys}
+    values = {key: in_order(overrides.get(key, "") for overrides, _ in cleaned) for key in keys}
     varied = [key for key in keys if len(values[key]) > 1]
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for overrides, metrics in cleaned:
@@ -125,6 +131,7 @@ def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",)) -> dict[str,
     return {
         "schema": SCHEMA,
         "over": list(over),
+        "spread": spread,
         "varied": varied,
         "fixed": {key: values[key][0] for key in keys if len(values[key]) == 1},
         "n_runs": len(cleaned),
@@ -148,3 +155,14 @@ def mean_rows(group: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         }
         for name, row in group["rows"].items()
     }
+
+
+def spread_of(total: Mapping[str, Any], entry: Mapping[str, Any]) -> float | None:
+    """What stands after ± beside a mean: the standard deviation, or the standard error where that was asked for."""
+    return entry.get(total["spread"])
+
+
+def methods_of(total: Mapping[str, Any]) -> list[str]:
+    """Every method's name, in the order of the group that has most of them."""
+    fullest_first = sorted((group["rows"] for group in total["groups"]), key=len, reverse=True)
+    return list(dict.fromkeys(name for rows in fullest_first for name in rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from pathlib import Path
@@ -12,6 +13,10 @@ from sfu.reporting.format import compact
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+NARROW_INCHES = 4.4
+"""Width of a picture whose panels stand one under the other: letters stay readable at 360 pixels."""
 
 
 def plain(text: str, width: int = 105) -> str:
@@ -53,6 +58,29 @@ def finish_axes(axes: Axes, grid: Literal["x", "y"] = "x") -> None:
     axes.tick_params(labelsize=8)
     axes.xaxis.label.set_fontsize(8.5)
     axes.yaxis.label.set_fontsize(8.5)
+
+
+def add_title(figure: Figure, title: str, narrow: bool = False) -> None:
+    """The line above all panels, broken to fit."""
+    figure.suptitle(plain(title, 56 if narrow else 105), fontsize=9 if narrow else 10.5)
+
+
+def add_legend(figure: Figure, axes: Axes, columns: int) -> None:
+    """One legend for all panels, below them."""
+    handles = axes.get_legend_handles_labels()
+    if handles[0]:
+        figure.legend(*handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+
+
+def png_of(figure: Figure) -> bytes:
+    """A figure as a small PNG: 64 colours are all that bars and curves have."""
+    from PIL import Image
+
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150, facecolor="white")
+    with Image.open(drawn) as picture:
+        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:

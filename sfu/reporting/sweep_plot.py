@@ -1,6 +1,7 @@
 """The picture of a sweep: test accuracy and distance to Retrained, with the spread over seeds.
 
-One numeric setting swept: curves with bands of one standard deviation. Anything else: bars, one block a setting.
+One numeric setting swept: curves with bands of one spread (standard deviation, or standard error where the aggregate
+says so). Anything else: bars, one block a setting.
 """
 
 from __future__ import annotations
@@ -10,8 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfu.reporting import format as fmt
-from sfu.reporting.aggregate import mean_of, number_of
-from sfu.reporting.figures import finish_axes, plain, save_figure, scale_distance
+from sfu.reporting.aggregate import SPREADS, mean_of, methods_of, number_of, spread_of
+from sfu.reporting.figures import (
+    NARROW_INCHES,
+    add_legend,
+    add_title,
+    finish_axes,
+    plain,
+    save_figure,
+    scale_distance,
+)
 from sfu.reporting.palette import CURVES, DASHES, GREY, HATCHES, MARKERS
 
 if TYPE_CHECKING:
@@ -32,18 +41,13 @@ def numeric_key(total: Aggregate) -> str | None:
     return key if len(values) > 1 and None not in values else None
 
 
-def _methods(total: Aggregate) -> list[str]:
-    fullest_first = sorted((group["rows"] for group in total["groups"]), key=len, reverse=True)
-    return list(dict.fromkeys(name for rows in fullest_first for name in rows))
-
-
 def _largest_distance(total: Aggregate) -> float:
     found = [1.0]
     for group in total["groups"]:
         for row in group["rows"].values():
             entry = row["metrics"].get("distance") or {}
             if entry.get("mean") is not None:
-                found.append(entry["mean"] + (entry["std"] or 0.0))
+                found.append(entry["mean"] + (spread_of(total, entry) or 0.0))
     return max(found)
 
 
@@ -65,7 +69,7 @@ def _scale_swept(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _draw_curves(axes: Axes, total: Aggregate, key: str, metric: str) -> None:
-    for index, name in enumerate(_methods(total)):
+    for index, name in enumerate(methods_of(total)):
         found = []
         access = None
         for group in total["groups"]:
@@ -73,7 +77,7 @@ def _draw_curves(axes: Axes, total: Aggregate, key: str, metric: str) -> None:
             mean = mean_of(row, metric) if row else None
             if row and mean is not None:
                 access = row["access"]
-                found.append((float(group["overrides"][key]), mean, row["metrics"][metric]["std"] or 0.0))
+                found.append((float(group["overrides"][key]), mean, spread_of(total, row["metrics"][metric]) or 0.0))
         if not found:
             continue
         xs, means, stds = (list(column) for column in zip(*found, strict=True))
@@ -107,14 +111,17 @@ def enlargement(total: Aggregate) -> tuple[float, float] | None:
     return min(near) - margin, max(near) + margin
 
 
-def _curve_figure(total: Aggregate, key: str) -> Figure:
+def curve_figure(total: Aggregate, key: str, narrow: bool = False) -> Figure:
+    """Curves over one numeric key, the only one that varies; in narrow form one panel under the other."""
     from matplotlib.figure import Figure
 
     zoom = enlargement(total)
     specs = [PANELS[0], *([("test_accuracy", "Test accuracy, enlarged")] if zoom else []), PANELS[1]]
-    height = 4.0 + 0.2 * ((len(_methods(total)) + 2) // 3)
-    figure = Figure(figsize=(5.0 * len(specs) - (2.0 if zoom else 0.0), height), layout="constrained")
-    panels = figure.subplots(1, len(specs))
+    height = 4.0 + 0.2 * ((len(methods_of(total)) + 2) // 3)
+    wide = (5.0 * len(specs) - (2.0 if zoom else 0.0), height)
+    size = (NARROW_INCHES, 0.8 + 2.9 * len(specs) + 0.2 * len(methods_of(total)) / 2) if narrow else wide
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(specs), 1) if narrow else figure.subplots(1, len(specs))
     values = [float(group["overrides"][key]) for group in total["groups"]]
     for axes, (metric, title) in zip(panels, specs, strict=True):
         _draw_curves(axes, total, key, metric)
@@ -130,8 +137,8 @@ def _curve_figure(total: Aggregate, key: str) -> Figure:
         last.axhline(1, color=GREY, linewidth=1.2, linestyle="--", zorder=0)
     else:
         last.text(0.5, 0.5, "no distance known", transform=last.transAxes, ha="center")
-    handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    add_title(figure, title_of(total), narrow)
+    add_legend(figure, panels[0], 2 if narrow else 3)
     return figure
 
 
@@ -145,8 +152,8 @@ def _draw_bars(axes: Axes, total: Aggregate, metric: str, methods: Sequence[str]
             if entry.get("mean") is not None:
                 centres.append(block + (index - (len(methods) - 1) / 2) * step)
                 means.append(entry["mean"])
-                stds.append(entry["std"] or 0.0)
-                texts.append(fmt.spread(entry["mean"], entry["std"], kind))
+                stds.append(spread_of(total, entry) or 0.0)
+                texts.append(fmt.spread(entry["mean"], spread_of(total, entry), kind))
         axes.barh(
             centres,
             means,
@@ -164,16 +171,18 @@ def _draw_bars(axes: Axes, total: Aggregate, metric: str, methods: Sequence[str]
             axes.annotate(shown, (mean + std, centre), (4, 0), **place)
 
 
-def _bar_figure(total: Aggregate) -> Figure:
+def sweep_bar_figure(total: Aggregate, narrow: bool = False) -> Figure:
+    """Bars, one block a setting; in narrow form one panel under the other."""
     from matplotlib.figure import Figure
 
-    methods = _methods(total)
+    methods = methods_of(total)
     groups = total["groups"]
     blocks = max(len(groups), 1)
     per_block = 0.18 * (len(methods) + 1)
     height = min(1.6 + blocks * max(per_block, 0.5) + 0.2 * ((len(methods) + 2) // 3), TALLEST_INCHES)
-    figure = Figure(figsize=(10.0, height), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    size = (NARROW_INCHES, min(1.9 * height, TALLEST_INCHES)) if narrow else (10.0, height)
+    figure = Figure(figsize=size, layout="constrained")
+    left, right = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
     for axes, (metric, title) in zip((left, right), PANELS, strict=True):
         _draw_bars(axes, total, metric, methods, 1.0 / (len(methods) + 1))
         axes.set_title(title, fontsize=10)
@@ -188,9 +197,17 @@ def _bar_figure(total: Aggregate) -> Figure:
         right.axvline(1, color=GREY, linewidth=1.2, linestyle="--", zorder=0)
     else:
         right.text(0.5, 0.5, "no distance known", transform=right.transAxes, ha="center")
-    handles = left.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    add_title(figure, title_of(total), narrow)
+    add_legend(figure, left, 2 if narrow else 3)
     return figure
+
+
+def title_of(total: Aggregate) -> str:
+    """What stands above a picture of many runs."""
+    over = " and ".join(total["over"]) or "nothing"
+    done = total["n_runs"] - len(total["failed"])
+    fixed = "".join(f", {key} = {value}" for key, value in (total.get("at") or {}).items())
+    return f"{done} of {total['n_runs']} runs{fixed}: mean and {SPREADS[total['spread']]} over {over}"
 
 
 def save_sweep_plot(total: Aggregate, path: str | Path) -> Path:
@@ -204,8 +221,4 @@ def save_sweep_plot(total: Aggregate, path: str | Path) -> Path:
         The path written.
     """
     key = numeric_key(total)
-    figure = _curve_figure(total, key) if key else _bar_figure(total)
-    over = " and ".join(total["over"]) or "nothing"
-    done = total["n_runs"] - len(total["failed"])
-    figure.suptitle(f"{done} of {total['n_runs']} runs: mean and standard deviation over {over}", fontsize=10.5)
-    return save_figure(figure, path)
+    return save_figure(curve_figure(total, key) if key else sweep_bar_figure(total), path)

@@ -23,6 +23,7 @@ def test_mean_and_sample_standard_deviation_by_hand() -> None:
     entry = group["rows"]["closed_form"]["metrics"]["test_accuracy"]
     assert entry["mean"] == pytest.approx(73.0)
     assert entry["std"] == pytest.approx(math.sqrt(13.0))  # (9 + 1 + 16) / 2
+    assert entry["stderr"] == pytest.approx(math.sqrt(13.0 / 3))
     assert (entry["n"], entry["missing"]) == (3, 0)
 
 
@@ -34,8 +35,8 @@ def test_missing_values_are_counted_and_never_zero() -> None:
         ({"seed": "3"}, {"rows": {"original": {"mia": 10.0}}}),
     ]
     row = aggregate(runs)["groups"][0]["rows"]["closed_form"]
-    assert row["metrics"]["mia"] == {"mean": 50.0, "std": None, "n": 1, "missing": 3}
-    assert row["metrics"]["distance"] == {"mean": None, "std": None, "n": 0, "missing": 4}
+    assert row["metrics"]["mia"] == {"mean": 50.0, "std": None, "stderr": None, "n": 1, "missing": 3}
+    assert row["metrics"]["distance"] == {"mean": None, "std": None, "stderr": None, "n": 0, "missing": 4}
     assert row["n"] == 3
 
 
@@ -97,5 +98,6 @@ def test_the_aggregate_is_json() -> None:
 
 def test_nothing_at_all() -> None:
     assert aggregate([]) == {
-        "schema": 1, "over": ["seed"], "varied": [], "fixed": {}, "n_runs": 0, "failed": [], "groups": []
+        "schema": 1, "over": ["seed"], "spread": "std", "varied": [], "fixed": {}, "n_runs": 0, "failed": [],
+        "groups": [],
     }  # fmt: skip

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import logging
 import subprocess
@@ -12,10 +14,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from sfu.errors import ConfigError
-from sfu.reporting.loggers import NullLogger, RunLogger, WandbLogger, exit_code_of, make_logger
-from sfu.reporting.loggers.wandb_logger import summary_of
+from sfu.reporting.loggers import NullLogger, RunLogger, TensorBoardLogger, WandbLogger, exit_code_of, make_logger
+from sfu.reporting.loggers.content import files_of, summary_of
 
 from .samples import catastrophic_run
+from .scripts import load_script
 
 
 class Recorder(RunLogger):
@@ -41,6 +44,9 @@ class Recorder(RunLogger):
 
     def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
         self._note("result", picture_path)
+
+    def _log_files(self, folder: Path) -> None:
+        self._note("files", folder)
 
     def _finish(self, exit_code: int) -> None:
         self._note("finish", exit_code)
@@ -82,8 +88,9 @@ def test_a_failing_logger_warns_and_the_run_goes_on(caplog: pytest.LogCaptureFix
         logger.start({"a": 1}, {"name": "x"})
         logger.log_stage("train", 1.0)
         logger.log_result({"rows": {}}, "p.png")
-    assert [call[0] for call in logger.calls] == ["start", "stage", "result", "finish"]
-    assert caplog.text.count("disk full") == 3
+        logger.log_files("out")
+    assert [call[0] for call in logger.calls] == ["start", "stage", "result", "files", "finish"]
+    assert caplog.text.count("disk full") == 4
     assert "logger=recorder could not log the result (OSError: disk full); the run goes on" in caplog.text
 
 
@@ -103,12 +110,22 @@ def test_make_logger() -> None:
     made = make_logger("wandb", dir="x", group="g", tags=["a"])
     assert isinstance(made, WandbLogger)
     assert (made.mode, made.group, made.tags) == ("offline", "g", ("a",))
-    with pytest.raises(ConfigError, match=r"logger is 'mlflow'; accepted are none, wandb"):
+    with pytest.raises(ConfigError, match=r"logger is 'mlflow'; accepted are none, wandb, tensorboard"):
         make_logger("mlflow")
     with pytest.raises(ConfigError, match="no setting grop"):
         make_logger("wandb", grop="x")
     with pytest.raises(ConfigError, match=r"logger\.mode is 'onlin'; accepted are offline, online, disabled"):
         make_logger("wandb", mode="onlin")
+    with pytest.raises(ConfigError, match=r"logger=tensorboard has no setting group; accepted are dir"):
+        make_logger("tensorboard", group="g")
+
+
+def test_what_is_offered_is_taken_by_those_who_have_it_and_gives_way_to_what_was_set() -> None:
+    offered = {"group": "sweep", "job_type": "paper_table_1"}
+    made = make_logger("wandb", offered, group="mine")
+    assert isinstance(made, WandbLogger)
+    assert (made.group, made.job_type) == ("mine", "paper_table_1")
+    assert isinstance(make_logger("tensorboard", offered), TensorBoardLogger)
 
 
 def test_null_logger_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +206,66 @@ def test_offline_run_reads_back(wandb_home: Path, capfd: pytest.CaptureFixture[s
     assert cells["unlearned_minus_paper"]["distance"] == 801.3
     assert cells["original"]["note"] is None
     assert (run_dir / "files" / summary["figure"]["path"]).read_bytes() == picture.read_bytes()
+
+
+def records(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
+    """Everything that was recorded, by kind, as the public reader prints it."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run_dir)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in map(json.loads, lines):
+        found.setdefault(record["type"], []).append(record[record["type"]])
+    return found
+
+
+def digest(path: Path) -> str:
+    """A file's MD5 as W&B writes it."""
+    return base64.b64encode(hashlib.md5(path.read_bytes()).digest()).decode()
+
+
+def test_a_real_sweep_as_wandb_has_it(wandb_home: Path, monkeypatch: pytest.MonkeyPatch, feature_file: Path) -> None:
+    """Names, group, kind of job, tags, every panel's metric and the files, against metrics.json and the folder."""
+    from tests.test_cli import sfu
+
+    dashboard = load_script("make_dashboard")
+    folder = wandb_home / "my-sweep"
+    code = sfu(
+        monkeypatch, "-m", "experiment=quick", f"methods=[{','.join(dashboard.METHODS)}]", "seed=0",
+        "dataset=features", f"dataset.path={feature_file}", "curvature.perturbations=30", "logger=wandb",
+        "logger.mode=offline", "logger.tags=[mine]", f"hydra.sweep.dir={folder}",
+    )  # fmt: skip
+    assert code == 0
+    (run_dir,) = (folder / "0" / "wandb").glob("offline-run-*")
+    metrics = json.loads((folder / "0" / "metrics.json").read_text())
+    found = records(run_dir)
+    summary = {key: value for item in found["summary"] for key, value in item["update"].items()}
+    history = {key: value for item in found["history"] for key, value in item["item"].items()}
+    expected = summary_of(metrics)
+    assert {key: summary.get(key) for key in expected} == expected
+    numbers = {key: value for key, value in expected.items() if isinstance(value, float)}
+    assert {key: history.get(key) for key in numbers} == numbers
+    logged = {key.split("._type")[0] for key in history}  # tables and pictures are figure._type and so on
+    assert dashboard.logged_names() <= logged
+    (run,) = found["run"]
+    assert (run["run_group"], run["job_type"]) == ("quick-my-sweep", "quick")
+    assert run["tags"] == ["mine", "features", "quadratic"]
+    assert run["config"]["update"]["curvature"]["perturbations"] == 30
+    kept = {artifact["type"]: artifact["manifest"]["contents"] for artifact in found["artifact"]}
+    assert {item["path"]: item["digest"] for item in kept["result"]} == {
+        name: digest(folder / "0" / name) for name in ("config.yaml", "metrics.json")
+    }
+    heads = {path.name: digest(path) for path in (folder / "0" / "heads").iterdir()}
+    assert {item["path"]: item["digest"] for item in kept["heads"]} == heads
+    assert len(heads) == 2 * len(dashboard.METHODS)
+
+
+def test_who_asked_to_be_forgotten_stays_in_the_folder(tmp_path: Path) -> None:
+    for name in ("metrics.json", "split.safetensors", "forget_files.txt", "heads/original.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    names = {kind: [path.name for path in paths] for kind, paths in files_of(tmp_path).items()}
+    assert names == {"heads": ["original.json"], "result": ["metrics.json"]}
+    assert files_of(tmp_path / "nowhere") == {}
 
 
 def test_an_interrupted_run_is_recorded_as_failed(wandb_home: Path) -> None:

@@ -1,25 +1,28 @@
-"""Experiment loggers: ``none`` and ``wandb``, behind one small interface."""
+"""Experiment loggers: ``none``, ``wandb`` and ``tensorboard``, behind one small interface."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from sfu.errors import ConfigError
 from sfu.reporting.loggers.base import RunLogger, exit_code_of
 from sfu.reporting.loggers.null import NullLogger
+from sfu.reporting.loggers.tensorboard_logger import TensorBoardLogger
 from sfu.reporting.loggers.wandb_logger import WandbLogger
 
-__all__ = ["LOGGERS", "NullLogger", "RunLogger", "WandbLogger", "exit_code_of", "make_logger"]
+__all__ = ["LOGGERS", "NullLogger", "RunLogger", "TensorBoardLogger", "WandbLogger", "exit_code_of", "make_logger"]
 
-LOGGERS: dict[str, type[RunLogger]] = {"none": NullLogger, "wandb": WandbLogger}
+LOGGERS: dict[str, type[RunLogger]] = {"none": NullLogger, "wandb": WandbLogger, "tensorboard": TensorBoardLogger}
 
 
-def make_logger(logger: str | None, **settings: Any) -> RunLogger:
+def make_logger(logger: str | None, offered: Mapping[str, Any] | None = None, **settings: Any) -> RunLogger:
     """Builds a logger by its name.
 
     Args:
-        logger: ``none`` (or None) or ``wandb``.
+        logger: ``none`` (or None), ``wandb`` or ``tensorboard``.
+        offered: Settings for the loggers that take them, such as a group; given ones come before them.
         **settings: What the logger's class takes; ``none`` ignores them.
 
     Returns:
@@ -36,4 +39,5 @@ def make_logger(logger: str | None, **settings: Any) -> RunLogger:
     unknown = [] if takes_any else [key for key in settings if key not in accepted]
     if unknown:
         raise ConfigError(f"logger={logger} has no setting {', '.join(unknown)}; accepted are {', '.join(accepted)}")
-    return kind(**settings)
+    taken = {key: value for key, value in (offered or {}).items() if takes_any or key in accepted}
+    return kind(**{**taken, **settings})

@@ -6,6 +6,7 @@ Use one as a context manager around the whole run::
         logger.start(config, run_info)
         ...
         logger.log_result(metrics, folder / "result.png")
+        logger.log_files(folder)
 
 Leaving the block closes it with exit code 0, 130 after Ctrl-C, and 1 after any other error.
 """
@@ -39,7 +40,8 @@ class RunLogger(ABC):
     """Receives what happens in one run.
 
     Only ``start`` may raise, and then only ``ConfigError``, before any work is lost. After it, a failure of the logger
-    is a warning and the run goes on. Subclasses fill in ``_start``, ``_log_stage``, ``_log_result`` and ``_finish``.
+    is a warning and the run goes on. Subclasses fill in ``_start``, ``_log_stage``, ``_log_result``, ``_log_files`` and
+    ``_finish``.
     """
 
     name = "logger"
@@ -67,6 +69,14 @@ class RunLogger(ABC):
     def log_result(self, metrics: Mapping[str, Any], picture_path: str | Path | None = None) -> None:
         """Records the metrics (the content of metrics.json) and the picture of the run."""
         self._attempt("log the result", lambda: self._log_result(metrics, Path(picture_path) if picture_path else None))
+
+    def log_files(self, folder: str | Path) -> None:
+        """Keeps the heads and the result of the run, where the logger has a place for files.
+
+        Args:
+            folder: The run's folder, its files written.
+        """
+        self._attempt("keep the files", lambda: self._log_files(Path(folder)))
 
     def finish(self, exit_code: int = 0) -> None:
         """Closes the log; a second call does nothing."""
@@ -101,6 +111,9 @@ class RunLogger(ABC):
 
     @abstractmethod
     def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None: ...
+
+    @abstractmethod
+    def _log_files(self, folder: Path) -> None: ...
 
     @abstractmethod
     def _finish(self, exit_code: int) -> None: ...

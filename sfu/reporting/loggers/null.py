@@ -26,5 +26,8 @@ class NullLogger(RunLogger):
     def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
         pass
 
+    def _log_files(self, folder: Path) -> None:
+        pass
+
     def _finish(self, exit_code: int) -> None:
         pass

@@ -1,7 +1,8 @@
-"""``logger=wandb``: scalars, table, picture and configuration of a run to Weights & Biases, offline by default.
+"""``logger=wandb``: scalars, table, picture, files and configuration of a run to Weights & Biases, offline by default.
 
-In the run's summary: ``rows/<method>/<metric>``, ``rows/<method>/details/<key>``, ``stages/<name>/seconds`` and
-``run/<key>``. In its media: the table ``results`` and the image ``figure``.
+In the run's history and summary: the scalars, under the names of :mod:`sfu.reporting.loggers.content`. In its media:
+the table ``results`` and the image ``figure``. Its artifacts: ``heads-<run id>`` (every head) and ``result-<run id>``
+(metrics.json, config.yaml).
 """
 
 from __future__ import annotations
@@ -11,33 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from sfu.errors import ConfigError
-from sfu.reporting.columns import flatten, is_scalar, rows_of, scalar_keys
+from sfu.reporting import format as fmt
 from sfu.reporting.loggers.base import RunLogger
+from sfu.reporting.loggers.content import files_of, stage_name, summary_of, table_of
 
 MODES = ("offline", "online", "disabled")
 REMEDY = "use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`"
 PICTURES = (".png", ".jpg", ".jpeg")
-
-
-def summary_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The scalars of a result by their name in the summary; what is null is left out."""
-    found: dict[str, Any] = {}
-    for name, row in rows_of(metrics).items():
-        for key, value in flatten(row).items():
-            if value is not None:
-                found[f"rows/{name}/{key.replace('details.', 'details/', 1)}"] = value
-    for key, value in (metrics.get("run") or {}).items():
-        if value is not None and is_scalar(value):
-            found[f"run/{key}"] = value
-    return found
-
-
-def table_of(metrics: Mapping[str, Any]) -> tuple[list[str | int], list[list[Any]]]:
-    """Column names and rows of the result, one row a method."""
-    rows = rows_of(metrics)
-    keys = scalar_keys(rows.values())
-    flat = {name: flatten(row) for name, row in rows.items()}
-    return ["method", *keys], [[name, *(flat[name].get(key) for key in keys)] for name in rows]
 
 
 class WandbLogger(RunLogger):
@@ -123,17 +104,28 @@ class WandbLogger(RunLogger):
             raise self._refuse(f"W&B did not start ({type(error).__name__}: {error})") from error
 
     def _log_stage(self, name: str, seconds: float) -> None:
-        self._run.summary[f"stages/{name}/seconds"] = float(seconds)
+        self._run.log({stage_name(name): float(seconds)})
 
     def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
         import wandb
 
-        self._run.summary.update(summary_of(metrics))
+        found = summary_of(metrics)
+        self._run.log({key: value for key, value in found.items() if fmt.is_number(value)})  # panels read the history
+        self._run.summary.update({key: value for key, value in found.items() if not fmt.is_number(value)})
         columns, data = table_of(metrics)
         if data:
             self._run.log({"results": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
         if picture_path is not None and picture_path.suffix.lower() in PICTURES:
             self._run.log({"figure": wandb.Image(str(picture_path))})
+
+    def _log_files(self, folder: Path) -> None:
+        import wandb
+
+        for kind, paths in files_of(folder).items():
+            artifact = wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
+            for path in paths:
+                artifact.add_file(str(path), policy="immutable")  # no second copy: nothing changes them any more
+            self._run.log_artifact(artifact)
 
     def _finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)

@@ -1,0 +1,105 @@
+"""``logger=tensorboard``: scalars, table, picture and configuration of a run as TensorBoard events.
+
+They go to ``tensorboard/`` in the run's folder: ``tensorboard --logdir outputs`` shows all runs side by side. Scalars
+carry the names of :mod:`sfu.reporting.loggers.content`; the table ``results`` and the ``config`` are texts, the picture
+is the image ``figure``, and the hyperparameters tab compares runs by their settings. TensorBoard keeps scalars in
+float32 and has no place for files: metrics.json and the heads are in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sfu.errors import ConfigError
+from sfu.reporting import format as fmt
+from sfu.reporting.export import markdown_table
+from sfu.reporting.loggers.base import RunLogger
+from sfu.reporting.loggers.content import stage_name, summary_of
+from sfu.reporting.sweep_export import PAPER_COLUMNS
+
+FOLDER = "tensorboard"
+NOT_SETTINGS = ("logger", "run_info")
+
+
+class TensorBoardLogger(RunLogger):
+    """Records one run for TensorBoard.
+
+    Args:
+        dir: The run's folder. Defaults to ``run_info["folder"]``, then the current folder.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, dir: str | Path | None = None) -> None:
+        super().__init__()
+        self.dir = dir
+        self._writer: Any = None
+        self._settings: dict[str, Any] = {}
+
+    def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"logger=tensorboard needs the tensorboard package ({error}); install it with "
+                "`pip install 'sfu[tensorboard]'`, or use `logger=none`"
+            ) from error
+        folder = Path(self.dir or run_info.get("folder") or ".").absolute() / FOLDER
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("events.out.tfevents.*"):  # of an earlier run in the same folder
+                old.unlink()
+            self._writer = SummaryWriter(str(folder))
+        except OSError as error:
+            raise ConfigError(f"logger=tensorboard cannot write to {folder} ({error})") from error
+        self._settings = _flat({key: value for key, value in config.items() if key not in NOT_SETTINGS})
+        self._writer.add_text("config", _code(config))
+        if run_info:
+            self._writer.add_text("run_info", _code(run_info))
+
+    def _log_stage(self, name: str, seconds: float) -> None:
+        self._writer.add_scalar(stage_name(name), float(seconds), 0)
+
+    def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
+        numbers = {key: value for key, value in summary_of(metrics).items() if fmt.is_number(value)}
+        for key, value in numbers.items():
+            self._writer.add_scalar(key, value, 0)
+        self._writer.add_text("results", markdown_table(metrics))
+        compared = [key for key in numbers if key.startswith("rows/") and key.split("/")[-1] in PAPER_COLUMNS]
+        self._writer.add_hparams(self._settings, {f"hparam/{key}": numbers[key] for key in compared}, run_name=".")
+        if picture_path is not None:
+            self._writer.add_image("figure", _pixels(picture_path), dataformats="HWC")
+
+    def _log_files(self, folder: Path) -> None:
+        """Nothing: TensorBoard has no place for files."""
+
+    def _finish(self, exit_code: int) -> None:
+        self._writer.add_scalar("run/exit_code", exit_code, 0)
+        self._writer.close()
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings as the hyperparameters tab takes them: text, numbers and truth values."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+    return found
+
+
+def _code(value: Mapping[str, Any]) -> str:
+    """JSON as Markdown shows it untouched."""
+    return "\n".join(f"    {line}" for line in json.dumps(value, indent=2, default=str).splitlines())
+
+
+def _pixels(path: Path) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"))
