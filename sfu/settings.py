@@ -295,6 +295,14 @@ class LoggerConfig:
     tags: list[str] = field(default_factory=list)
 
 
+class Reuse(Enum):
+    """When to take results that are kept from earlier runs, and to keep those of this one."""
+
+    sweeps = "sweeps"
+    always = "always"
+    never = "never"
+
+
 @dataclass
 class RunConfig:
     """The whole configuration of a run."""
@@ -315,6 +323,7 @@ class RunConfig:
     device: str = "auto"
     dtype: str = "float64"
     threads: int | None = None  # CPU threads; None: as many as PyTorch takes by itself
+    reuse: Reuse = Reuse.sweeps  # take what earlier sweeps computed under the very same settings, data and code
 
 
 def register() -> None:
