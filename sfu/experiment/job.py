@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sfu.data.load import choose_backbone
 from sfu.data.split import DEFAULT_FRACTION
 from sfu.errors import SfuError
 from sfu.experiment.artifacts import remove_results, write_json
@@ -50,16 +51,18 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
     from sfu.reporting.export import csv_table, markdown_table
     from sfu.reporting.loggers import make_logger
 
-    typed = _typed(config)
+    typed = typed_config(config)
     resolved = OmegaConf.to_container(OmegaConf.structured(typed), resolve=True, enum_to_str=True)
     assert isinstance(resolved, dict)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
-    kept = _kept(typed, in_sweep=group is not None)
+    kept = kept_results(typed, in_sweep=group is not None)
     with _logger(typed, folder, group, make_logger) as logger:
         logger.start({str(key): value for key, value in resolved.items()}, {"name": folder.name, "folder": str(folder)})
         metrics = kept.take_run(folder)
         if metrics is not None:
-            metrics["run"] |= {"name": folder.name, "overrides": overrides, "reused": ["run"]}
+            metrics["run"] |= {
+                "name": folder.name, "overrides": overrides, "published": typed.published, "reused": ["run"],
+            }  # fmt: skip
         else:
             metrics = run(typed, folder, overrides=overrides, on_stage=logger.log_stage, kept=kept)
         write_json(folder / "metrics.json", metrics)
@@ -72,8 +75,13 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
     return metrics
 
 
-def _kept(config: RunConfig, *, in_sweep: bool) -> StageResults:
-    """What earlier runs left, if this one is to take it."""
+def kept_results(config: RunConfig, *, in_sweep: bool) -> StageResults:
+    """What earlier runs left, if this one is to take it.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        DataError: A file is missing.
+    """
     if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
         return StageResults()
     validate(config)
@@ -95,10 +103,16 @@ def _draw(metrics: dict[str, Any], path: Path) -> Path | None:
         return None
 
 
-def _typed(config: DictConfig) -> RunConfig:
+def typed_config(config: DictConfig) -> RunConfig:
+    """The composed configuration as settings.
+
+    Raises:
+        ConfigError: A key was added that sfu does not have.
+    """
     refuse_added_keys(config)
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, RunConfig)
+    typed.backbone.name = choose_backbone(typed.dataset, typed.backbone)
     forget = typed.forget
     if all(value is None for value in vars(forget).values()):
         forget.fraction = DEFAULT_FRACTION

@@ -27,7 +27,19 @@ from sfu.unlearning.registry import RowSpec, row_specs
 
 _OWN = ("dataset", "backbone", "head", "loss", "forget", "dtype")
 """Settings that decide every row; dataset and backbone by their content."""
-_NEVER = ("methods", "variants", "curvature", "evaluation", "logger", "device", "threads", "seed", "seeds", "reuse")
+_NEVER = (
+    "methods",
+    "variants",
+    "curvature",
+    "evaluation",
+    "logger",
+    "device",
+    "threads",
+    "seed",
+    "seeds",
+    "reuse",
+    "published",
+)
 """Settings that decide no row, or (curvature) not as they stand in the run."""
 _UNREAD = ("reporting",)
 

@@ -65,6 +65,17 @@ class StageResults:
                 self._store.put(key, lambda folder: _write_row(made, folder))
             return made
 
+    def there(self) -> list[str]:
+        """Names of what is kept: ``head`` and rows."""
+        if self._store is None or self._keys is None:
+            return []
+        return [name for name, key in {_HEAD: self._keys.head, **self._keys.rows}.items() if self._store.has(key)]
+
+    def has_run(self) -> bool:
+        """Whether the whole run is kept."""
+        kept = self._store is not None and self._keys is not None and self._store.has(self._keys.run)
+        return kept and self._keys is not None and len(self.there()) == 1 + len(self._keys.rows)
+
     def take_run(self, folder: Path) -> dict[str, Any] | None:
         """Put a whole run's result into ``folder`` and return its metrics; ``None`` if it, or a head, is not kept."""
         if self._store is None or self._keys is None:

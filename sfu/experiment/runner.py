@@ -230,6 +230,7 @@ def _about(context: _Context, prepared: Prepared, folder: Path, overrides: list[
         "threads": torch.get_num_threads(),
         "dtype": config.dtype,
         "overrides": list(overrides),
+        "published": config.published,
         "reused": context.kept.reused,
         "seeds": {"seed": config.seed, **context.seeds},
         "data": prepared.data,
