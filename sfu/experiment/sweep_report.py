@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def report_sweep(folder: Path, since: datetime | None = None) -> None:
     """Aggregate the jobs in ``folder`` that started after ``since`` over their seeds, print and save the table.
 
-    It becomes sweep.json, sweep.csv, sweep.md and sweep.png there; with ``published``, the paper's table with ours beside
-    is printed instead and becomes published.md and published.csv. A failure to write is reported and does not hide the
+    It becomes sweep.json, sweep.csv, sweep.md and sweep.png there; with ``published``, ours beside the paper's table is
+    printed instead and becomes published.md and published.csv. A failure to write is reported and does not hide the
     jobs' own outcome.
     """
     from sfu.reporting.aggregate import aggregate

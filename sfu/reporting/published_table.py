@@ -95,7 +95,6 @@ def _beside(line: Line, index: int) -> str:
 
 def markdown_published_table(total: Aggregate, table: PublishedTable) -> str:
     """The table as Markdown: ``ours ± sd (published, difference)``."""
-    by = [key for key in total["varied"]]
     body = []
     for line in lines_of(total, table):
         cells = [*line.group["overrides"].values(), line.name]
@@ -107,7 +106,7 @@ def markdown_published_table(total: Aggregate, table: PublishedTable) -> str:
         body.append([escape_cell(cell) for cell in cells])
     title, *rest = heading(total, table)
     rest[-1] = rest[-1].replace("below it", "in brackets")
-    rows = markdown_rows([*map(escape_cell, by), "row", *_HEADINGS, "distance"], body)
+    rows = markdown_rows([*map(escape_cell, total["varied"]), "row", *_HEADINGS, "distance"], body)
     parts = [f"**{escape_cell(title)}**", *map(escape_cell, rest), rows]
     if lines := failures(total):
         parts.append("\n".join(["Failed jobs:", "", *(f"- {escape_cell(line)}" for line in lines)]))
