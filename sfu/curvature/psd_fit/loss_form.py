@@ -180,7 +180,7 @@ class LossForm(StandardForm):
         if count**2 * pairs > SMALL_PRODUCTS:
             return None
         matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
-        step = max(1, _COLUMNS // max(1, other_PK.shape[1]))
+        step = max(1, min(count, _COLUMNS) // max(1, other_PK.shape[1]))  # nothing larger than P x P
         for positive_PB, omega_BK in zip(positive_PR.split(step, 1), spectrum.omega_RK.split(step), strict=True):
             mixed_PQ = (positive_PB[:, :, None] * other_PK[:, None, :] * omega_BK.sqrt()).flatten(1)
             matrix_PP.addmm_(mixed_PQ, mixed_PQ.T, alpha=0.5)
