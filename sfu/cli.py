@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sfu import __version__
 from sfu.errors import SfuError
+from sfu.experiment.dry_run import FLAG, dry_run, look_at_job
 from sfu.experiment.paths import MAIN_CONFIG, config_dir
 
 if TYPE_CHECKING:
@@ -40,12 +41,17 @@ def main() -> None:
     from sfu.settings import register
 
     register()
-    failed = False
+    failed, looking = False, FLAG in sys.argv[1:]
     try:
-        start: Callable[[], None] = hydra.main(
-            version_base="1.3", config_path=str(config_dir()), config_name=MAIN_CONFIG
-        )(_job)
-        start()
+        main_of = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=MAIN_CONFIG)
+        if looking:
+            with dry_run(sys.argv) as tally:
+                look: Callable[[], None] = main_of(lambda config: look_at_job(config, tally))
+                look()
+                print(tally.sentence())
+        else:
+            start: Callable[[], None] = main_of(_job)
+            start()
     except KeyboardInterrupt:
         print("sfu: interrupted; what was finished is kept.", file=sys.stderr)
         sys.exit(130)
@@ -55,7 +61,8 @@ def main() -> None:
         print(f"sfu: {explain(error)}", file=sys.stderr)
         failed = True
     finally:
-        _finish_sweep()
+        if not looking:
+            _finish_sweep()
     if failed:
         sys.exit(1)
 

@@ -141,6 +141,7 @@ def _compose(settings: list[str]) -> RunConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from sfu.data.load import choose_backbone
     from sfu.experiment.explain import explain
     from sfu.experiment.paths import MAIN_CONFIG, config_dir
     from sfu.settings import RunConfig, register
@@ -152,6 +153,7 @@ def _compose(settings: list[str]) -> RunConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error)) from error
     assert isinstance(typed, RunConfig)
+    typed.backbone.name = choose_backbone(typed.dataset, typed.backbone)
     return typed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +42,16 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file's content.
+
+    Raises:
+        ArtifactError: It cannot be read or written.
+    """
+    with replacing(path) as temporary:
+        shutil.copyfile(source, temporary)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:

@@ -150,7 +150,7 @@ class DatasetConfig:
 class BackboneConfig:
     """Group ``backbone``: what turns images into features. It is frozen and in evaluation mode, always."""
 
-    name: str = MISSING  # none, pixels, or a model of the library
+    name: str = MISSING  # none, pixels, or a model of the library; auto: none for features, resnet18 for images
     library: str = "torchvision"  # or timm
     weights: str = "default"  # default, none (random), or a file: .safetensors, or a torch file of tensors alone
     seed: int = 0  # of weights=none
@@ -352,6 +352,14 @@ class LoggerConfig:
     tags: list[str] = field(default_factory=list)
 
 
+class Reuse(Enum):
+    """When to take results that are kept from earlier runs, and to keep those of this one."""
+
+    sweeps = "sweeps"
+    always = "always"
+    never = "never"
+
+
 @dataclass
 class RunConfig:
     """The whole configuration of a run."""
@@ -372,6 +380,8 @@ class RunConfig:
     device: str = "auto"
     dtype: str = "float64"
     threads: int | None = None  # CPU threads; None: as many as PyTorch takes by itself
+    published: str | None = None  # a table of the paper to set beside the result of a sweep: table_1, ..., table_s2
+    reuse: Reuse = Reuse.sweeps  # take what earlier sweeps computed under the very same settings, data and code
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sfu.checks import at_least
 from sfu.data import datasets
-from sfu.data.backbones.backbone import NO_BACKBONE
+from sfu.data.backbones.backbone import AUTO_BACKBONE, NO_BACKBONE, PAPER_BACKBONE
 from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
 from sfu.data.images.decode import ImageError
 from sfu.data.images.image_set import ImageSet
@@ -92,6 +92,13 @@ def source_files(config: DatasetConfig) -> list[Path]:
         DataError: What must be there is missing.
     """
     return list(_module(config).source_files(config))
+
+
+def choose_backbone(config: DatasetConfig, backbone: BackboneConfig) -> str:
+    """``backbone.name``, where it is ``auto``: none for a dataset that has features, the paper's for one of images."""
+    if backbone.name != AUTO_BACKBONE:
+        return backbone.name
+    return NO_BACKBONE if hasattr(_module(config), "load") else PAPER_BACKBONE
 
 
 def check_dataset(config: DatasetConfig, backbone: BackboneConfig) -> None:

@@ -12,13 +12,18 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sfu.data.load import choose_backbone
 from sfu.data.split import DEFAULT_FRACTION
 from sfu.errors import SfuError
 from sfu.experiment.artifacts import remove_results, write_json
 from sfu.experiment.explain import refuse_added_keys
+from sfu.experiment.keys import stage_keys
+from sfu.experiment.result_store import ResultStore
+from sfu.experiment.reuse import StageResults
 from sfu.experiment.runner import run
+from sfu.experiment.validate import validate
 from sfu.files import write_text
-from sfu.settings import RunConfig
+from sfu.settings import Reuse, RunConfig
 
 
 def run_job(config: DictConfig) -> None:
@@ -38,7 +43,7 @@ def run_job(config: DictConfig) -> None:
     with record:
         metrics = _run_and_save(config, folder, overrides, Path(hydra.sweep.dir).name if in_sweep else None)
         _show(metrics, folder, in_sweep)
-        failed = {name: row["error"] for name, row in metrics["rows"].items() if row.get("error")}
+        failed = _failures(metrics)
         if failed:
             what = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise SfuError(f"{len(failed)} of {len(metrics['rows'])} rows failed ({what}); the others are in {folder}.")
@@ -48,20 +53,46 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
     from sfu.reporting.export import csv_table, markdown_table
     from sfu.reporting.loggers import make_logger
 
-    typed = _typed(config)
+    typed = typed_config(config)
     resolved = OmegaConf.to_container(OmegaConf.structured(typed), resolve=True, enum_to_str=True)
     assert isinstance(resolved, dict)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
+    kept = kept_results(typed, in_sweep=group is not None)
     with _logger(typed, folder, group, make_logger) as logger:
         logger.start({str(key): value for key, value in resolved.items()}, {"name": folder.name, "folder": str(folder)})
-        metrics = run(typed, folder, overrides=overrides, on_stage=logger.log_stage)
+        metrics = kept.take_run(folder)
+        if metrics is not None:
+            metrics["run"] |= {
+                "name": folder.name, "overrides": overrides, "published": typed.published, "reused": ["run"],
+            }  # fmt: skip
+        else:
+            metrics = run(typed, folder, overrides=overrides, on_stage=logger.log_stage, kept=kept)
         write_json(folder / "metrics.json", metrics)
         write_text(folder / "metrics.csv", csv_table(metrics))
         write_text(folder / "table.md", markdown_table(metrics))
-        picture = _draw(metrics, folder / "figure.png")
-        logger.log_result(metrics, picture)
+        drawn = folder / "figure.png"
+        logger.log_result(metrics, drawn if drawn.is_file() else _draw(metrics, drawn))
         logger.log_files(folder)
+    if metrics["run"]["reused"] != ["run"] and not _failures(metrics):
+        kept.keep_run(folder)
     return metrics
+
+
+def kept_results(config: RunConfig, *, in_sweep: bool) -> StageResults:
+    """What earlier runs left, if this one is to take it.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        DataError: A file is missing.
+    """
+    if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
+        return StageResults()
+    validate(config)
+    return StageResults(ResultStore(), stage_keys(config))
+
+
+def _failures(metrics: dict[str, Any]) -> dict[str, str]:
+    return {name: row["error"] for name, row in metrics["rows"].items() if row.get("error")}
 
 
 def _draw(metrics: dict[str, Any], path: Path) -> Path | None:
@@ -75,10 +106,16 @@ def _draw(metrics: dict[str, Any], path: Path) -> Path | None:
         return None
 
 
-def _typed(config: DictConfig) -> RunConfig:
+def typed_config(config: DictConfig) -> RunConfig:
+    """The composed configuration as settings.
+
+    Raises:
+        ConfigError: A key was added that sfu does not have.
+    """
     refuse_added_keys(config)
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, RunConfig)
+    typed.backbone.name = choose_backbone(typed.dataset, typed.backbone)
     forget = typed.forget
     if all(value is None for value in vars(forget).values()):
         forget.fraction = DEFAULT_FRACTION
@@ -110,8 +147,13 @@ def _show(metrics: dict[str, Any], folder: Path, in_sweep: bool) -> None:
     if not in_sweep:
         print_run(metrics, folder, Console())
         return
-    shown = " ".join(metrics["run"]["overrides"]) or "(defaults)"
-    print(f"job {folder.name}: {shown}: {len(metrics['rows'])} rows in {metrics['run']['seconds']:.1f} s")
+    about = metrics["run"]
+    shown, what = " ".join(about["overrides"]) or "(defaults)", f"{len(metrics['rows'])} rows"
+    if about["reused"] == ["run"]:
+        print(f"job {folder.name}: {shown}: {what}, kept since {about['started']}")
+        return
+    kept = len([name for name in about["reused"] if name in metrics["rows"]])
+    print(f"job {folder.name}: {shown}: {what}{f' ({kept} kept)' if kept else ''} in {about['seconds']:.1f} s")
 
 
 class _Record:

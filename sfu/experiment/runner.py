@@ -6,8 +6,9 @@ import logging
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 import sfu
 from sfu.data.backbones.backbone import NO_BACKBONE
+from sfu.data.feature_data import FeatureData
 from sfu.data.features.place import views_folder
 from sfu.data.seal import sealed
 from sfu.errors import ConfigError, SfuError
@@ -23,6 +25,7 @@ from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment import stages
 from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split
 from sfu.experiment.progress import ProgressDisplay
+from sfu.experiment.reuse import StageResults
 from sfu.experiment.stages import Prepared, RowResult
 from sfu.experiment.validate import resolve_device, resolve_dtype, validate
 from sfu.files import write_text
@@ -33,6 +36,7 @@ from sfu.settings import RunConfig
 from sfu.unlearning.method import Access, RetainedSet, Tools, UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.registry import make_methods
+from sfu.unlearning.request import ForgetRequest
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,28 @@ _PACKAGES = (
 )
 
 
+@dataclass(frozen=True)
+class _Context:
+    """What every stage of a run needs."""
+
+    config: RunConfig
+    methods: dict[str, UnlearningMethod]
+    seeds: dict[str, int]
+    device: torch.device
+    dtype: torch.dtype
+    display: ProgressDisplay
+    report: Callable[[str, float], None]
+    kept: StageResults
+
+    def tools(self, tick: Callable[[int, int], None] | None = None) -> Tools:
+        """What methods are lent."""
+        return Tools(self.seeds, tick, normalize_rows=self.config.dataset.normalize_rows)
+
+    def waiting(self, what: str) -> Callable[[], None]:
+        """Says that another job is at work on the same thing."""
+        return lambda: self.display.say(f"{what}: another job is computing the same; waiting for it")
+
+
 def run(
     config: RunConfig,
     folder: Path,
@@ -56,6 +82,7 @@ def run(
     overrides: list[str] | None = None,
     show_progress: bool = True,
     on_stage: Callable[[str, float], None] | None = None,
+    kept: StageResults | None = None,
 ) -> dict[str, Any]:
     """Run ``config``, leaving heads and split in ``folder``, and return the metrics (schema 1).
 
@@ -65,6 +92,7 @@ def run(
         overrides: What the user changed, for the record.
         show_progress: Show a progress bar on a terminal.
         on_stage: Called with the name and seconds of every stage done.
+        kept: Results of earlier runs to take and to add to; none by default.
 
     Raises:
         ConfigError: A setting cannot work; raised before any data are loaded.
@@ -77,56 +105,23 @@ def run(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest")  # no TF32 in curvature and solves
-    methods = make_methods(config)
+    methods, seeds = make_methods(config), resolve_seeds(config)
     _check_augmentations(config, methods)
-    seeds = resolve_seeds(config)
     report = on_stage or (lambda name, seconds: None)
     with ProgressDisplay(show_progress) as display:
-        with stages.measured(device) as usage:
-            prepared = stages.prepare(config, seeds, device, dtype, list(methods.values()), display)
-        report("prepare", usage.seconds)
-        save_split(folder / "split.safetensors", prepared.split)
-        if prepared.forget_files:
-            write_text(folder / "forget_files.txt", "\n".join(prepared.forget_files) + "\n")
-        prepared.request.head.save(folder / "heads" / "original")
-        stages.discard(prepared)
-        results = _run_source_free(config, methods, prepared, seeds, device, display, report)
+        context = _Context(config, methods, seeds, device, dtype, display, report, kept or StageResults())
+        prepared = _prepare(context, folder)
+        results = _run_source_free(context, prepared)
         data = stages.reload(config, seeds, device, prepared)
         retained = RetainedSet(
             data.train_features_ND[prepared.split.retain_R], data.train_labels_N[prepared.split.retain_R]
         )
-        results |= _run_with_data(config, methods, prepared, seeds, retained, display, report)
-        reference = _reference(config, methods, results, prepared, seeds, retained)
+        results |= _run_with_data(context, prepared, retained)
+        reference = _reference(context, results, prepared, retained)
         del retained
-        with display.stage("evaluating") as tick, stages.measured(device) as usage:
-            evaluator = Evaluator(
-                data, prepared.split, prepared.request.head, reference,
-                membership_splits=config.evaluation.membership_splits, seed=seeds["evaluation"],
-            )  # fmt: skip
-            rows = {}
-            for done, name in enumerate(methods, start=1):
-                rows[name] = _row(methods[name], results[name], evaluator, folder / "heads" / name)
-                tick(done, len(methods))
-        report("evaluate", usage.seconds)
-    about = {
-        "name": folder.name,
-        "sfu_version": sfu.__version__,
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}},
-        "device": str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})",
-        "threads": torch.get_num_threads(),
-        "dtype": config.dtype,
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": time.perf_counter() - clock,
-        "overrides": list(overrides or []),
-        "seeds": {"seed": config.seed, **seeds},
-        "data": prepared.data,
-        "forget": {"kind": prepared.split.kind, **asdict(config.forget)},
-        "head": {
-            "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
-            "gradient_norm": float(prepared.request.head.gradient_CE.norm()),
-            "loss": prepared.request.head.loss.as_json(), **_about_core(prepared.request.head),
-        },
-    }  # fmt: skip
+        rows = _evaluate(context, data, prepared, reference, results, folder)
+    about = _about(context, prepared, folder, overrides or [])
+    about |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
     return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": rows}))
 
 
@@ -147,71 +142,114 @@ def _check_augmentations(config: RunConfig, methods: dict[str, UnlearningMethod]
         )
 
 
-def _tools(config: RunConfig, seeds: dict[str, int], tick: Callable[[int, int], None] | None = None) -> Tools:
-    return Tools(seeds, tick, normalize_rows=config.dataset.normalize_rows)
+def _prepare(context: _Context, folder: Path) -> Prepared:
+    """Train, save the head and the split, and discard the data."""
+    with stages.measured(context.device) as usage:
+        prepared = stages.prepare(
+            context.config, context.seeds, context.device, context.dtype, list(context.methods.values()),
+            context.display, context.kept,
+        )  # fmt: skip
+    context.report("prepare", usage.seconds)
+    save_split(folder / "split.safetensors", prepared.split)
+    if prepared.forget_files:
+        write_text(folder / "forget_files.txt", "\n".join(prepared.forget_files) + "\n")
+    prepared.request.head.save(folder / "heads" / "original")
+    stages.discard(prepared)
+    return prepared
 
 
-def _run_source_free(
-    config: RunConfig,
-    methods: dict[str, UnlearningMethod],
-    prepared: Prepared,
-    seeds: dict[str, int],
-    device: torch.device,
-    display: ProgressDisplay,
-    report: Callable[[str, float], None],
-) -> dict[str, RowResult]:
-    results = {}
+def _run_source_free(context: _Context, prepared: Prepared) -> dict[str, RowResult]:
+    config, results = context.config, dict[str, RowResult]()
     own = [] if prepared.forget_images is None else [*prepared.forget_images.paths, views_folder(config.backbone)]
     with sealed(prepared.sources, allowed=own):
-        views = stages.augment(config, device, prepared, methods.values(), display)
-        for name, method in methods.items():
+        views = stages.augment(config, context.device, prepared, context.methods.values(), context.display)
+        for name, method in context.methods.items():
             if method.access is not Access.RETAINED:
-                with display.stage(f"{name} (source-free)") as tick:
-                    blind = method.access is Access.FORGET
-                    request = prepared.request.without_summary() if blind else prepared.request
-                    if method.augmentations:
-                        request = replace(request, views_VFD=torch.stack([views[v] for v in method.augmentations]))
-                    results[name] = stages.run_method(name, method, request, _tools(config, seeds, tick))
-                report(name, results[name].usage.seconds)
+                blind = method.access is Access.FORGET
+                request = prepared.request.without_summary() if blind else prepared.request
+                if method.augmentations:
+                    request = replace(request, views_VFD=torch.stack([views[v] for v in method.augmentations]))
+                results[name] = _run_row(context, name, method, request, None)
     return results
 
 
-def _run_with_data(
-    config: RunConfig,
-    methods: dict[str, UnlearningMethod],
-    prepared: Prepared,
-    seeds: dict[str, int],
-    retained: RetainedSet,
-    display: ProgressDisplay,
-    report: Callable[[str, float], None],
-) -> dict[str, RowResult]:
-    results = {}
-    for name, method in methods.items():
-        if method.access is Access.RETAINED:
-            with display.stage(f"{name} (with the retained data)") as tick:
-                results[name] = stages.run_method(name, method, prepared.request, _tools(config, seeds, tick), retained)
-            report(name, results[name].usage.seconds)
-    return results
+def _run_with_data(context: _Context, prepared: Prepared, retained: RetainedSet) -> dict[str, RowResult]:
+    return {
+        name: _run_row(context, name, method, prepared.request, retained)
+        for name, method in context.methods.items()
+        if method.access is Access.RETAINED
+    }
+
+
+def _run_row(
+    context: _Context, name: str, method: UnlearningMethod, request: ForgetRequest, retained: RetainedSet | None
+) -> RowResult:
+    sees = "source-free" if retained is None else "with the retained data"
+    with context.display.stage(f"{name} ({sees})") as tick:
+        make = partial(stages.run_method, name, method, request, context.tools(tick), retained)
+        result = context.kept.row(name, make, context.device, context.waiting(name))
+    context.report(name, result.usage.seconds)
+    return result
 
 
 def _reference(
-    config: RunConfig,
-    methods: dict[str, UnlearningMethod],
-    results: dict[str, RowResult],
-    prepared: Prepared,
-    seeds: dict[str, int],
-    retained: RetainedSet,
+    context: _Context, results: dict[str, RowResult], prepared: Prepared, retained: RetainedSet
 ) -> Head | None:
     """Retrained's head: the row's, if there is one, else trained for the comparison alone; ``None`` if that fails."""
-    for name, method in methods.items():
+    for name, method in context.methods.items():
         outcome = results[name].unlearned
         if isinstance(method, Retrained):
             return None if outcome is None else outcome.head
     try:
-        return Retrained(config.head).unlearn(prepared.request, _tools(config, seeds), retained).head
+        return Retrained(context.config.head).unlearn(prepared.request, context.tools(), retained).head
     except SfuError as error:
         log.warning("Retrained could not be trained, so nothing is compared with it: %s", error)
         return None
+
+
+def _evaluate(
+    context: _Context,
+    data: FeatureData,
+    prepared: Prepared,
+    reference: Head | None,
+    results: dict[str, RowResult],
+    folder: Path,
+) -> dict[str, Any]:
+    rows = {}
+    with context.display.stage("evaluating") as tick, stages.measured(context.device) as usage:
+        evaluator = Evaluator(
+            data, prepared.split, prepared.request.head, reference,
+            membership_splits=context.config.evaluation.membership_splits, seed=context.seeds["evaluation"],
+        )  # fmt: skip
+        for done, (name, method) in enumerate(context.methods.items(), start=1):
+            rows[name] = _row(method, results[name], evaluator, folder / "heads" / name)
+            tick(done, len(context.methods))
+    context.report("evaluate", usage.seconds)
+    return rows
+
+
+def _about(context: _Context, prepared: Prepared, folder: Path, overrides: list[str]) -> dict[str, Any]:
+    """What ``metrics.json`` says of the run as a whole."""
+    config, device, head = context.config, context.device, prepared.request.head
+    return {
+        "name": folder.name,
+        "sfu_version": sfu.__version__,
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}},
+        "device": str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})",
+        "threads": torch.get_num_threads(),
+        "dtype": config.dtype,
+        "overrides": list(overrides),
+        "published": config.published,
+        "reused": context.kept.reused,
+        "seeds": {"seed": config.seed, **context.seeds},
+        "data": prepared.data,
+        "forget": {"kind": prepared.split.kind, **asdict(config.forget)},
+        "head": {
+            "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
+            "gradient_norm": float(head.gradient_CE.norm()), "loss": head.loss.as_json(),
+            **_about_core(head),
+        },
+    }  # fmt: skip
 
 
 def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem: Path) -> dict[str, Any]:

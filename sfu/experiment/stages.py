@@ -38,6 +38,7 @@ from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
     from sfu.data.features.extract import Extractor
+    from sfu.experiment.reuse import StageResults
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,9 @@ def prepare(
     dtype: torch.dtype,
     methods: Sequence[UnlearningMethod],
     display: ProgressDisplay,
+    kept: StageResults,
 ) -> Prepared:
-    """Load, split, train; return the request and nothing else of the training data.
+    """Load, split, train (or take the head that is ``kept``); return the request and nothing else of the training data.
 
     Every method may refuse the size of the forget set before training starts.
     """
@@ -110,11 +112,13 @@ def prepare(
             )
         display.say(str(preflight(core, data.n_train)))
     with display.stage("training the original head") as tick:
-        head = train_head(
-            data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
+        train = partial(
+            train_head, data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
             seed=seeds["training"], device=device, dtype=dtype, core=core, progress=tick,
             checkpoint=None if core is None else checkpoint_of(core, data.fingerprint(), config, dtype),
         )  # fmt: skip
+        head = kept.head(train, device, partial(display.say, "another job trains the same head; waiting for it"))
+        del train
     request = ForgetRequest(head, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
     about: dict[str, object] = {
         "name": data.name, "path": config.dataset.path, "fingerprint": data.fingerprint(), "n_train": data.n_train,

@@ -33,6 +33,10 @@ def validate(config: RunConfig) -> None:
     one_of("loss.name", config.loss.name, loss_names())
     one_of("logger.name", config.logger.name, list(LOGGERS))
     one_of("dtype", config.dtype, list(_DTYPES))
+    if config.published is not None:
+        from sfu.reporting.published import published_table
+
+        published_table(config.published)
     for key in ("indices", "files"):
         given = getattr(config.forget, key)
         if given is not None and not Path(given).expanduser().is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,13 +37,13 @@ def headline(total: Aggregate) -> str:
 
 
 def failures(total: Aggregate) -> list[str]:
-    """One line for each failed job."""
-    lines = []
+    """One line for each way of failing, with the jobs that failed so."""
+    ways: dict[str, list[str]] = {}
     for job in total["failed"]:
         told_apart_by = {key: value for key, value in job["overrides"].items() if key not in total["fixed"]}
         overrides = " ".join(f"{key}={value}" for key, value in told_apart_by.items()) or "(no overrides)"
-        lines.append(overrides + (f": {job['error']}" if job["error"] else ""))
-    return lines
+        ways.setdefault(re.sub(r"^job \d+: ", "", job["error"] or ""), []).append(overrides)
+    return ["; ".join(jobs) + (f": {error}" if error else "") for error, jobs in ways.items()]
 
 
 def gaps_in_data(total: Aggregate) -> list[str]:

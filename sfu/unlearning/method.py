@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -80,7 +80,14 @@ class Unlearned:
 
 
 class UnlearningMethod(ABC):
-    """Turns a request into an unlearned head."""
+    """Turns a request into an unlearned head.
+
+    Attributes:
+        settings_used: Groups of the configuration that decide what the method does, beside data, head, loss, forget set
+            and its own settings; ``None`` for all. A narrow list lets a sweep over other groups keep the row.
+    """
+
+    settings_used: ClassVar[tuple[str, ...] | None] = None
 
     @property
     def access(self) -> Access:

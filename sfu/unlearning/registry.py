@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,18 +24,44 @@ INHERITED = (
 definitions."""
 
 
+@dataclass(frozen=True)
+class RowSpec:
+    """A row's settings, all layers laid over each other.
+
+    Attributes:
+        method: The file in ``sfu/unlearning/methods``.
+        kind: The class in it.
+        curvature: The row's own curvature.
+        settings: Of the method itself.
+    """
+
+    method: str
+    kind: type[UnlearningMethod]
+    curvature: CurvatureConfig
+    settings: dict[str, Any]
+
+
 def make_methods(run: RunConfig) -> dict[str, UnlearningMethod]:
     """The methods of a run by row name, in order.
 
     Raises:
         ConfigError: A name is unknown, listed twice, or its settings do not fit.
     """
+    return {name: spec.kind.from_config(run, spec.curvature, spec.settings) for name, spec in row_specs(run).items()}
+
+
+def row_specs(run: RunConfig) -> dict[str, RowSpec]:
+    """The settings of every row by its name, in order.
+
+    Raises:
+        ConfigError: A name is unknown, listed twice, or its curvature is not a valid one.
+    """
     if len(set(run.methods)) != len(run.methods):
         raise ConfigError(f"methods={list(run.methods)} lists a row twice; give a second one a name in `variants`.")
-    return {name: _make(run, name) for name in run.methods}
+    return {name: _spec(run, name) for name in run.methods}
 
 
-def _make(run: RunConfig, name: str) -> UnlearningMethod:
+def _spec(run: RunConfig, name: str) -> RowSpec:
     layers = _layers(run, name, seen=())
     method = next((layer.method for layer in reversed(layers) if layer.method), None)
     known = module_names(_PACKAGE)
@@ -51,8 +78,7 @@ def _make(run: RunConfig, name: str) -> UnlearningMethod:
     settings: dict[str, Any] = {}
     for layer in layers:
         settings.update(layer.settings)
-    kind = only_subclass(f"{_PACKAGE}.{method}", UnlearningMethod)
-    return kind.from_config(run, built, settings)
+    return RowSpec(method, only_subclass(f"{_PACKAGE}.{method}", UnlearningMethod), built, settings)
 
 
 def _layers(run: RunConfig, name: str, seen: tuple[str, ...]) -> list[MethodConfig]:

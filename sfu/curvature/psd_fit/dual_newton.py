@@ -26,7 +26,7 @@ INNER_TOLERANCE = 1e-2
 INNER_LIMIT = 60
 # A preconditioner is kept over Newton steps while conjugate gradients need at most this many steps with it.
 STALE_LIMIT = 6
-DIRECT_LIMIT = 12
+DIRECT_LIMIT = 30
 # Steps from the closed form are given up when one must be this short, or when the residual has grown this much.
 SHORT_STEP = 0.02
 DIVERGED = 20.0

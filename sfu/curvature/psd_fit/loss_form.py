@@ -19,6 +19,9 @@ from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm, perron_
 # They decide which of the two is the cheaper.
 FIRST_ORDER_STEPS = 1000
 PATH_STEPS = 40
+# Multiplications at most for a Jacobian that is formed.
+SMALL_PRODUCTS = 1 << 32
+_COLUMNS = 512
 
 
 class LossForm(StandardForm):
@@ -142,9 +145,11 @@ class LossForm(StandardForm):
         near rank one, and two to ten conjugate-gradient steps remain. Ranks 2 and 3 cost more than they save. All of it
         is float32, which is enough for a preconditioner, at half the time.
         """
-        unit = 1.0
+        unit, exact_PP = 1.0, self._small_jacobian(spectrum)
         if spectrum.split == 0:
             factor_PP = self._inactive_factor(weight)
+        elif exact_PP is not None:
+            factor_PP = _factor(exact_PP, weight)
         else:
             rotated_PD, *blocks = self._blocks(spectrum)
             size = float(rotated_PD.square().mean()) ** 0.5 or 1.0  # entries of size 1, which float32 can square twice
@@ -163,6 +168,23 @@ class LossForm(StandardForm):
             return torch.cholesky_solve(scaled_P1, factor_PP)[:, 0].to(vector_P.dtype) * (length / unit)
 
         return inverse
+
+    def _small_jacobian(self, spectrum: Spectrum) -> Tensor | None:
+        """The Jacobian itself, where forming it costs no more than a few products with it; else ``None``.
+
+        Where the data cannot be met by any Y >= 0 and mu is tiny, a rank-one Omega leaves conjugate gradients without
+        end; few features and many perturbations are where that happens.
+        """
+        _, positive_PR, other_PK = self._blocks(spectrum)
+        count, pairs = self.delta_PD.shape[0], spectrum.omega_RK.numel()
+        if count**2 * pairs > SMALL_PRODUCTS:
+            return None
+        matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
+        step = max(1, min(count, _COLUMNS) // max(1, other_PK.shape[1]))  # nothing larger than P x P
+        for positive_PB, omega_BK in zip(positive_PR.split(step, 1), spectrum.omega_RK.split(step), strict=True):
+            mixed_PQ = (positive_PB[:, :, None] * other_PK[:, None, :] * omega_BK.sqrt()).flatten(1)
+            matrix_PP.addmm_(mixed_PQ, mixed_PQ.T, alpha=0.5)
+        return matrix_PP
 
     def prefers_first_order(self) -> bool:
         """Whether a fit whose data no X >= L can meet is cheaper by projected gradient than by Newton on the path.

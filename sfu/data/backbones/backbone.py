@@ -25,7 +25,7 @@ from sfu.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from sfu.settings import BackboneConfig
 
-NO_BACKBONE = "none"
+NO_BACKBONE, AUTO_BACKBONE, PAPER_BACKBONE = "none", "auto", "resnet18"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _flags = threading.Lock()
 _LIBRARIES = {"torchvision": torchvision_models, "timm": timm_models}

@@ -56,6 +56,8 @@ class _Candidate(NamedTuple):
 class Newton(UnlearningMethod):
     """Newton steps whose curvature comes from ``curvature.estimator``."""
 
+    settings_used = ("curvature", "newton")
+
     def __init__(self, curvature: CurvatureConfig, noise_sigma: float = 0.0, steps: int = 1, batches: int = 1) -> None:
         """Keep the settings.
 

@@ -9,6 +9,8 @@ from sfu.unlearning.request import ForgetRequest
 class Original(UnlearningMethod):
     """Returns the head as it is."""
 
+    settings_used = ()
+
     @property
     def access(self) -> Access:
         """Looks at nothing."""

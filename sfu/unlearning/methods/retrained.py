@@ -21,6 +21,8 @@ class Retrained(UnlearningMethod):
 
     head: HeadConfig
 
+    settings_used = ()
+
     @property
     def access(self) -> Access:
         """Retraining is what needs the data."""

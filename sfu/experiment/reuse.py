@@ -1,0 +1,124 @@
+"""Take the result of a stage from the store, or make it and keep it.
+
+The original head and each row are entries of their own; a whole run is one more, of its numbers alone, whose heads are
+taken from the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sfu.experiment.artifacts import read_metrics
+from sfu.experiment.keys import StageKeys
+from sfu.experiment.resources import Usage
+from sfu.experiment.result_store import ResultStore
+from sfu.experiment.stages import RowResult
+from sfu.files import copy_file, write_text
+from sfu.heads.linear import LinearHead
+from sfu.unlearning.method import Unlearned
+
+_HEAD, _ROW = "head", "row.json"
+_RUN_FILES = ("metrics.json", "split.safetensors", "forget_files.txt", "figure.png")
+
+
+class StageResults:
+    """The stages of one run; without a store everything is made and nothing kept."""
+
+    def __init__(self, store: ResultStore | None = None, keys: StageKeys | None = None) -> None:
+        """Give both, or neither."""
+        self._store, self._keys = store, keys
+        self.reused: list[str] = []
+        """Names of what was taken from the store: ``head`` and rows."""
+
+    def head(self, make: Callable[[], LinearHead], device: torch.device, waiting: Callable[[], None]) -> LinearHead:
+        """The original head, by ``make`` if it must be; ``waiting`` is called while another job makes it."""
+        if self._store is None or self._keys is None:
+            return make()
+        with self._store.locked(self._keys.head, waiting):
+            kept = self._store.find(self._keys.head)
+            if kept is not None:
+                self.reused.append(_HEAD)
+                return LinearHead.load(kept / _HEAD).to(device)
+            made = make()
+            self._store.put(self._keys.head, lambda folder: made.save(folder / _HEAD))
+            return made
+
+    def row(
+        self, name: str, make: Callable[[], RowResult], device: torch.device, waiting: Callable[[], None]
+    ) -> RowResult:
+        """A row's result, likewise; one that failed is not kept."""
+        if self._store is None or self._keys is None:
+            return make()
+        key = self._keys.rows[name]
+        with self._store.locked(key, waiting):
+            kept = self._store.find(key)
+            if kept is not None:
+                self.reused.append(name)
+                return _read_row(kept, device)
+            made = make()
+            if made.unlearned is not None:
+                self._store.put(key, lambda folder: _write_row(made, folder))
+            return made
+
+    def there(self) -> list[str]:
+        """Names of what is kept: ``head`` and rows."""
+        if self._store is None or self._keys is None:
+            return []
+        return [name for name, key in {_HEAD: self._keys.head, **self._keys.rows}.items() if self._store.has(key)]
+
+    def has_run(self) -> bool:
+        """Whether the whole run is kept."""
+        kept = self._store is not None and self._keys is not None and self._store.has(self._keys.run)
+        return kept and self._keys is not None and len(self.there()) == 1 + len(self._keys.rows)
+
+    def take_run(self, folder: Path) -> dict[str, Any] | None:
+        """Put a whole run's result into ``folder`` and return its metrics; ``None`` if it, or a head, is not kept."""
+        if self._store is None or self._keys is None:
+            return None
+        parts = {"original": self._keys.head, **self._keys.rows}
+        found = {name: self._store.find(key) for name, key in parts.items()}
+        heads = {name: kept for name, kept in found.items() if kept is not None}
+        run = self._store.find(self._keys.run)
+        if run is None or len(heads) < len(parts):
+            return None
+        for name in _RUN_FILES:
+            if (run / name).is_file():
+                copy_file(run / name, folder / name)
+        for name, kept in heads.items():
+            for suffix in (".json", ".safetensors"):
+                copy_file(kept / f"{_HEAD}{suffix}", folder / "heads" / f"{name}{suffix}")
+        return read_metrics(folder / "metrics.json")
+
+    def keep_run(self, folder: Path) -> None:
+        """Keep the numbers of a run that is whole, from its folder."""
+        if self._store is None or self._keys is None:
+            return
+
+        def write(where: Path) -> None:
+            for name in _RUN_FILES:
+                if (folder / name).is_file():
+                    copy_file(folder / name, where / name)
+
+        self._store.put(self._keys.run, write)
+
+
+def _write_row(row: RowResult, folder: Path) -> None:
+    assert row.unlearned is not None
+    outcome = row.unlearned
+    outcome.head.save(folder / _HEAD)
+    about = {
+        "applied": outcome.applied, "predicted_gain": outcome.predicted_gain, "details": outcome.details,
+        "note": outcome.note, "seconds": row.usage.seconds, "peak_memory_mb": row.usage.peak_memory_mb,
+    }  # fmt: skip
+    write_text(folder / _ROW, json.dumps(about) + "\n")
+
+
+def _read_row(folder: Path, device: torch.device) -> RowResult:
+    about = json.loads((folder / _ROW).read_text(encoding="utf-8"))
+    usage = Usage(about.pop("seconds"), about.pop("peak_memory_mb"))
+    return RowResult(usage, Unlearned(LinearHead.load(folder / _HEAD).to(device), **about))
