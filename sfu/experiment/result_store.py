@@ -23,6 +23,7 @@ from sfu.files import write_text
 log = logging.getLogger(__name__)
 
 _ABOUT = "entry.json"
+_LARGE = 1 << 20
 
 
 def key_of(record: object) -> str:
@@ -72,6 +73,8 @@ class ResultStore:
         try:
             write(made)
             digests = {path.name: _digest(path) for path in sorted(made.iterdir())}
+            for name, digest in digests.items():
+                self._share(made / name, str(digest))
             write_text(made / _ABOUT, json.dumps(digests, indent=2) + "\n")
             if not self.has(key):  # else another process was faster, with the same result
                 made.rename(self.root / key)
@@ -80,6 +83,18 @@ class ResultStore:
                 raise self._unwritable(error) from error
         finally:
             shutil.rmtree(made, ignore_errors=True)
+
+    def _share(self, path: Path, digest: str) -> None:
+        """Keep a large file (the core of linearised heads) once for all entries that hold it, by hard links."""
+        if path.stat().st_size < _LARGE:
+            return
+        blob = self.root / f".{digest}.blob"
+        with suppress(OSError):  # no hard links here, or another job made it first: a copy does
+            if _digest(blob) == digest:
+                path.unlink()
+                os.link(blob, path)
+            else:
+                os.link(path, blob)
 
     @contextmanager
     def locked(self, key: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:

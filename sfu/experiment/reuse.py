@@ -19,7 +19,11 @@ from sfu.experiment.resources import Usage
 from sfu.experiment.result_store import ResultStore
 from sfu.experiment.stages import RowResult
 from sfu.files import copy_file, write_text
+from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
+from sfu.heads.linearised.core import Core
+from sfu.heads.linearised.files import load_head
+from sfu.heads.linearised.head import LinearisedHead
 from sfu.unlearning.method import Unlearned
 
 _HEAD, _ROW = "head", "row.json"
@@ -35,23 +39,30 @@ class StageResults:
         self.reused: list[str] = []
         """Names of what was taken from the store: ``head`` and rows."""
 
-    def head(self, make: Callable[[], LinearHead], device: torch.device, waiting: Callable[[], None]) -> LinearHead:
-        """The original head, by ``make`` if it must be; ``waiting`` is called while another job makes it."""
+    def head(
+        self, make: Callable[[], Head], device: torch.device, waiting: Callable[[], None], core: Core | None = None
+    ) -> Head:
+        """The original head, by ``make`` if it must be; ``waiting`` is called while another job makes it.
+
+        Args:
+            make: Trains it.
+            device: Where it is wanted.
+            waiting: Called if another job is at it.
+            core: Of a linearised head.
+        """
         if self._store is None or self._keys is None:
             return make()
         with self._store.locked(self._keys.head, waiting):
             kept = self._store.find(self._keys.head)
             if kept is not None:
                 self.reused.append(_HEAD)
-                return LinearHead.load(kept / _HEAD).to(device)
+                return read_head(kept / _HEAD, core).to(device)
             made = make()
             self._store.put(self._keys.head, lambda folder: made.save(folder / _HEAD))
             return made
 
-    def row(
-        self, name: str, make: Callable[[], RowResult], device: torch.device, waiting: Callable[[], None]
-    ) -> RowResult:
-        """A row's result, likewise; one that failed is not kept."""
+    def row(self, name: str, make: Callable[[], RowResult], head: Head, waiting: Callable[[], None]) -> RowResult:
+        """A row's result, likewise, with ``head`` as the original; one that failed is not kept."""
         if self._store is None or self._keys is None:
             return make()
         key = self._keys.rows[name]
@@ -59,7 +70,7 @@ class StageResults:
             kept = self._store.find(key)
             if kept is not None:
                 self.reused.append(name)
-                return _read_row(kept, device)
+                return _read_row(kept, head)
             made = make()
             if made.unlearned is not None:
                 self._store.put(key, lambda folder: _write_row(made, folder))
@@ -90,8 +101,11 @@ class StageResults:
             if (run / name).is_file():
                 copy_file(run / name, folder / name)
         for name, kept in heads.items():
-            for suffix in (".json", ".safetensors"):
-                copy_file(kept / f"{_HEAD}{suffix}", folder / "heads" / f"{name}{suffix}")
+            for path in kept.glob("*.*"):
+                if path.stem == _HEAD:
+                    copy_file(path, folder / "heads" / f"{name}{path.suffix}")
+                elif path.suffix == ".safetensors" and not (folder / "heads" / path.name).is_file():  # a core
+                    copy_file(path, folder / "heads" / path.name)
         return read_metrics(folder / "metrics.json")
 
     def keep_run(self, folder: Path) -> None:
@@ -118,7 +132,14 @@ def _write_row(row: RowResult, folder: Path) -> None:
     write_text(folder / _ROW, json.dumps(about) + "\n")
 
 
-def _read_row(folder: Path, device: torch.device) -> RowResult:
+def _read_row(folder: Path, original: Head) -> RowResult:
     about = json.loads((folder / _ROW).read_text(encoding="utf-8"))
     usage = Usage(about.pop("seconds"), about.pop("peak_memory_mb"))
-    return RowResult(usage, Unlearned(LinearHead.load(folder / _HEAD).to(device), **about))
+    core = original.core if isinstance(original, LinearisedHead) else None
+    head = read_head(folder / _HEAD, core).to(original.parameters_CE.device)
+    return RowResult(usage, Unlearned(head, **about))
+
+
+def read_head(stem: Path, core: Core | None) -> Head:
+    """A head of either kind."""
+    return LinearHead.load(stem) if core is None else load_head(stem, core)

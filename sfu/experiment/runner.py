@@ -187,7 +187,7 @@ def _run_row(
     sees = "source-free" if retained is None else "with the retained data"
     with context.display.stage(f"{name} ({sees})") as tick:
         make = partial(stages.run_method, name, method, request, context.tools(tick), retained)
-        result = context.kept.row(name, make, context.device, context.waiting(name))
+        result = context.kept.row(name, make, request.head, context.waiting(name))
     context.report(name, result.usage.seconds)
     return result
 

@@ -117,7 +117,7 @@ def prepare(
             seed=seeds["training"], device=device, dtype=dtype, core=core, progress=tick,
             checkpoint=None if core is None else checkpoint_of(core, data.fingerprint(), config, dtype),
         )  # fmt: skip
-        head = kept.head(train, device, partial(display.say, "another job trains the same head; waiting for it"))
+        head = kept.head(train, device, partial(display.say, "another job trains the same head; waiting for it"), core)
         del train
     request = ForgetRequest(head, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
     about: dict[str, object] = {

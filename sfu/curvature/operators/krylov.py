@@ -53,8 +53,9 @@ class KrylovInverse(DampedInverse):
 
     @property
     def mean_eigenvalue(self) -> float:
-        """From the trace of what is left when the biases are eliminated; where the classes share parameters, over as many
-        as the rows can curve.
+        """From the trace of what is left when the biases are eliminated.
+
+        Where the classes share parameters, the mean is over as many as the rows can curve.
         """
         return self._mean
 
