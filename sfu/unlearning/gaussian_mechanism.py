@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 from scipy.special import erfcx, ndtr
 
@@ -36,6 +37,7 @@ def delta_of(shift: float, epsilon: float) -> float:
     return float(ndtr(low)) - taken if low > 0 else 0.5 * scale * float(erfcx(-low / math.sqrt(2))) - taken
 
 
+@cache
 def largest_shift(epsilon: float, delta: float) -> float:
     """The largest shift, in standard deviations, that stays within (epsilon, delta)."""
     return _last(lambda shift: delta_of(shift, epsilon) <= delta)

@@ -236,7 +236,7 @@ def test_the_gain_of_batches_is_the_sum_of_theirs():
 
 @pytest.mark.parametrize("loss", [Quadratic(), Logistic(), Softmax()], ids=lambda loss: loss.name)
 def test_objective_noise_is_no_sign_of_an_unlike_forget_set(loss):
-    """At the perturbed optimum the rows' gradient is -b/V, which is no sampling noise: neither ratio nor gain is off."""
+    """At the perturbed optimum the rows' gradient is -b/V, which is no sampling noise: ratio and gain are not off."""
     ratios, promised, kept = [], 0.0, 0.0
     for seed in range(6):
         request, retained, config = situation(loss, seed=seed, n_forget=120, objective_noise=50.0)
