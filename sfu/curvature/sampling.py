@@ -1,6 +1,7 @@
 """Is the forget set like a random sample of the training data? The head alone can tell.
 
-At the head, the mean gradient over all training rows is known (the stored g; 0 at the optimum). The forget rows' mean
+At the head, the mean gradient over all training rows is known (the stored g without the b/V of objective
+perturbation; 0 at an optimum without it). The forget rows' mean
 gradient differs from it by sampling noise, if they are a random sample, of expected square
 ``tr(cov) / N_f (1 - N_f/N)``.
 The ratio of what is seen to that is about 1 for random samples; for a whole class it is in the hundreds.
@@ -37,7 +38,7 @@ def sampling_ratio(request: ForgetRequest) -> float | None:
     across = float((((slope_FC * square_F[:, None]).T @ design_FE) * mean_CE).sum())
     square = float((square_F * slope_FC.square().sum(1) * design_FE.square().sum(1)).sum())
     spread = square - 2 * across + float(square_F.sum() * mean_CE.square().sum())
-    deviation = float((request.forget_gradient() - head.gradient_CE).square().sum())
+    deviation = float((request.forget_gradient() - head.rows_gradient_CE).square().sum())
     expected = max(0.0, spread - 1e-12 * square) * count / (count - 1) * (1 - count / head.n_train)
     if expected <= 0:  # copies of one row, or no gradient at all
         return math.inf if deviation > 0 else None

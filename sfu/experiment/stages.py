@@ -98,7 +98,7 @@ def prepare(
     with display.stage("training the original head") as tick:
         head = train_head(
             data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
-            seed=seeds["training"], device=device, dtype=dtype, progress=tick,
+            seed=seeds["training"], noise_seed=seeds.get("objective"), device=device, dtype=dtype, progress=tick,
         )  # fmt: skip
     request = ForgetRequest(head, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
     about: dict[str, object] = {

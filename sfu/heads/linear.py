@@ -16,28 +16,12 @@ from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
 from sfu.files import write_tensors, write_text
+from sfu.heads.certificate import Certificate
 from sfu.losses import Layout, Loss, Objective, Quadratic, Rows, loss_from_json, make_loss
 from sfu.losses.rows import design_matrix
 
 SCHEMA = 2
 _LOGIT_ROWS = 8192
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What certified removal must know of a head; see :mod:`sfu.unlearning.methods.certified_removal`.
-
-    Attributes:
-        noise_std: Standard deviation of the entries of b.
-        noise_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. Secret: the guarantee
-            is for those who see the weights and not b.
-        residual_bound: Bound on the gradient norm of the perturbed sum objective, accumulated over removals;
-            ``None`` once another method has moved the head.
-    """
-
-    noise_std: float
-    noise_CE: Tensor
-    residual_bound: float | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +39,8 @@ class LinearHead:
         data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored: a
             summary, from which no single example can be read unless they are very few. ``[E, E]``, ``[C, E, E]`` or
             ``[C E, C E]``, by the loss; ``None`` otherwise.
-        weight: Total weight V of the training rows; ``None`` for N, as it is without sample and class weights.
+        weight: Total weight V of the training rows; ``None`` for N, as it is without sample and class weights. A loss
+            with class weights needs it.
         certificate: Of a head trained for certified removal. Its gradient is that of the perturbed objective.
     """
 
@@ -73,7 +58,8 @@ class LinearHead:
         """Check shapes and values.
 
         Raises:
-            DataError: Parameters and gradient differ in shape or are not finite, or a number is out of range.
+            DataError: Parameters and gradient differ in shape or are not finite, a number is out of range, or the loss
+                has class weights and the weight is missing.
         """
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
             raise DataError(f"n_train={self.n_train}; the number of training rows, a whole number above 0, is needed.")
@@ -81,6 +67,11 @@ class LinearHead:
             raise DataError(f"l2={self.l2}; a finite number of at least 0 is needed.")
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
             raise DataError(f"weight={self.weight}; the total weight of the training rows is a finite number above 0.")
+        if self.weight is None and self.loss.class_weights is not None:
+            raise DataError(
+                "a loss with class weights needs the total weight of the training rows, sum of sample weight times "
+                "class weight, as the head's `weight`: give weight=."
+            )
         if self.parameters_CE.ndim != 2 or self.parameters_CE.shape != self.gradient_CE.shape:
             raise DataError(
                 f"head parameters {list(self.parameters_CE.shape)} and gradient {list(self.gradient_CE.shape)} must "
@@ -120,7 +111,7 @@ class LinearHead:
             n_train: Number N of training rows.
             loss: The loss it was trained with: a name, or one with settings of its own (:func:`sfu.losses.make_loss`).
             gradient_CE: Gradient of the mean training objective at the layer's weights.
-            weight: Total weight of the training rows, if they had sample or class weights.
+            weight: Total weight of the training rows; needed if they had sample or class weights.
 
         Raises:
             DataError: ``module`` is no linear layer, or a number is out of range.
@@ -182,6 +173,16 @@ class LinearHead:
         """V: what the training rows weigh together."""
         return float(self.n_train) if self.weight is None else self.weight
 
+    @property
+    def rows_gradient_CE(self) -> Tensor:
+        """Mean gradient of the training rows alone (regulariser included): without the b/V of objective perturbation.
+
+        It is what the gradient of a random sample of them scatters about.
+        """
+        if self.certificate is None:
+            return self.gradient_CE
+        return self.gradient_CE - self.certificate.noise_CE.to(self.gradient_CE) / self.total_weight
+
     def objective(self) -> Objective:
         """Loss and regulariser, as of any set of rows."""
         return Objective(self.loss, self.l2, self.regularized_E)
@@ -240,9 +241,7 @@ class LinearHead:
         }  # fmt: skip
         if self.certificate is not None:
             arrays["noise"] = self.certificate.noise_CE
-            about["certificate"] = {
-                "noise_std": self.certificate.noise_std, "residual_bound": self.certificate.residual_bound,
-            }  # fmt: skip
+            about["certificate"] = self.certificate.as_json()
         write_tensors(tensors, arrays)
         write_text(settings, json.dumps(about, indent=2) + "\n")
         return [tensors, settings]
@@ -286,6 +285,5 @@ def _read_rest(about: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, An
         "loss": loss_from_json(about["loss"]),
         "data_hessian": arrays.get("data_hessian"),
         "weight": about["weight"],
-        "certificate": certificate
-        and Certificate(float(certificate["noise_std"]), arrays["noise"], certificate["residual_bound"]),
+        "certificate": certificate and Certificate.from_json(certificate, arrays["noise"]),
     }

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sfu.errors import DataError
 from sfu.losses.base import Loss
 
 CHUNK_ROWS = 1024
@@ -40,6 +41,21 @@ def design_matrix(features_ND: Tensor, bias: bool, device: torch.device, dtype: 
 def outputs_of(design_BE: Tensor, parameters_QE: Tensor) -> Tensor:
     """``a W^T`` for each row, ``[B, Q]``, laid out so that the product back with the rows is a fast one."""
     return (parameters_QE @ design_BE.T).T
+
+
+def check_weights(weights_N: Tensor, labels_N: Tensor) -> Tensor:
+    """A private float64 copy of sample weights, on the labels' device.
+
+    Raises:
+        DataError: They are not one finite number of at least 0 for each label, or all 0.
+    """
+    copied = weights_N.detach().to(labels_N.device, torch.float64, copy=True).contiguous()
+    if copied.shape != labels_N.shape or not bool((torch.isfinite(copied) & (copied >= 0)).all()) or not copied.any():
+        raise DataError(
+            f"the sample weights must be {labels_N.shape[0]} finite numbers of at least 0, not all 0 (they are "
+            f"{list(copied.shape)})."
+        )
+    return copied
 
 
 class Rows:

@@ -38,7 +38,7 @@ class Retrained(UnlearningMethod):
         """
         if retained is None:
             raise SourceFreeError("retrained needs the retained data.")
-        parameters, certificate = request.head.parameters_CE, request.head.certificate
+        parameters = request.head.parameters_CE
         head = train_head(
             retained.features_RD,
             retained.labels_R,
@@ -49,7 +49,7 @@ class Retrained(UnlearningMethod):
             device=parameters.device,
             dtype=parameters.dtype,
             weights_N=retained.weights_R,
-            noise_CE=None if certificate is None else certificate.noise_CE,
+            noise=request.head.certificate,
             progress=tools.progress,
         )
         return Unlearned(head, details={"gradient_norm": float(head.gradient_CE.norm())})
