@@ -19,10 +19,15 @@ def derive_seed(seed: int, purpose: str) -> int:
 
 
 def resolve_seeds(config: RunConfig) -> dict[str, int]:
-    """``seeds.<purpose>`` where given, else derived; also ``folds``, which follows ``split``."""
+    """``seeds.<purpose>`` where given, else derived; also ``folds``, which follows ``split``.
+
+    ``objective`` is there only if it was given: a seed that others can derive keeps no noise secret.
+    """
     seeds = {}
     for purpose in PURPOSES:
         given = getattr(config.seeds, purpose)
         seeds[purpose] = derive_seed(config.seed, purpose) if given is None else given
+    if config.seeds.objective is not None:
+        seeds["objective"] = config.seeds.objective
     seeds["folds"] = derive_seed(seeds["split"], "folds")
     return seeds

@@ -324,13 +324,14 @@ class MethodConfig:
 
 @dataclass
 class SeedsConfig:
-    """Seeds; those left out are derived from ``seed``."""
+    """Seeds; those left out are derived from ``seed``, but for ``objective``, which must be secret."""
 
     split: int | None = None
     training: int | None = None
     perturbation: int | None = None
     noise: int | None = None
     evaluation: int | None = None
+    objective: int | None = None  # of head.objective_noise; None: the system's entropy. Given, it certifies nothing
 
 
 @dataclass

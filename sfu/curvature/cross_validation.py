@@ -56,6 +56,6 @@ def cross_validate(
             estimate = estimator.estimate(others, request, weight)
             complaints += estimate.note is not None
             inverse = estimate.operator.damped()
-            folds[index].append(Fold(inverse, gradient, head.gradient_CE - correction, held_out[k]))
+            folds[index].append(Fold(inverse, gradient, head.rows_gradient_CE - correction, held_out[k]))
             tick()
     return estimator.merge(seen), folds, complaints

@@ -1,6 +1,7 @@
 """Is the forget set like a random sample of the training data? The head alone can tell.
 
-At the head, the mean gradient over all training rows is known (the stored g; 0 at the optimum). The forget rows' mean
+At the head, the mean gradient over all training rows is known (the stored g without the b/V of objective
+perturbation; 0 at an optimum without it). The forget rows' mean
 gradient differs from it by sampling noise, if they are a random sample, of expected square
 ``tr(cov) / N_f (1 - N_f/N)``.
 The ratio of what is seen to that is about 1 for random samples; for a whole class it is in the hundreds.
@@ -40,7 +41,7 @@ def sampling_ratio(request: ForgetRequest) -> float | None:
         square += chunk.squares(share_B1 * slope_BC)
         shares += float(share_B1.square().sum())
     spread = square - 2 * float((twice_CE * mean_CE).sum()) + shares * float(mean_CE.square().sum())
-    deviation = float((request.forget_gradient() - head.gradient_CE).square().sum())
+    deviation = float((request.forget_gradient() - head.rows_gradient_CE).square().sum())
     expected = max(0.0, spread - 1e-12 * square) * count / (count - 1) * (1 - count / head.n_train)
     if expected <= 0:  # copies of one row, or no gradient at all
         return math.inf if deviation > 0 else None

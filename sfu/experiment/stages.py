@@ -114,7 +114,8 @@ def prepare(
     with display.stage("training the original head") as tick:
         train = partial(
             train_head, data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
-            seed=seeds["training"], device=device, dtype=dtype, core=core, progress=tick,
+            seed=seeds["training"], noise_seed=seeds.get("objective"), device=device, dtype=dtype, core=core,
+            progress=tick,
             checkpoint=None if core is None else checkpoint_of(core, data.fingerprint(), config, dtype),
         )  # fmt: skip
         head = kept.head(train, device, partial(display.say, "another job trains the same head; waiting for it"), core)

@@ -15,26 +15,10 @@ import torch
 from torch import Tensor
 
 from sfu.errors import DataError
+from sfu.heads.certificate import Certificate
 from sfu.losses import Layout, Loss, Objective, Quadratic, Rows
 
 LOGIT_ROWS = 8192
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What certified removal must know of a head; see :mod:`sfu.unlearning.methods.certified_removal`.
-
-    Attributes:
-        noise_std: Standard deviation of the entries of b.
-        noise_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. Secret: the guarantee
-            is for those who see the weights and not b.
-        residual_bound: Bound on the gradient norm of the perturbed sum objective, accumulated over removals;
-            ``None`` once another method has moved the head.
-    """
-
-    noise_std: float
-    noise_CE: Tensor
-    residual_bound: float | None
 
 
 @dataclass(frozen=True)
@@ -52,7 +36,8 @@ class Head(ABC):
         data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored: a
             summary, from which no single example can be read unless they are very few. ``[E, E]``, ``[C, E, E]`` or
             ``[C E, C E]``, by the loss; ``None`` otherwise.
-        weight: Total weight V of the training rows; ``None`` for N, as it is without sample and class weights.
+        weight: Total weight V of the training rows; ``None`` for N, as it is without sample and class weights. A loss
+            with class weights needs it.
         certificate: Of a head trained for certified removal. Its gradient is that of the perturbed objective.
     """
 
@@ -70,7 +55,8 @@ class Head(ABC):
         """Check shapes and values.
 
         Raises:
-            DataError: Parameters and gradient differ in shape or are not finite, or a number is out of range.
+            DataError: Parameters and gradient differ in shape or are not finite, a number is out of range, or the loss
+                has class weights and the weight is missing.
         """
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
             raise DataError(f"n_train={self.n_train}; the number of training rows, a whole number above 0, is needed.")
@@ -78,6 +64,11 @@ class Head(ABC):
             raise DataError(f"l2={self.l2}; a finite number of at least 0 is needed.")
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
             raise DataError(f"weight={self.weight}; the total weight of the training rows is a finite number above 0.")
+        if self.weight is None and self.loss.class_weights is not None:
+            raise DataError(
+                "a loss with class weights needs the total weight of the training rows, sum of sample weight times "
+                "class weight, as the head's `weight`: give weight=."
+            )
         if self.parameters_CE.ndim != 2 or self.parameters_CE.shape != self.gradient_CE.shape:
             raise DataError(
                 f"head parameters {list(self.parameters_CE.shape)} and gradient {list(self.gradient_CE.shape)} must "
@@ -117,6 +108,16 @@ class Head(ABC):
     def total_weight(self) -> float:
         """V: what the training rows weigh together."""
         return float(self.n_train) if self.weight is None else self.weight
+
+    @property
+    def rows_gradient_CE(self) -> Tensor:
+        """Mean gradient of the training rows alone (regulariser included): without the b/V of objective perturbation.
+
+        It is what the gradient of a random sample of them scatters about.
+        """
+        if self.certificate is None:
+            return self.gradient_CE
+        return self.gradient_CE - self.certificate.noise_CE.to(self.gradient_CE) / self.total_weight
 
     def objective(self) -> Objective:
         """Loss and regulariser, as of any set of rows."""

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
 from sfu.files import write_tensors, write_text
-from sfu.heads.base import Certificate, Head
+from sfu.heads.base import Head
+from sfu.heads.certificate import Certificate
 from sfu.losses import Layout, Loss, Quadratic, Rows, loss_from_json, make_loss
 from sfu.losses.rows import design_matrix
 
@@ -56,7 +57,7 @@ class LinearHead(Head):
             n_train: Number N of training rows.
             loss: The loss it was trained with: a name, or one with settings of its own (:func:`sfu.losses.make_loss`).
             gradient_CE: Gradient of the mean training objective at the layer's weights.
-            weight: Total weight of the training rows, if they had sample or class weights.
+            weight: Total weight of the training rows; needed if they had sample or class weights.
 
         Raises:
             DataError: ``module`` is no linear layer, or a number is out of range.
@@ -139,9 +140,7 @@ class LinearHead(Head):
         }  # fmt: skip
         if self.certificate is not None:
             arrays["noise"] = self.certificate.noise_CE
-            about["certificate"] = {
-                "noise_std": self.certificate.noise_std, "residual_bound": self.certificate.residual_bound,
-            }  # fmt: skip
+            about["certificate"] = self.certificate.as_json()
         write_tensors(tensors, arrays)
         write_text(settings, json.dumps(about, indent=2) + "\n")
         return [tensors, settings]
@@ -185,6 +184,5 @@ def _read_rest(about: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, An
         "loss": loss_from_json(about["loss"]),
         "data_hessian": arrays.get("data_hessian"),
         "weight": about["weight"],
-        "certificate": certificate
-        and Certificate(float(certificate["noise_std"]), arrays["noise"], certificate["residual_bound"]),
+        "certificate": certificate and Certificate.from_json(certificate, arrays["noise"]),
     }

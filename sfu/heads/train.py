@@ -15,15 +15,19 @@ from torch import Tensor
 from sfu.curvature.operators.plan import plan_structure
 from sfu.errors import ConfigError
 from sfu.heads.adam import train_adam
-from sfu.heads.base import Certificate, Head
+from sfu.heads.base import Head
+from sfu.heads.certificate import Certificate
 from sfu.heads.exact import train_exact
+from sfu.heads.existence import warn_if_separated, warn_of_absent_classes
 from sfu.heads.linear import LinearHead
 from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.head import LinearisedHead
 from sfu.heads.linearised.rows import TangentRows
 from sfu.heads.normal_equations import Checkpoint
+from sfu.heads.rounding import rounding_bound
 from sfu.heads.sgd import train_sgd
 from sfu.losses import Layout, Loss, Rows, loss_from_config
+from sfu.losses.rows import check_weights
 from sfu.settings import Structure, Training
 
 if TYPE_CHECKING:
@@ -41,7 +45,8 @@ def train_head(
     device: torch.device,
     dtype: torch.dtype,
     weights_N: Tensor | None = None,
-    noise_CE: Tensor | None = None,
+    noise: Certificate | None = None,
+    noise_seed: int | None = None,
     core: Core | None = None,
     checkpoint: Checkpoint | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -57,11 +62,13 @@ def train_head(
         n_classes: C.
         head: The ``head`` group.
         loss: The ``loss`` group, or a loss that is already made (``balanced`` class weights counted).
-        seed: Of the order of rows, and of objective perturbation.
+        seed: Of the order of rows.
         device: Where to train.
         dtype: Of the head.
         weights_N: Sample weights.
-        noise_CE: The b of objective perturbation, if it is not to be drawn here.
+        noise: Whose b is used again, with ``head.objective_noise``; ``None`` to draw one.
+        noise_seed: Of b, for results that can be repeated but certify nothing to who knows it; ``None`` for the
+            operating system's entropy.
         core: Of a linearised head; ``None`` for a linear one.
         checkpoint: Where exact training of a linearised head keeps how far it is.
         progress: Called with (done, at most).
@@ -70,7 +77,10 @@ def train_head(
         SingularHessianError: Exact training with a singular Gram matrix and no regularisation.
         SolverError: Exact training did not reach ``head.tolerance``.
         ConfigError: The curvature to store is too large, or the loss's settings do not fit the data.
+        DataError: The sample weights are not one finite number of at least 0 for each row, or all 0.
     """
+    if weights_N is not None:
+        weights_N = check_weights(weights_N, labels_N)
     kind = loss if isinstance(loss, Loss) else loss_from_config(loss, labels_N, n_classes)
     exact = head.training is Training.exact
     width = features_ND.shape[1] + int(head.bias)
@@ -81,7 +91,8 @@ def train_head(
     }  # fmt: skip
     if core is None:
         rows = Rows(features_ND, labels_N, kind, bias=head.bias, **options)
-        certificate = _certificate(head, rows, n_classes, seed, noise_CE)
+        warn_of_absent_classes(rows, kind, n_classes, head.bias)
+        certificate = _certificate(head, rows, n_classes, noise, noise_seed)
         blank: Head = LinearHead(**_blank(rows, n_classes, head, kind), bias=head.bias, certificate=certificate)
     else:
         core = core.to(device)
@@ -92,8 +103,10 @@ def train_head(
     else:
         trained = _by_descent(blank, rows, head, seed, progress)
     if trained.certificate is not None:
-        bound = rows.weight * float(trained.gradient_CE.norm())
+        bound = rows.weight * float(trained.gradient_CE.norm()) + rounding_bound(trained, rows)
         trained = replace(trained, certificate=replace(trained.certificate, residual_bound=bound))
+    if head.l2 == 0:
+        warn_if_separated(rows, trained)
     if head.store_curvature:
         hessian = trained.objective().data_hessian(rows, trained.parameters_CE, kind.layout)
         trained = replace(trained, data_hessian=hessian)
@@ -111,15 +124,14 @@ def _blank(rows: Rows, n_classes: int, head: HeadConfig, loss: Loss) -> dict[str
 
 
 def _certificate(
-    head: HeadConfig, rows: Rows, n_classes: int, seed: int, noise_CE: Tensor | None
+    head: HeadConfig, rows: Rows, n_classes: int, noise: Certificate | None, seed: int | None
 ) -> Certificate | None:
-    """With the b given, or drawn with ``seed``; ``None`` without objective perturbation."""
+    """With the b given, or one drawn here; ``None`` without objective perturbation."""
     if not head.objective_noise > 0:
         return None
-    if noise_CE is None:
-        drawn = torch.Generator().manual_seed(seed)
-        noise_CE = head.objective_noise * torch.randn(n_classes, rows.width, generator=drawn, dtype=torch.float64)
-    return Certificate(head.objective_noise, noise_CE.to(rows.device, torch.float64), 0.0)
+    if noise is not None:
+        return replace(noise, noise_CE=noise.noise_CE.to(rows.device, torch.float64), residual_bound=0.0)
+    return Certificate.draw(head.objective_noise, (n_classes, rows.width), rows.device, seed)
 
 
 def _to_the_optimum(

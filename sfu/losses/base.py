@@ -103,6 +103,8 @@ class Loss(ABC):
     layout: ClassVar[Layout]
     shift_invariant: ClassVar[bool] = False
     """Whether adding one number to all outputs changes nothing."""
+    attained: ClassVar[bool] = True
+    """Whether an example's loss is smallest somewhere, rather than falling forever as its outputs grow."""
 
     def __post_init__(self) -> None:
         """Check the class weights.

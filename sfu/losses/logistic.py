@@ -23,6 +23,7 @@ class Logistic(Loss):
 
     name: ClassVar[str] = "logistic"
     layout: ClassVar[Layout] = Layout.blocks
+    attained: ClassVar[bool] = False
 
     @property
     def constants(self) -> Constants:

@@ -11,6 +11,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from sfu.errors import DataError
 from sfu.losses.base import Loss
 from sfu.losses.chunks import Chunk, LinearChunk
 
@@ -27,6 +28,21 @@ def design_matrix(features_ND: Tensor, bias: bool, device: torch.device, dtype: 
     if bias:
         design = torch.cat([design, design.new_ones(design.shape[0], 1)], dim=1)
     return design
+
+
+def check_weights(weights_N: Tensor, labels_N: Tensor) -> Tensor:
+    """A private float64 copy of sample weights, on the labels' device.
+
+    Raises:
+        DataError: They are not one finite number of at least 0 for each label, or all 0.
+    """
+    copied = weights_N.detach().to(labels_N.device, torch.float64, copy=True).contiguous()
+    if copied.shape != labels_N.shape or not bool((torch.isfinite(copied) & (copied >= 0)).all()) or not copied.any():
+        raise DataError(
+            f"the sample weights must be {labels_N.shape[0]} finite numbers of at least 0, not all 0 (they are "
+            f"{list(copied.shape)})."
+        )
+    return copied
 
 
 class Rows:

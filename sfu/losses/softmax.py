@@ -22,6 +22,7 @@ class Softmax(Loss):
     name: ClassVar[str] = "softmax"
     layout: ClassVar[Layout] = Layout.dense
     shift_invariant: ClassVar[bool] = True
+    attained: ClassVar[bool] = False
 
     @property
     def constants(self) -> Constants:

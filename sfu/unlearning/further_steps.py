@@ -59,7 +59,7 @@ def on_the_retained(
 ) -> Taken:
     """Newton steps on the retained objective."""
     head = request.head
-    rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, keep=True)
+    rows = request.retained_rows(retained)
     objective = head.objective_of(rows.weight)
     for done in range(steps):
         moved = request.at(taken.parameters_CE)

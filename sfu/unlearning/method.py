@@ -66,7 +66,7 @@ class Unlearned:
 
     Attributes:
         head: The head after unlearning.
-        applied: Whether anything was changed; ``False`` if the method predicted harm and kept the head.
+        applied: Whether all that was asked for was done; ``False`` if the method withheld a step or a batch.
         predicted_gain: Predicted reduction of the squared distance to Retrained, in the retain-Hessian norm.
         details: Scalars worth keeping (chosen damping, solver status, ...).
         note: One sentence for the reader of the table.

@@ -5,8 +5,10 @@ Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +16,11 @@ from torch import Tensor
 from sfu.curvature.operators import CurvatureOperator, build_operator
 from sfu.errors import DataError
 from sfu.heads.base import Head
-from sfu.losses.rows import Rows, design_matrix
+from sfu.losses.rows import Rows, check_weights, design_matrix
 from sfu.settings import Structure
+
+if TYPE_CHECKING:
+    from sfu.unlearning.method import RetainedSet
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -86,6 +91,11 @@ class ForgetRequest:
         object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
         object.__setattr__(self, "labels_F", labels.detach().to(device, torch.int64, copy=True).contiguous())
         if self.weights_F is not None:
+            if head.weight is None:
+                raise DataError(
+                    "the examples to forget have sample weights and the head has none; give the total weight of its "
+                    "training rows as the head's `weight`."
+                )
             object.__setattr__(self, "weights_F", check_weights(self.weights_F, self.labels_F))
         if not self.weight < head.total_weight:
             raise DataError(
@@ -172,6 +182,22 @@ class ForgetRequest:
         """The forget rows as the head's loss sees them."""
         return self.head.rows(self.features_FD, self.labels_F, self.weights_F, keep=keep)
 
+    def retained_rows(self, retained: RetainedSet, *, progress: Callable[[int, int], None] | None = None) -> Rows:
+        """The retained rows as the head's loss sees them; they must be what the training set keeps.
+
+        Raises:
+            DataError: They are not N - N_f rows, or do not weigh V - V_f.
+        """
+        head = self.head
+        rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, keep=True, progress=progress)
+        if rows.count != self.n_retain or not math.isclose(rows.weight, self.retained_weight, rel_tol=1e-9):
+            raise DataError(
+                f"the retained set has {rows.count} rows of total weight {rows.weight:.12g}; the training set without "
+                f"the examples to forget has {self.n_retain} of {self.retained_weight:.12g}. Give those rows, with "
+                "their sample weights if they had any."
+            )
+        return rows
+
     def unlearned_head(self, parameters_CE: Tensor) -> Head:
         """The head of the retained data at ``parameters_CE``, taken to be at its optimum there.
 
@@ -212,18 +238,3 @@ def merge_requests(parts: Sequence[ForgetRequest]) -> ForgetRequest:
         labels_F=torch.cat([part.labels_F for part in parts]),
         weights_F=torch.cat(weights) if weights else None,
     )
-
-
-def check_weights(weights: Tensor, labels: Tensor) -> Tensor:
-    """A private float64 copy of sample weights, on the labels' device.
-
-    Raises:
-        DataError: They are not one finite number of at least 0 for each label, or all 0.
-    """
-    copied = weights.detach().to(labels.device, torch.float64, copy=True).contiguous()
-    if copied.shape != labels.shape or not bool((torch.isfinite(copied) & (copied >= 0)).all()) or not copied.any():
-        raise DataError(
-            f"the sample weights must be {labels.shape[0]} finite numbers of at least 0, not all 0 (they are "
-            f"{list(copied.shape)})."
-        )
-    return copied

@@ -22,6 +22,9 @@ def unlearn_in_batches(
 ) -> Unlearned:
     """Apply ``step`` to every batch of a random partition (seed ``folds``); details are the last batch's.
 
+    The predicted gain is the sum of the batches', which are independent samples: what one leaves is as likely to help
+    the next as to harm it.
+
     Args:
         step: One batch: what a method's ``unlearn`` does.
         request: All that is to be forgotten.
@@ -32,36 +35,58 @@ def unlearn_in_batches(
     order = torch.randperm(request.n_forget, generator=tools.generator("folds"))
     parts = list(order.tensor_split(n_batches))
     head, notes, applied, last = request.head, dict[str, int](), 0, None
+    gains: list[float | None] = []
     still = torch.ones(request.n_forget, dtype=torch.bool)  # rows of the request that are in the training set
+    training_set = None if retained is None else _TrainingSet(retained, request)
     for index, part in enumerate(parts):
         still[part] = False
-        rest = None if retained is None else _with_rows(retained, request, still.nonzero()[:, 0])
+        rest = None if training_set is None else training_set.keeping(still.nonzero()[:, 0])
         batch = replace(request.rows(part), head=head)
         last = step(batch, tools, rest)
         head, applied = last.head, applied + last.applied
         still[part] = not last.applied
+        gains.append(last.predicted_gain if last.applied else 0.0)
         if last.note:
             notes[last.note] = notes.get(last.note, 0) + 1
         if tools.progress is not None:
             tools.progress(index + 1, n_batches)
     assert last is not None
-    remarks = [f"{count} of {n_batches} batches: {note}" if n_batches > 1 else note for note, count in notes.items()]
+    if n_batches == 1:
+        return last
+    remarks = [f"{count} of {n_batches} batches: {note}" for note, count in notes.items()]
+    if 0 < applied < n_batches:
+        remarks.insert(0, f"incomplete: {applied} of {n_batches} batches were forgotten")
+    known = [gain for gain in gains if gain is not None]
     return Unlearned(
         head,
-        applied=applied > 0,
-        details=last.details if n_batches == 1 else {**last.details, "batches": n_batches, "batches_applied": applied},
+        applied=applied == n_batches,
+        predicted_gain=sum(known) if len(known) == n_batches and applied > 0 else last.predicted_gain,
+        details={**last.details, "batches": n_batches, "batches_applied": applied},
         note="; ".join(remarks) or None,
     )
 
 
-def _with_rows(retained: RetainedSet, request: ForgetRequest, index: torch.Tensor) -> RetainedSet:
-    """The retained rows and those of the request that are still in the training set."""
-    features, labels = retained.features_RD, retained.labels_R
-    weights = None
-    if retained.weights_R is not None and request.weights_F is not None:
-        weights = torch.cat([retained.weights_R, request.weights_F[index].to(retained.weights_R)])
-    return RetainedSet(
-        torch.cat([features, request.features_FD[index].to(features)]),
-        torch.cat([labels, request.labels_F[index].to(labels)]),
-        weights,
-    )
+class _TrainingSet:
+    """The retained rows with room behind them for rows of the request, so that they are copied once, not every time."""
+
+    def __init__(self, retained: RetainedSet, request: ForgetRequest) -> None:
+        """Copy the retained rows; where one side alone has weights, those of the other are 1."""
+        self._request, self._count = request, retained.labels_R.shape[0]
+        features, labels, weights = request.features_FD, request.labels_F, request.weights_F
+        self._features = torch.cat([retained.features_RD, features.to(retained.features_RD)])
+        self._labels = torch.cat([retained.labels_R, labels.to(retained.labels_R)])
+        self._weights = None
+        if retained.weights_R is not None or weights is not None:
+            sides = [torch.ones_like(side[1], dtype=torch.float64) if side[0] is None else side[0].double()
+                     for side in ((retained.weights_R, retained.labels_R), (weights, labels))]  # fmt: skip
+            self._weights = torch.cat([side.to(retained.labels_R.device) for side in sides])
+
+    def keeping(self, index: torch.Tensor) -> RetainedSet:
+        """The retained rows and those of the request; good until the next call, which writes over it."""
+        stop, request = self._count + index.numel(), self._request
+        self._features[self._count : stop] = request.features_FD[index].to(self._features)
+        self._labels[self._count : stop] = request.labels_F[index].to(self._labels)
+        if self._weights is not None and request.weights_F is not None:
+            self._weights[self._count : stop] = request.weights_F[index].to(self._weights)
+        weights = None if self._weights is None else self._weights[:stop]
+        return RetainedSet(self._features[:stop], self._labels[:stop], weights)

@@ -44,8 +44,14 @@ def test_certified_removal_as_a_row(tmp_path):
     config = config_for(
         methods=["original", "retrained", "certified_removal", "closed_form"], loss__name="logistic",
         head__objective_noise=10.0, forget__fraction=0.02, newton__batches=5, head__l2=1e-2,
+        seeds__objective=3,
     )  # fmt: skip
-    row = run(config, tmp_path, show_progress=False)["rows"]["certified_removal"]
+    metrics = run(config, tmp_path, show_progress=False)
+    assert metrics["run"]["seeds"]["objective"] == 3
+    row = metrics["rows"]["certified_removal"]
+    assert row["note"].startswith("epsilon 0.")
+    assert "of 1 (delta 0.0001) spent, 5 of 5 batches" in row["note"]
+    assert "seeds.objective" in row["note"]
     assert row["access"] == "retained"
     assert row["details"]["batches"] == 5
     assert row["details"]["budget_spent"] <= row["details"]["budget"]
@@ -89,6 +95,15 @@ def test_settings_that_cannot_work_are_named_before_any_work(changes, message):
             "loss=huber_hinge has not; use logistic",
         ),
         ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "dtype": "float32"}, "dtype=float32"),
+        (
+            {
+                "methods": ["certified_removal"],
+                "head__objective_noise": 1.0,
+                "loss__name": "softmax",
+                "loss__class_weights": "balanced",
+            },
+            "class_weights=balanced: the weights are counted",
+        ),
     ],
 )
 def test_rows_that_cannot_work_are_named_before_any_work(changes, message):

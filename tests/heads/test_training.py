@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from sfu.errors import ConfigError, SolverError
+from sfu.errors import ConfigError, DataError, SolverError
 from sfu.heads import newton_cg
 from sfu.heads.train import train_head
 from sfu.losses import HuberHinge, Logistic, Quadratic, Softmax
@@ -204,3 +204,44 @@ def test_a_saved_head_keeps_its_loss_weights_and_curvature(loss, tmp_path):
     back = LinearHead.load(tmp_path / "head")
     assert (back.loss, back.weight) == (weighted, head.weight)
     assert torch.equal(back.data_hessian, head.data_hessian)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [torch.full((1797,), torch.nan), -torch.ones(1797), torch.ones(5), torch.zeros(1797), torch.linspace(-1, 1, 1797)],
+    ids=["nan", "negative", "too few", "all zero", "mixed signs"],
+)
+def test_sample_weights_that_cannot_be_are_refused(weights):
+    with pytest.raises(DataError, match="must be 1797 finite numbers of at least 0, not all 0"):
+        fit(Logistic(), *digits(), weights=weights)
+
+
+@pytest.mark.parametrize("loss", [Logistic(), Softmax()], ids=lambda loss: loss.name)
+def test_an_optimum_that_does_not_exist_is_warned_of(loss, caplog):
+    features, labels = digits()
+    kept = labels != 3
+    fit(loss, features[kept], labels[kept], bias=True, l2=1e-2, tolerance=1e-4)
+    assert "class 3" in caplog.text
+    assert "Set head.bias=false" in caplog.text
+    caplog.clear()
+    fit(loss, features, labels, bias=True, l2=1e-2, tolerance=1e-4)
+    fit(loss, features[kept], labels[kept], l2=1e-2, tolerance=1e-4)
+    assert not caplog.text
+    few = torch.cat([(labels == c).nonzero()[:4, 0] for c in range(10)])
+    fit(loss, features[few], labels[few], l2=0.0, tolerance=1e-3)
+    assert "head.l2=0 and the training rows can be separated" in caplog.text
+
+
+def test_losses_with_a_minimum_need_no_warning(caplog):
+    features, labels = digits()
+    kept = labels != 3
+    for loss in (Quadratic(), HuberHinge()):
+        fit(loss, features[kept], labels[kept], bias=True, l2=1e-2, tolerance=1e-4)
+    assert not caplog.text
+
+
+def test_overlapping_classes_have_an_optimum_without_a_ridge(caplog):
+    features, labels = digits()
+    mixed = (labels + torch.arange(1797)) % 2
+    fit(Logistic(), features[:, 20:24], mixed, l2=0.0, tolerance=1e-6)
+    assert not caplog.text

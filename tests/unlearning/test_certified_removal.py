@@ -9,12 +9,13 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from sfu.errors import ConfigError, SourceFreeError
+from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.train import train_head
 from sfu.losses import Logistic, Quadratic, Softmax, make_loss
-from sfu.settings import HeadConfig
+from sfu.settings import HeadConfig, LossConfig, RunConfig
+from sfu.unlearning.gaussian_mechanism import delta_of
 from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.methods.certified_removal import BOUNDS, CertifiedRemoval, residual
+from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, residual
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.request import ForgetRequest
@@ -31,20 +32,42 @@ def digits(classes: int = 2):
     return features, (labels >= 5).long() if classes == 2 else labels
 
 
-def trained(loss, classes: int = 2, noise: float = 1.0, l2: float = 1e-2, weights=None):
-    features, labels = digits(classes)
-    config = HeadConfig(name="linear", l2=l2, objective_noise=noise, tolerance=1e-10)
-    where = {"device": torch.device("cpu"), "dtype": torch.float64, "weights_N": weights}
+def trained(loss, classes: int = 2, noise: float = 1.0, l2: float = 1e-2, weights=None, data=None, noise_seed=0):
+    features, labels = data or digits(classes)
+    config = HeadConfig(name="linear", l2=l2, objective_noise=noise, tolerance=1e-9)
+    where = {"device": torch.device("cpu"), "dtype": torch.float64, "weights_N": weights, "noise_seed": noise_seed}
     return train_head(features, labels, classes, config, loss, seed=0, **where), features, labels, config
 
 
-def test_a_thousand_removals_stay_below_the_accumulated_bound():
-    head, features, labels, _ = trained(Logistic(), noise=10.0)
-    assert head.certificate.residual_bound == len(labels) * float(head.gradient_CE.norm())
+def remove_first(head, features, labels, count: int, weights=None, **settings):
+    """(result, retained) of removing the first rows."""
+    parts = [None if weights is None else weights[where] for where in (slice(count), slice(count, None))]
+    retained = RetainedSet(features[count:], labels[count:], parts[1])
+    request = ForgetRequest(head, features[:count], labels[:count], weights_F=parts[0])
+    return CertifiedRemoval(**settings).unlearn(request, TOOLS, retained), retained
+
+
+@pytest.mark.parametrize(
+    ("loss", "classes", "removals", "idle"),
+    [
+        (Logistic(), 2, 1000, 1e-3), (Logistic(), 10, 100, 1e-3), (Softmax(), 3, 100, 1e-3),
+        (Quadratic(), 10, 100, 0.0),
+    ],
+    ids=["logistic-2", "logistic-10", "softmax-3", "quadratic-10"],
+)  # fmt: skip
+def test_sequential_removals_stay_below_the_accumulated_bound(loss, classes, removals, idle):
+    """Row by row, to the last digit: rounding is in the bound."""
+    features, labels = digits(10)
+    if removals == 1000:  # 4 x 4 pixels, to be quick
+        features = torch.nn.functional.avg_pool2d(features.reshape(-1, 1, 8, 8), 2).flatten(1)
+        features = torch.nn.functional.normalize(features, dim=1)
+    labels = labels if classes == 10 else (labels >= 5).long() if classes == 2 else labels % classes
+    head, *_ = trained(loss, classes, noise=10.0, data=(features, labels))
+    assert head.certificate.residual_bound > len(labels) * float(head.gradient_CE.norm())
     method = CertifiedRemoval(epsilon=1e4, bound="sharp")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
-    spent = 0.0
-    for k in range(1000):
+    spent = head.certificate.residual_bound
+    for k in range(removals):
         keep = order[k + 1 :]
         retained = RetainedSet(features[keep], labels[keep])
         result = method.unlearn(
@@ -52,30 +75,27 @@ def test_a_thousand_removals_stay_below_the_accumulated_bound():
         )
         assert result.applied
         head = result.head
-        assert residual(head, retained) <= head.certificate.residual_bound
+        assert result.details["residual"] <= head.certificate.residual_bound
         assert head.certificate.residual_bound > spent
         spent = head.certificate.residual_bound
-        assert (
-            result.details["bound_sharp"]
-            <= result.details["bound_data_dependent"]
-            <= result.details["bound_worst_case"]
-        )
-    assert head.n_train == len(labels) - 1000
-    assert residual(head, retained) > 1e-3 * spent  # the bound is no idle one
+        sharp, corollary, worst = (result.details[f"bound_{name}"] for name in BOUNDS)
+        assert sharp <= corollary <= worst
+    assert head.n_train == len(labels) - removals
+    assert idle * spent < residual(head, retained) == result.details["residual"]  # the bound is no idle one
 
 
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(), Quadratic(), Softmax((1.0, 2.0))], ids=str)
 @pytest.mark.parametrize("count", [1, 200])
 def test_every_bound_holds_for_a_batch(loss, count):
-    weights = 0.5 + torch.rand(1797, dtype=torch.float64)
+    weights = 0.5 + torch.rand(1797, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     head, features, labels, config = trained(loss, weights=weights)
-    forget, keep = torch.arange(count), torch.arange(count, 1797)
-    request = ForgetRequest(head, features[forget], labels[forget], weights_F=weights[forget])
-    retained = RetainedSet(features[keep], labels[keep], weights[keep])
-    result = CertifiedRemoval(epsilon=1e9).unlearn(request, TOOLS, retained)
-    left = residual(result.head, retained)
-    for name in BOUNDS:
-        assert left <= result.details[f"bound_{name}"] + head.certificate.residual_bound + 1e-9
+    for name in PAYMENTS:
+        result, retained = remove_first(head, features, labels, count, weights, epsilon=1e15, bound=name)
+        assert residual(result.head, retained) <= result.head.certificate.residual_bound
+        if name in BOUNDS:
+            cost = result.details["last_cost"] - result.details[f"bound_{name}"]
+            assert 0 < cost < 1e-5  # solve and rounding
+    request = ForgetRequest(head, features[:count], labels[:count], weights_F=weights[:count])
     retrained = Retrained(config).unlearn(request, TOOLS, retained).head
     moved = relative(result.head.parameters_CE - retrained.parameters_CE, head.parameters_CE - retrained.parameters_CE)
     assert moved < (1e-6 if loss.name == "quadratic" else 0.3)
@@ -85,23 +105,35 @@ def test_the_budget_refuses_what_would_break_it_and_what_is_left_is_as_it_was():
     head, features, labels, _ = trained(Logistic(), noise=0.5)
     forget, keep = torch.arange(400), torch.arange(400, 1797)
     request, retained = ForgetRequest(head, features[forget], labels[forget]), RetainedSet(features[keep], labels[keep])
-    method = CertifiedRemoval(epsilon=0.5, delta=1e-3, batches=40)
-    budget = 0.5 * 0.5 / math.sqrt(2 * math.log(1.5 / 1e-3))
-    assert method.budget(0.5) == pytest.approx(budget)
+    applied_to = []
+
+    class Recording(CertifiedRemoval):
+        def _remove(self, request, tools, retained):
+            result = super()._remove(request, tools, retained)
+            if result.applied:
+                applied_to.append(request.features_FD)
+            return result
+
+    method = Recording(epsilon=0.5, delta=1e-3, batches=40)
+    budget = method.budget(0.5)
+    assert budget > 0.5 * 0.5 / math.sqrt(2 * math.log(1.5 / 1e-3))  # theorem 3's
     result = method.unlearn(request, TOOLS, retained)
     applied = result.details["batches_applied"]
     assert 0 < applied < 40
     assert result.head.n_train == 1797 - 10 * applied
     bound = result.head.certificate.residual_bound
     assert bound <= budget < bound + result.details["last_cost"]
-    assert result.details["epsilon_spent"] == pytest.approx(0.5 * bound / budget)
+    assert delta_of(bound / 0.5, result.details["epsilon_spent"]) == pytest.approx(1e-3, rel=1e-9)
+    assert not result.applied  # not wholly
+    assert f"incomplete: {applied} of 40 batches were forgotten" in result.note
+    assert f"of 0.5 (delta 0.001) spent, {applied} of 40 batches" in result.note
     assert (result.details["epsilon"], result.details["delta"]) == (0.5, 1e-3)
     assert f"{40 - applied} of 40 batches: refused" in result.note
-    assert result.note.endswith("retrain")
+    assert "; retrain;" in result.note
     # the refused rows are still in the training set: the residual is that of all rows but the removed ones
-    order = torch.randperm(400, generator=TOOLS.generator("folds"))
-    gone = order[: 10 * applied]  # the costs are alike: the first are removed, the rest refused
-    stay = torch.tensor([i for i in range(1797) if i not in set(gone.tolist())])
+    gone = {tuple(row) for row in torch.cat(applied_to).tolist()}
+    stay = torch.tensor([i for i, row in enumerate(features.tolist()) if tuple(row) not in gone])
+    assert len(stay) == 1797 - 10 * applied
     assert residual(result.head, RetainedSet(features[stay], labels[stay])) <= bound
     broke = dataclasses.replace(method, epsilon=1e-9).unlearn(request, TOOLS, retained)
     assert not broke.applied
@@ -122,6 +154,7 @@ def test_a_certified_head_comes_back_from_disk(tmp_path):
     head.save(tmp_path / "head")
     back = type(head).load(tmp_path / "head")
     assert torch.equal(back.certificate.noise_CE, head.certificate.noise_CE)
+    assert back.certificate.seeded
     assert (back.certificate.noise_std, back.certificate.residual_bound) == (1.0, head.certificate.residual_bound)
 
 
@@ -153,3 +186,86 @@ def test_newton_on_a_perturbed_head_goes_to_the_perturbed_optimum():
     retrained = Retrained(config).unlearn(request, TOOLS, retained).head
     newton = Newton(EXACT).unlearn(request, TOOLS, retained).head
     assert relative(newton.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
+
+
+@pytest.mark.parametrize("loss", [Logistic(), Softmax()], ids=lambda loss: loss.name)
+def test_a_removed_row_larger_than_the_rest_is_paid_for(loss):
+    features, labels = digits()
+    features, labels = 0.01 * features, labels.clone()
+    features[0] *= 1000.0
+    labels[0] = 1 - labels[0]
+    head, *_ = trained(loss, l2=1e-4, data=(features, labels))
+    for name in PAYMENTS:
+        result, retained = remove_first(head, features, labels, 1, epsilon=1e15, bound=name)
+        assert residual(result.head, retained) <= result.head.certificate.residual_bound
+    assert result.details["bound_sharp"] <= result.details["bound_data_dependent"] <= result.details["bound_worst_case"]
+
+
+def test_a_measured_residual_is_paid_as_it_is_and_not_added_up():
+    head, features, labels, _ = trained(Logistic(), noise=0.5)
+    settings = {"epsilon": 0.5, "delta": 1e-3, "batches": 40}
+    bounded, _ = remove_first(head, features, labels, 400, **settings)
+    measured, retained = remove_first(head, features, labels, 400, bound="measured", **settings)
+    assert measured.details["batches_applied"] > 2 * bounded.details["batches_applied"]
+    left = measured.details["budget_spent"]
+    assert left <= measured.details["budget"]
+    if measured.applied:
+        assert residual(measured.head, retained) <= left < residual(measured.head, retained) + 1e-6
+    poor, _ = remove_first(head, features, labels, 400, bound="measured", epsilon=1e-3, delta=1e-9)
+    assert not poor.applied
+    assert poor.head is head
+
+
+def test_the_noise_is_the_systems_unless_a_seed_is_given_and_retrained_shares_it():
+    drawn = [trained(Logistic(), noise_seed=None)[0] for _ in range(2)]
+    assert not torch.equal(drawn[0].certificate.noise_CE, drawn[1].certificate.noise_CE)
+    assert not drawn[0].certificate.seeded
+    head, features, labels, config = trained(Logistic(), noise_seed=7)
+    assert torch.equal(head.certificate.noise_CE, trained(Logistic(), noise_seed=7)[0].certificate.noise_CE)
+    result, retained = remove_first(head, features, labels, 5, epsilon=1e4)
+    assert "nothing is certified to whoever knows seeds.objective" in result.note
+    secret, _ = remove_first(drawn[0], features, labels, 5, epsilon=1e4)
+    assert "seeds.objective" not in secret.note
+    assert secret.note.startswith("epsilon ")
+    assert secret.note.endswith("of 10000 (delta 0.0001) spent, 1 of 1 batch")
+    request = ForgetRequest(drawn[0], features[:5], labels[:5])
+    assert torch.equal(
+        Retrained(config).unlearn(request, TOOLS, retained).head.certificate.noise_CE, drawn[0].certificate.noise_CE
+    )
+
+
+def test_retained_data_that_are_not_what_is_left_are_refused():
+    head, features, labels, _ = trained(Logistic())
+    request = ForgetRequest(head, features[:50], labels[:50])
+    for start in (0, 550):
+        wrong = RetainedSet(features[start:], labels[start:])
+        for method in (CertifiedRemoval(epsilon=1e4), Newton(EXACT), CertifiedRemoval(epsilon=1e4, batches=5)):
+            with pytest.raises(DataError, match=rf"has {1797 - start}\b.* rows .* has 1747 |has {1837 - start} rows"):
+                method.unlearn(request, TOOLS, wrong)
+    heavy = RetainedSet(features[50:], labels[50:], torch.full((1747,), 2.0))
+    with pytest.raises(DataError, match=r"total weight 3494; .* has 1747 of 1747"):
+        CertifiedRemoval(epsilon=1e4).unlearn(request, TOOLS, heavy)
+
+
+def test_weights_on_one_side_alone_count_one_on_the_other():
+    weights = torch.ones(1797, dtype=torch.float64)
+    weights[100:] = 1.5
+    head, features, labels, _ = trained(Logistic(), weights=weights)
+    request = ForgetRequest(head, features[:100], labels[:100])
+    retained = RetainedSet(features[100:], labels[100:], weights[100:])
+    one_sided = CertifiedRemoval(epsilon=1e4, batches=4).unlearn(request, TOOLS, retained)
+    both = ForgetRequest(head, features[:100], labels[:100], weights_F=weights[:100])
+    full = CertifiedRemoval(epsilon=1e4, batches=4).unlearn(both, TOOLS, retained)
+    assert torch.equal(one_sided.head.parameters_CE, full.head.parameters_CE)
+
+
+def test_a_head_in_float32_and_balanced_weights_are_refused():
+    head, features, labels, _ = trained(Logistic())
+    with pytest.raises(ConfigError, match=r"float64, not torch\.float32"):
+        remove_first(head.to(torch.device("cpu"), torch.float32), features, labels, 5)
+    run = RunConfig(
+        head=HeadConfig(name="linear", objective_noise=1.0),
+        loss=LossConfig(name="logistic", class_weights="balanced"),
+    )
+    with pytest.raises(ConfigError, match="class_weights=balanced: the weights are counted from the removed"):
+        CertifiedRemoval.from_config(run, None, {})

@@ -10,6 +10,7 @@ import torch
 
 import sfu
 from sfu.curvature.operators import plan as plan_module
+from sfu.curvature.sampling import sampling_ratio
 from sfu.errors import ConfigError, DataError
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
@@ -77,14 +78,15 @@ def test_exact_newton_steps_converge_on_retrained(loss, bias, weighted):
 @every_smooth_loss
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_forgotten_fifth_weighs_as_its_weights_say(loss, bias):
-    """With the weights left out of the request, the step goes elsewhere."""
+    """With the weights left out of the request, what is retained does not fit it."""
     request, retained, config = situation(loss, bias=bias, weighted=True, n_forget=160)
     right = Newton(EXACT, steps=3).unlearn(request, TOOLS, retained).head
     assert distance(right, request, retained, config) < 1e-3
     assert right.total_weight == pytest.approx(request.head.total_weight - request.weight)
     forgetful = ForgetRequest(request.head, request.features_FD, request.labels_F)
     assert forgetful.weight != pytest.approx(request.weight, rel=1e-3)
-    assert distance(Newton(EXACT).unlearn(forgetful, TOOLS, retained).head, request, retained, config) > 1e-2
+    with pytest.raises(DataError, match=r"has 640 rows of total weight 807\.7.* has 640 of 808\.5"):
+        Newton(EXACT).unlearn(forgetful, TOOLS, retained)
 
 
 @every_loss
@@ -235,6 +237,37 @@ def test_batches_from_the_forget_set_alone():
         Newton(stored, batches=2).check(200)
 
 
+def test_the_gain_of_batches_is_the_sum_of_theirs():
+    promised, kept = 0.0, 0.0
+    for seed in range(6):
+        request, retained, config = situation(Logistic(), n_forget=200, seed=seed)
+        result = Newton(CLOSED, batches=2).unlearn(request, TOOLS)
+        retrained = Retrained(config).unlearn(request, TOOLS, retained).head.parameters_CE
+        nothing = squared_norm(request.head.parameters_CE - retrained, retained_hessian(request, retained))
+        promised += result.predicted_gain
+        kept += nothing * (1 - distance(result.head, request, retained, config) ** 2)
+    assert promised / kept == pytest.approx(1.0, abs=0.25)
+
+
+@pytest.mark.parametrize("loss", [Quadratic(), Logistic(), Softmax()], ids=lambda loss: loss.name)
+def test_objective_noise_is_no_sign_of_an_unlike_forget_set(loss):
+    """At the perturbed optimum the rows' gradient is -b/V, which is no sampling noise: ratio and gain are not off."""
+    ratios, promised, kept = [], 0.0, 0.0
+    for seed in range(6):
+        request, retained, config = situation(loss, seed=seed, n_forget=120, objective_noise=50.0)
+        torch.testing.assert_close(
+            request.head.rows_gradient_CE, -request.head.certificate.noise_CE / 800, rtol=1e-6, atol=1e-9
+        )
+        ratios.append(sampling_ratio(request))
+        result = Newton(CLOSED).unlearn(request, TOOLS)
+        away = distance(result.head, request, retained, config)
+        retrained = Retrained(config).unlearn(request, TOOLS, retained).head.parameters_CE
+        nothing = squared_norm(request.head.parameters_CE - retrained, retained_hessian(request, retained))
+        promised, kept = promised + result.predicted_gain, kept + nothing * (1 - away**2)
+    assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.3)
+    assert promised / kept == pytest.approx(1.0, abs=0.25)
+
+
 def test_a_withheld_batch_stays_in_the_training_set():
     request, _, _ = situation(Logistic(), n_forget=60)
     drowned = Newton(CLOSED, noise_sigma=10.0, batches=2).unlearn(request, TOOLS)
@@ -260,6 +293,11 @@ def test_the_python_call_takes_losses_weights_steps_and_batches():
             sfu.unlearn(head, request.features_FD, request.labels_F, weights=weights, curvature=closed)
     with pytest.raises(ConfigError, match=r"loss\.name=l1 is unknown"):
         sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss="l1")
+    with pytest.raises(DataError, match="give weight="):
+        sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss=request.head.loss)
+    plain = sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss="softmax")
+    with pytest.raises(DataError, match="as the head's `weight`"):
+        sfu.unlearn(plain, request.features_FD, request.labels_F, weights=request.weights_F)
     light = sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss=request.head.loss, weight=1.0)
     with pytest.raises(DataError, match="give the total weight"):
         sfu.unlearn(light, request.features_FD, request.labels_F)

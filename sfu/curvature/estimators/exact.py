@@ -27,12 +27,11 @@ class Exact(HessianEstimator):
 
         Raises:
             SourceFreeError: No retained data were given.
+            DataError: They are not what the training set keeps.
         """
         if retained is None:
             raise SourceFreeError("curvature.estimator=exact needs the retained data.")
         head = request.head
-        rows = head.rows(
-            retained.features_RD, retained.labels_R, retained.weights_R, keep=True, progress=tools.progress
-        )  # fmt: skip
+        rows = request.retained_rows(retained, progress=tools.progress)
         structure = self.plan(request, rows.count).structure
         return Seen(build_operator(head.objective(), rows, head.parameters_CE, structure), rows.weight)

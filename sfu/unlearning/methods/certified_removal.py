@@ -8,19 +8,26 @@ the remaining objective is, by Taylor's theorem, at most (:func:`residual_bounds
 .. math:: \beta = \gamma\, \|X\|_2\, r\, \|v\|\, \|X v\| \qquad \text{(data-dependent)}
 
 with X the remaining rows, r their largest norm and gamma the Lipschitz constant of the loss's second derivative. Bounds
-of successive batches add up, beginning with the gradient that training left. While the sum is at most
+of successive batches add up, beginning with the gradient that training left, and so does a bound on rounding
+(:func:`sfu.heads.rounding.rounding_bound`). While the sum is at most sigma times the largest shift that Gaussian noise
+hides (:func:`sfu.unlearning.gaussian_mechanism.largest_shift`; theorem 3 has :math:`\epsilon / \sqrt{2 \log(1.5 /
+\delta)}` there, which is smaller for small epsilon and no bound for large: at delta 1e-4 from 8.4 on), the head is
+:math:`(\epsilon, \delta)`-indistinguishable from one retrained without the removed examples, to whoever sees its
+weights and not b. A batch that would exceed the budget is refused: the data must be retrained on.
 
-.. math:: \text{budget} = \sigma \epsilon / \sqrt{2 \log(1.5 / \delta)}
-
-the head is :math:`(\epsilon, \delta)`-indistinguishable from one retrained without the removed examples, to whoever
-sees its weights and not b. A batch that would exceed the budget is refused: the data must be retrained on.
+``bound=measured`` pays what the residual is: its norm is measured at the new head, with all removals so far in it, and
+nothing is added up. The theorems ask no more than that the residual of every head that is let out is within the budget,
+which holds for each way of paying, because the rest are refused; a bound depends on the data and on b as much as what
+it bounds. What they take for granted here as there is that the residual, which depends on b through the head, shifts b
+as one independent of it would, and that nobody chooses what is to be removed by looking at the weights.
 
 It needs the retained data: H and X are theirs at every step. A summary kept with the head is exact for the first batch
 alone, and no bound can be had from the forget set.
 
 Source: Guo, Goldstein, Hannun and van der Maaten, Certified data removal from machine learning models, 2019: theorems 1
 to 4, corollaries 1 and 2, algorithms 1 and 2. Ours: the sum over classes, the factor r in place of rows of norm at most
-1, and counting what training and the linear solves leave.
+1, the norms of the removed rows in the worst case, the exact Gaussian mechanism, and counting what training, the linear
+solves and rounding leave.
 
 Shapes: C classes, E = D features, R retained rows.
 """
@@ -38,7 +45,9 @@ from sfu.checks import above, at_least, between, one_of
 from sfu.curvature.operators import build_operator, plan_structure
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.heads.base import Head
+from sfu.heads.rounding import rounding_bound
 from sfu.losses import Loss, Rows, make_loss
+from sfu.unlearning.gaussian_mechanism import largest_shift, smallest_epsilon
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 from sfu.unlearning.sequence import unlearn_in_batches
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
     from sfu.settings import RunConfig
 
 BOUNDS = ("sharp", "data_dependent", "worst_case")
+PAYMENTS = (*BOUNDS, "measured")
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class CertifiedRemoval(UnlearningMethod):
     Attributes:
         epsilon: Of the guarantee.
         delta: Of the guarantee.
-        bound: Which of :data:`BOUNDS` is paid from the budget.
+        bound: Which of :data:`PAYMENTS` is made from the budget: an accumulated bound, or the residual itself.
         batches: Remove in so many parts, one after another.
     """
 
@@ -73,7 +83,7 @@ class CertifiedRemoval(UnlearningMethod):
         """
         above("certified_removal: epsilon", self.epsilon, 0.0)
         between("certified_removal: delta", self.delta, 0.0, 1.0)
-        one_of("certified_removal: bound", self.bound, list(BOUNDS))
+        one_of("certified_removal: bound", self.bound, list(PAYMENTS))
         at_least("certified_removal: batches", self.batches, 1)
 
     @property
@@ -89,6 +99,11 @@ class CertifiedRemoval(UnlearningMethod):
                 "certified_removal needs head.objective_noise above 0: the budget is noise that training added."
             )
         _check_head(make_loss(run.loss.name), run.head.bias, run.head.l2)
+        if run.loss.class_weights == "balanced":
+            raise ConfigError(
+                "certified_removal with loss.class_weights=balanced: the weights are counted from the removed examples "
+                "too, and change with every removal. Give numbers."
+            )
         one_of("certified_removal: dtype", run.dtype, ["float64"])  # rounding would count as a residual
         return super().from_config(run, curvature, {"batches": run.newton.batches, **settings})
 
@@ -102,15 +117,16 @@ class CertifiedRemoval(UnlearningMethod):
             raise ConfigError(f"newton.batches={self.batches} but there are only {n_forget} rows to forget.")
 
     def budget(self, noise_std: float) -> float:
-        """The largest gradient residual that the noise hides: theorem 3 solved for it."""
-        return noise_std * self.epsilon / math.sqrt(2 * math.log(1.5 / self.delta))
+        """The largest gradient residual that the noise hides."""
+        return noise_std * largest_shift(self.epsilon, self.delta)
 
     def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
         """Remove as many batches as the budget allows.
 
         Raises:
             SourceFreeError: No retained data were given.
-            ConfigError: The head carries no certificate, or its loss, bias or l2 allow none.
+            DataError: The retained data are not what the training set keeps.
+            ConfigError: The head carries no certificate, or its loss, bias, l2 or dtype allow none.
         """
         if retained is None:
             raise SourceFreeError("certified_removal needs the retained data.")
@@ -122,45 +138,65 @@ class CertifiedRemoval(UnlearningMethod):
                 "removal alone."
             )
         _check_head(request.head.loss, request.head.bias, request.head.l2)
-        return unlearn_in_batches(self._remove, request, tools, retained, self.batches)
+        if request.head.parameters_CE.dtype != torch.float64:
+            raise ConfigError(
+                f"certified_removal needs a head in float64, not {request.head.parameters_CE.dtype}: rounding would "
+                "count as a residual. Train with dtype=float64."
+            )
+        result = unlearn_in_batches(self._remove, request, tools, retained, self.batches)
+        details, several = result.details, "es" if self.batches > 1 else ""
+        done = details.get("batches_applied", int(result.applied))
+        spent = (
+            f"epsilon {details['epsilon_spent']:.2g} of {self.epsilon:g} (delta {self.delta:g}) spent, {done} of "
+            f"{self.batches} batch{several}"
+        )
+        known = "nothing is certified to whoever knows seeds.objective, which b was drawn from"
+        notes = [spent, result.note, known if certificate.seeded else None]
+        return replace(result, note="; ".join(note for note in notes if note))
 
     def _remove(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Unlearned:
         """One batch, if the budget allows it."""
-        given, request = request.head, request.in_float64()
         head = request.head
         certificate = head.certificate
         assert retained is not None
         assert certificate is not None
         assert certificate.residual_bound is not None
-        rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, keep=True)
+        rows = request.retained_rows(retained)
         plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)
         operator = build_operator(head.objective(), rows, head.parameters_CE, plan.structure)
-        solution = operator.solve(request.forget_gradient())
+        gradient_CE = request.forget_gradient()
+        solution = operator.solve(gradient_CE)
         move_CE = request.step_ratio * solution.value_CE
-        bounds = residual_bounds(request, rows, move_CE)
-        unsolved = solution.residual * request.weight * float(request.forget_gradient().norm())
-        cost = bounds[self.bound] + unsolved
-        spent, budget = certificate.residual_bound, self.budget(certificate.noise_std)
-        details = self._details(spent, cost, budget) | {f"bound_{name}": value for name, value in bounds.items()}
-        if spent + cost > budget:
-            note = (
-                f"refused: the removal would exceed the budget of {budget:.3g} for epsilon={self.epsilon:g}, "
-                f"delta={self.delta:g}; retrain"
-            )
-            return Unlearned(given, applied=False, details=details, note=note)
         left = request.unlearned_head(head.parameters_CE + move_CE)
-        certified = replace(left, certificate=replace(certificate, residual_bound=spent + cost))
-        details |= self._details(spent + cost, cost, budget)
-        return Unlearned(certified.to(rows.device, given.parameters_CE.dtype), details=details)
+        bounds = residual_bounds(request, rows, move_CE, solution.residual)
+        measured, rounding = _gradient_norm(left, rows), rounding_bound(left, rows)
+        before = certificate.residual_bound
+        if self.bound == "measured":
+            after = measured + rounding
+        else:  # rounding: of the gradient removed, of the Hessian and its product with the move, of what is left
+            rounding = rounding_bound(head, request.data()) + rounding_bound(head, rows) + 2 * rounding
+            unsolved = solution.residual * request.weight * float(gradient_CE.norm())
+            after = before + bounds[self.bound] + unsolved + rounding
+        refused = after > self.budget(certificate.noise_std)
+        details = self._details(certificate.noise_std, before if refused else after)
+        details |= {"last_cost": after - before, **{f"bound_{name}": value for name, value in bounds.items()}}
+        if refused:
+            note = (
+                f"refused: the removal would exceed the budget of {details['budget']:.3g} for "
+                f"epsilon={self.epsilon:g}, delta={self.delta:g}; retrain"
+            )
+            return Unlearned(head, applied=False, details=details, note=note)
+        left = replace(left, certificate=replace(certificate, residual_bound=after))
+        return Unlearned(left, details=details | {"residual": measured})
 
-    def _details(self, spent: float, cost: float, budget: float) -> dict[str, Any]:
+    def _details(self, noise_std: float, spent: float) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon, "delta": self.delta, "budget": budget, "budget_spent": spent,
-            "epsilon_spent": self.epsilon * spent / budget, "last_cost": cost,
+            "epsilon": self.epsilon, "delta": self.delta, "budget": self.budget(noise_std), "budget_spent": spent,
+            "epsilon_spent": smallest_epsilon(spent / noise_std, self.delta),
         }  # fmt: skip
 
 
-def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor) -> dict[str, float]:
+def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor, unsolved: float = 0.0) -> dict[str, float]:
     r"""Bounds on the gradient norm that a Newton move leaves in the sum objective of ``rows`` (weights included).
 
     The residual is :math:`\sum_i s_i \int_0^1 (M_i(t) - M_i(0)) z_i\, dt \otimes a_i` with :math:`z_i = V a_i` the
@@ -169,8 +205,9 @@ def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor) -> dict
     - ``sharp``: :math:`\tfrac\gamma2 \|X\|_2 (\sum_i s_i \|z_i\|^4)^{1/2}`, the integral kept;
     - ``data_dependent``: :math:`\gamma \|X\|_2\, r\, \|V\|\, (\sum_i s_i \|z_i\|^2)^{1/2}` (corollary 2), by
       :math:`\|z_i\| \le r \|V\|`;
-    - ``worst_case``: :math:`\gamma V_r r^3 \|g\|^2 / (l_2 V_r)^2` with :math:`\|g\| \le V_f (C r + l_2 \|W\|)`
-      (theorem 4): nothing of the removed examples is used but how many they are.
+    - ``worst_case``: :math:`\gamma V_r r^3 \|g\|^2 / (l_2 V_r)^2` with :math:`\|g\| \le V_f (C r_f + l_2 \|W\|)`
+      (theorem 4): nothing of the removed examples is used but how many they are and their largest norm r_f. A move of
+      relative residual ``unsolved`` is at most so much longer.
 
     X are the rows scaled by the roots of their weights. For classes that are separate the slopes of all add up, so C is
     taken times the root of their number.
@@ -188,8 +225,9 @@ def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor) -> dict
         gram_EE.addmm_(design_BE.T, design_BE * share_B[:, None], alpha=weight)
     spectral, radius = float(torch.linalg.eigvalsh(gram_EE)[-1]) ** 0.5, largest**0.5
     classes = math.sqrt(head.n_classes) if head.loss.separable else 1.0
-    largest_gradient = constants.gradient_bound * classes * radius + head.l2 * float(head.parameters_CE.norm())
-    worst = (request.weight * largest_gradient / (head.l2 * weight)) ** 2
+    removed = float(request.design_FE.norm(dim=1).max())
+    largest_gradient = constants.gradient_bound * classes * removed + head.l2 * float(head.parameters_CE.norm())
+    worst = ((1 + unsolved) * request.weight * largest_gradient / (head.l2 * weight)) ** 2
     return {
         "sharp": gamma / 2 * spectral * fourth**0.5,
         "data_dependent": gamma * spectral * radius * float(move_CE.norm()) * square**0.5,
@@ -215,5 +253,8 @@ def _check_head(loss: Loss, bias: bool, l2: float) -> None:
 
 def residual(head: Head, retained: RetainedSet) -> float:
     """The gradient norm of the perturbed sum objective of the retained rows: what the accumulated bound bounds."""
-    rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R)
+    return _gradient_norm(head, head.rows(retained.features_RD, retained.labels_R, retained.weights_R))
+
+
+def _gradient_norm(head: Head, rows: Rows) -> float:
     return rows.weight * float(head.objective_of(rows.weight).gradient(rows, head.parameters_CE).norm())

@@ -41,7 +41,7 @@ class Retrained(UnlearningMethod):
         """
         if retained is None:
             raise SourceFreeError("retrained needs the retained data.")
-        parameters, certificate = request.head.parameters_CE, request.head.certificate
+        parameters = request.head.parameters_CE
         head = train_head(
             retained.features_RD,
             retained.labels_R,
@@ -52,8 +52,8 @@ class Retrained(UnlearningMethod):
             device=parameters.device,
             dtype=parameters.dtype,
             weights_N=retained.weights_R,
+            noise=request.head.certificate,
             core=request.head.core if isinstance(request.head, LinearisedHead) else None,
-            noise_CE=None if certificate is None else certificate.noise_CE,
             progress=tools.progress,
         )
         return Unlearned(head, details={"gradient_norm": float(head.gradient_CE.norm())})
