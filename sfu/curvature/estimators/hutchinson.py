@@ -42,7 +42,7 @@ class Hutchinson(HessianEstimator):
         if retained is None:
             raise SourceFreeError("curvature.estimator=hutchinson needs the retained data.")
         head, probes = request.head, self.config.probes
-        rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, keep=True)
+        rows = request.retained_rows(retained)
         operator = build_operator(head.objective(), rows, head.parameters_CE, Structure.products)
         drawn, total_CE = tools.generator("perturbation"), torch.zeros_like(head.parameters_CE)
         for done in range(1, probes + 1):
