@@ -245,8 +245,14 @@ def test_parameters_of_another_network_are_refused():
         dataclasses.replace(head, bias=True)
 
 
-def test_rows_are_served_a_batch_at_a_time():
+def test_rows_are_served_some_batches_at_a_time(monkeypatch):
+    from sfu.heads.linearised import rows as module
+
     case = tiny_case(2, batch_size=7)
-    rows = case.train().rows(case.features, case.labels)
-    assert [len(chunk.labels_B) for chunk in rows.chunks()] == [7] * 8 + [4]
+    head = case.train()
+    whole = head.objective().gradient(head.rows(case.features, case.labels), head.parameters_CE)
+    monkeypatch.setattr(module, "CHUNK", 20)
+    rows = head.rows(case.features, case.labels)
+    assert [len(chunk.labels_B) for chunk in rows.chunks()] == [14] * 4 + [4]
     assert isinstance(rows, Rows)
+    torch.testing.assert_close(head.objective().gradient(rows, head.parameters_CE), whole, **CLOSE)
