@@ -41,6 +41,7 @@ def needed(group: str, option: str, feature_file: Path) -> list[str]:
         "features": [f"dataset.path={feature_file}"],
         "reference": [f"curvature.reference_path={feature_file}"],
         "image_folder": [f"dataset.path={folder / 'images'}", "backbone=pixels"],
+        "linearised": ["dataset=digits", "backbone=resnet18", "backbone.weights=none", "head.store_curvature=false"],
     }.get(option, [])
 
 

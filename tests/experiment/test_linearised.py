@@ -83,7 +83,7 @@ def refused(config: RunConfig) -> None:
     ("change", "message"),
     [
         (lambda c: setattr(c.head, "layers", 0), r"head\.layers=0; it must be at least 1"),
-        (lambda c: setattr(c.head, "layers", 99), r"head\.layers=99; ShuffleNetV2 has 1 to \d+ .*fc, conv5"),
+        (lambda c: setattr(c.head, "layers", 99), r"head\.layers=99; ShuffleNetV2 has 1 to \d+ components, .* fc,"),
         (lambda c: setattr(c.dataset, "core_fraction", 1.0), r"dataset\.core_fraction=1; .*some images must be"),
         (lambda c: setattr(c.dataset, "core_fraction", -0.1), r"dataset\.core_fraction=-0\.1"),
         (lambda c: (setattr(c.dataset, "core_fraction", 0.0), setattr(c.head, "core", CoreWeights.pretrain)),

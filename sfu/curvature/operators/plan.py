@@ -69,7 +69,7 @@ def check_structure(layout: Layout, wanted: Structure) -> None:
     allowed = (Structure.auto, *_ALLOWED[layout])
     if wanted not in allowed:
         names = ", ".join(structure.value for structure in allowed)
-        raise ConfigError(f"curvature.structure={wanted.value} does not fit the loss and the head; it can be {names}.")
+        raise ConfigError(f"curvature.structure={wanted.value} does not fit the loss; it can be {names}.")
 
 
 def plan_structure(

@@ -145,15 +145,18 @@ class Core:
         return torch.stack(found, 1).unflatten(1, vectors.shape[:-1]).squeeze(-2)
 
     def pull(self, features_ND: Tensor, bent: Tensor) -> Tensor:
-        """``sum_i J_i^T b_i`` for ``[N, ..., C]``, ``[..., 1, p]`` in b's dtype."""
+        """``sum_i J_i^T b_i`` for ``[N, ..., C]``, ``[..., 1, p]`` in b's dtype; summed in the passes' own."""
         flat_NMC = bent.reshape(bent.shape[0], -1, bent.shape[-1])
-        total_MP = bent.new_zeros(flat_NMC.shape[1], self.n_parameters)
-        for batch, bent_BMC in zip(
-            features_ND.split(self.batch_size), flat_NMC.split(self.batch_size), strict=True
-        ):  # fmt: skip
+        n_vectors, totals = flat_NMC.shape[1], list[dict[str, Tensor]]()
+        batches = zip(features_ND.split(self.batch_size), flat_NMC.split(self.batch_size), strict=True)
+        for batch, bent_BMC in batches:
             outputs, back, *_ = vjp(self._function(batch), self.parameters)
-            for index in range(flat_NMC.shape[1]):
-                (found,) = back(bent_BMC[:, index].to(outputs), retain_graph=index + 1 < flat_NMC.shape[1])
-                for whole, part in zip(total_MP[index].split(self.sizes), found.values(), strict=True):
-                    whole += part.reshape(-1)
-        return total_MP.reshape(*bent.shape[1:-1], 1, -1)
+            for index in range(n_vectors):
+                (found,) = back(bent_BMC[:, index].to(outputs), retain_graph=index + 1 < n_vectors)
+                if index == len(totals):
+                    totals.append(found)
+                    continue
+                for name, part in found.items():
+                    totals[index][name] = totals[index][name].add_(part)
+        flat_MP = torch.stack([torch.cat([part.reshape(-1) for part in total.values()]) for total in totals])
+        return flat_MP.to(bent).reshape(*bent.shape[1:-1], 1, -1)

@@ -17,6 +17,7 @@ from sfu.losses.chunks import Chunk
 from sfu.losses.rows import Rows
 
 _PROBES = 16
+CHUNK = 8192
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class TangentChunk(Chunk):
 
 
 class TangentRows(Rows):
-    """A labelled set of activations; a chunk is one batch of the core."""
+    """A labelled set of activations; a chunk is some batches of the core."""
 
     def __init__(self, features_ND: Tensor, labels_N: Tensor, loss: Loss, core: Core, **options: Any) -> None:
         """See the base; there is no bias apart from the network's own."""
@@ -71,8 +72,8 @@ class TangentRows(Rows):
 
     @property
     def step(self) -> int:
-        """A batch."""
-        return self.core.batch_size
+        """A whole number of batches, so that vectors are converted once for many of them."""
+        return self.core.batch_size * max(1, CHUNK // self.core.batch_size)
 
     def _chunk(self, features_BD: Tensor, labels_B: Tensor, share_B: Tensor) -> Chunk:
         return TangentChunk(labels_B, share_B, features_BD.to(self.device), self.core)
