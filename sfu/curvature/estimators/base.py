@@ -87,7 +87,7 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         """
         head = request.head
         return plan_structure(
-            head.loss.layout, head.n_classes, head.parameters_CE.shape[1], count or request.n_forget,
+            head.loss.layout, head.n_classes, head.parameters_CE.shape[1], count or request.labels_F.shape[0],
             head.parameters_CE.device, self.config.structure, copies=3 if self.is_exact else 20,
         )  # fmt: skip
 

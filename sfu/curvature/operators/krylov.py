@@ -9,6 +9,7 @@ Shapes: C classes, D regularised parameters and one bias (or none) a class, E = 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,17 +42,17 @@ class KrylovInverse(DampedInverse):
         self._has_bias = bool(operator.regularized_E[-1] == 0)
         self._ridge = float(operator.ridge_E[0])
         self.iterations, self.residual = 0, 0.0
-        trace, count = operator.trace(), float(operator.regularized_E.sum()) * operator.n_classes
         if self._has_bias:
-            own_CC = operator.output_mean()
-            self._bias_inverse_CC = bias_inverse(own_CC)
-            trace -= float(own_CC.trace()) + self._coupled_trace()
-        self._mean = trace / count
+            self._own_CC = operator.output_mean()
+            self._bias_inverse_CC = bias_inverse(self._own_CC)
 
-    @property
+    @cached_property
     def mean_eigenvalue(self) -> float:
-        """From the trace of what is left when the biases are eliminated."""
-        return self._mean
+        """From the trace of what is left when the biases are eliminated; passes over the rows, when it is asked for."""
+        trace, count = self._operator.trace(), float(self._operator.regularized_E.sum()) * self._operator.n_classes
+        if self._has_bias:
+            trace -= float(self._own_CC.trace()) + self._coupled_trace()
+        return trace / count
 
     def account(self) -> dict[str, float | int | str]:
         """Iterations and the largest residual of the last solve."""
