@@ -11,7 +11,7 @@ from sfu.checks import above, at_least, between, one_of
 from sfu.data.backbones.backbone import check_backbone
 from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
-from sfu.losses import loss_names
+from sfu.losses import check_class_weights, loss_names
 from sfu.settings import RunConfig, Training
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -40,6 +40,7 @@ def validate(config: RunConfig) -> None:
         raise ConfigError("methods=[] leaves nothing to do; name at least one.")
     at_least("head.l2", config.head.l2, 0.0)
     above("loss.target_scale", config.loss.target_scale, 0.0)
+    check_class_weights(config.loss.class_weights)
     if not 0.0 < config.loss.smoothing <= 1.0:
         raise ConfigError(f"loss.smoothing={config.loss.smoothing}; give a number above 0 and at most 1.")
     above("head.tolerance", config.head.tolerance, 0.0)
