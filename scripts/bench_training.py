@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -40,10 +41,8 @@ class Bench:
 
     def ours(self, loss: Loss, l2: float, tolerance: float | None = None) -> tuple[LinearHead, float]:
         config = HeadConfig(name="linear", l2=l2, tolerance=tolerance or self.tolerance)
-        work = lambda: train_head(  # noqa: E731
-            self.features, self.labels, self.n_classes, config, loss, seed=0, device=CPU, dtype=torch.float64
-        )
-        head, seconds = timed(work)
+        work = partial(train_head, self.features, self.labels, self.n_classes, config, loss)
+        head, seconds = timed(partial(work, seed=0, device=CPU, dtype=torch.float64))
         assert isinstance(head, LinearHead)
         return head, seconds
 

@@ -1,5 +1,8 @@
 """Observe every fold of the forget set once, estimate the curvature without each: the folds that choose the step.
 
+The part of a fold's right-hand side that is not sampling noise is the training rows' mean gradient less the correction:
+under objective perturbation -b/V belongs to it, with nothing random about it.
+
 A fold is scored with its own Hessian, exactly: one block under the quadratic loss, products with its rows elsewhere.
 
 Shapes: C classes, E = D (+ 1 with bias).

@@ -18,7 +18,6 @@ Shapes: P perturbations, C classes, E = D (+ 1 with bias), Q observations of a p
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import Seen, merge_seen
+from sfu.curvature.operators.plan import available_memory
 from sfu.errors import ConfigError
 from sfu.settings import CurvatureConfig, LowerBound, Measurement, Pairs, Structure
 from sfu.unlearning.request import ForgetRequest
@@ -115,7 +115,7 @@ def draw_perturbations(
     count = count // 2 if config.pairs is Pairs.antithetic else count
     classes = n_classes if config.per_class or structure is Structure.dense else 1
     vectors = count * classes
-    needed, memory = 8 * vectors * width, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, memory = 8 * vectors * width, available_memory(torch.device("cpu"))
     if config.measurement is Measurement.loss:
         needed += 30 * (vectors if structure is Structure.shared else count) ** 2  # pairs of measurements, in the fit
     if needed > memory / 2:

@@ -33,7 +33,8 @@ class Fold:
     Attributes:
         inverse: The estimate from the other folds, ready for any rho.
         gradient_CE: Right-hand side of the Newton step from the other folds.
-        signal_CE: The part of it that is not sampling noise: ``g - (N / N_f) g`` for the stored training gradient g.
+        signal_CE: The part of it that is not sampling noise: ``g - b / V - (V / V_f) g`` for the stored training
+            gradient g and the b of objective perturbation, if there was any.
         held_out: This fold's own Hessian.
     """
 

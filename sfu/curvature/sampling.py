@@ -1,10 +1,9 @@
 """Is the forget set like a random sample of the training data? The head alone can tell.
 
 At the head, the mean gradient over all training rows is known (the stored g without the b/V of objective
-perturbation; 0 at an optimum without it). The forget rows' mean
-gradient differs from it by sampling noise, if they are a random sample, of expected square
-``tr(cov) / N_f (1 - N_f/N)``.
-The ratio of what is seen to that is about 1 for random samples; for a whole class it is in the hundreds.
+perturbation; 0 at an optimum without it). The forget rows' mean gradient differs from it by sampling noise, if they are
+a random sample, of expected square ``tr(cov) / N_f (1 - N_f/N)``. The ratio of what is seen to that is about 1 for
+random samples; for a whole class it is in the hundreds.
 """
 
 from __future__ import annotations

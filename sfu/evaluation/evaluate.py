@@ -70,8 +70,13 @@ class Evaluator:
         self._rows = original.rows(*self._retain, keep=True)
         self._objective = original.objective_of(self._rows.weight)
         self._hessian = build_operator(self._objective, self._rows, original.parameters_CE, Structure.products)
-        self._original, self._retrained = original, retrained
+        self._retrained = retrained
         self._reference_scores = None if retrained is None else self._scores(retrained)
+        self._nothing = 0.0 if retrained is None else self._from_retrained(original, retrained)
+
+    def _from_retrained(self, head: LinearHead, retrained: LinearHead) -> float:
+        """Squared distance."""
+        return squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
 
     def evaluate(self, head: Head) -> Metrics:
         """All metrics of one head.
@@ -97,8 +102,7 @@ class Evaluator:
         reference, retrained = self._reference_scores, self._retrained
         if reference is None or retrained is None:
             return dict.fromkeys(_COMPARISONS)
-        square = squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
-        nothing = squared_norm(self._original.parameters_CE - retrained.parameters_CE, self._hessian)
+        square, nothing = self._from_retrained(head, retrained), self._nothing
         mia, mia_reference = scores.membership.mean, reference.membership.mean
         values = (
             scores.test - reference.test,

@@ -12,7 +12,7 @@ from sfu.data.backbones.backbone import check_backbone
 from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
 from sfu.heads.linearised.network import check_layers, require_torchvision
-from sfu.losses import loss_names
+from sfu.losses import check_class_weights, loss_names
 from sfu.reporting.loggers import LOGGERS
 from sfu.settings import CoreWeights, RunConfig, Training
 
@@ -47,6 +47,7 @@ def validate(config: RunConfig) -> None:
         raise ConfigError("methods=[] leaves nothing to do; name at least one.")
     at_least("head.l2", config.head.l2, 0.0)
     above("loss.target_scale", config.loss.target_scale, 0.0)
+    check_class_weights(config.loss.class_weights)
     if not 0.0 < config.loss.smoothing <= 1.0:
         raise ConfigError(f"loss.smoothing={config.loss.smoothing}; give a number above 0 and at most 1.")
     above("head.tolerance", config.head.tolerance, 0.0)

@@ -75,7 +75,7 @@ class _Descent:
         return float(self.here.gradient_CE.norm())
 
     def step(self) -> bool:
-        """One step; ``False`` if rounding prevents progress."""
+        """One step; ``False`` if no step along the direction is better."""
         self.steps += 1
         direction = self._direction()
         self.products += direction.iterations
@@ -96,10 +96,9 @@ class _Descent:
         if self.point_CE.dtype != torch.float64 or self._rows.shared:
             return Structure.products, self.point_CE.numel()
         plan = plan_structure(self._objective.loss.layout, n_classes, width, self._rows.count, self._rows.device)
-        side = {Structure.dense: n_classes * width, Structure.products: n_classes * width // 2}.get(
-            plan.structure, width
-        )
-        return plan.structure, 2 * side
+        if plan.structure is Structure.products:
+            return plan.structure, self.point_CE.numel()
+        return plan.structure, 2 * (n_classes * width if plan.structure is Structure.dense else width)
 
     def _direction(self) -> Solution:
         if self._by_matrix:
@@ -159,7 +158,7 @@ def minimize(
     """Minimise until ``|gradient| <= tolerance``.
 
     Raises:
-        SolverError: It takes more than ``max_iterations`` steps, or rounding prevents further progress.
+        SolverError: It takes more than ``max_iterations`` steps, or no step is better.
     """
     single = rows.single()
     if rows.count >= _MANY:
@@ -202,8 +201,8 @@ def _search(
         level = there.value - here.value <= blur and float(there.gradient_CE.norm()) < norm
         if bool(torch.isfinite(there.gradient_CE).all()) and (fallen or level):
             return trial_CE, there, cuts + 1
-        excess = there.value - here.value - share * slope  # above the tangent: a parabola has its minimum at
-        lowest = -slope * share / (2 * excess) if math.isfinite(excess) and excess > 0 else 0.5  # this part of share
+        excess = there.value - here.value - share * slope  # above the tangent
+        lowest = -slope * share / (2 * excess) if math.isfinite(excess) and excess > 0 else 0.5  # of a parabola
         share *= min(max(lowest, _DEEPEST_CUT), 0.5)
     return None
 

@@ -5,7 +5,7 @@ from sfu.losses.huber_hinge import HuberHinge
 from sfu.losses.logistic import Logistic
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
-from sfu.losses.registry import loss_from_config, loss_from_json, loss_names, make_loss
+from sfu.losses.registry import check_class_weights, loss_from_config, loss_from_json, loss_names, make_loss
 from sfu.losses.rows import Rows
 from sfu.losses.softmax import Softmax
 
@@ -20,6 +20,7 @@ __all__ = [
     "Quadratic",
     "Rows",
     "Softmax",
+    "check_class_weights",
     "loss_from_config",
     "loss_from_json",
     "loss_names",

@@ -80,8 +80,11 @@ class OutputHessian:
         return full
 
     def single(self) -> OutputHessian:
-        """In float32."""
-        return OutputHessian(self.diagonal.float(), None if self.rank_one is None else self.rank_one.float())
+        """In float32; where both are one tensor, as for softmax, they stay one."""
+        diagonal = self.diagonal.float()
+        if self.rank_one is None:
+            return OutputHessian(diagonal)
+        return OutputHessian(diagonal, diagonal if self.rank_one is self.diagonal else self.rank_one.float())
 
     def trace(self) -> Tensor:
         """Of each row's matrix, ``[N, ...]``."""
@@ -157,6 +160,11 @@ class Loss(ABC):
     def as_json(self) -> dict[str, Any]:
         """Name and parameters, from which :func:`sfu.losses.registry.loss_from_json` makes the loss again."""
         return {"name": self.name, **asdict(self)}
+
+
+def signs(labels_N: Tensor, like: Tensor) -> Tensor:
+    """1 for the label's class, -1 for the others, in the shape of :func:`one_hot`."""
+    return 2 * one_hot(labels_N, like) - 1
 
 
 def one_hot(labels_N: Tensor, like: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from sfu.errors import ConfigError
-from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+from sfu.losses.base import Constants, Layout, Loss, OutputHessian, signs
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,14 @@ class HuberHinge(Loss):
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         """``-t`` times the depth into the parabola over 2h, at most 1."""
         depth = self._depth(outputs, labels_N)
-        return -_signs(labels_N, outputs) * (depth / (2 * self.smoothing)).clamp(max=1)
+        return -signs(labels_N, outputs) * (depth / (2 * self.smoothing)).clamp(max=1)
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
         """``1/(2h)`` on the parabola, 0 elsewhere (at its ends, the value inside)."""
-        depth = 1 + self.smoothing - _signs(labels_N, outputs) * outputs
+        depth = 1 + self.smoothing - signs(labels_N, outputs) * outputs
         inside = (depth >= 0) & (depth <= 2 * self.smoothing)
         return OutputHessian(inside.to(outputs.dtype) / (2 * self.smoothing))
 
     def _depth(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         """How far the margin is below ``1 + h``; 0 where it is above."""
-        return (1 + self.smoothing - _signs(labels_N, outputs) * outputs).clamp(min=0)
-
-
-def _signs(labels_N: Tensor, outputs: Tensor) -> Tensor:
-    return 2 * one_hot(labels_N, outputs) - 1
+        return (1 + self.smoothing - signs(labels_N, outputs) * outputs).clamp(min=0)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+from sfu.losses.base import Constants, Layout, Loss, OutputHessian, signs
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,13 @@ class Logistic(Loss):
 
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         """``softplus(-t z)`` of each class."""
-        return softplus(-_signs(labels_N, outputs) * outputs, threshold=50)
+        return softplus(-signs(labels_N, outputs) * outputs, threshold=50)
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         """``-t sigmoid(-t z)``."""
-        signs = _signs(labels_N, outputs)
-        return -signs * (-signs * outputs).sigmoid()
+        sign = signs(labels_N, outputs)
+        return -sign * (-sign * outputs).sigmoid()
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
         """``sigmoid(z) sigmoid(-z)``: the labels play no part."""
         return OutputHessian(outputs.sigmoid() * (-outputs).sigmoid())
-
-
-def _signs(labels_N: Tensor, outputs: Tensor) -> Tensor:
-    return 2 * one_hot(labels_N, outputs) - 1

@@ -72,15 +72,30 @@ def class_weights(given: Any, labels_N: Tensor, n_classes: int) -> tuple[float, 
     if given == "balanced":
         counts = torch.bincount(labels_N, minlength=n_classes).clamp(min=1).tolist()
         return tuple(labels_N.numel() / (n_classes * count) for count in counts)
-    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
-        raise ConfigError(f"loss.class_weights={given}; null, balanced or a list of {n_classes} numbers is needed.")
-    try:
-        weights = tuple(float(weight) for weight in given)
-    except (TypeError, ValueError):
-        raise ConfigError(f"loss.class_weights={list(given)}; a list of {n_classes} numbers is needed.") from None
+    weights = _numbers(given)
     if len(weights) != n_classes:
         raise ConfigError(f"loss.class_weights={list(weights)} has {len(weights)} entries for {n_classes} classes.")
     return weights
+
+
+def check_class_weights(given: Any) -> None:
+    """Refuse what cannot be class weights for any number of classes.
+
+    Raises:
+        ConfigError: Neither ``null`` nor ``balanced`` nor a list of finite numbers above 0.
+    """
+    if given is not None and given != "balanced":
+        make_loss(Quadratic.name, class_weights=_numbers(given))
+
+
+def _numbers(given: Any) -> tuple[float, ...]:
+    wanted = "null, balanced or a list of numbers, one for every class, is needed"
+    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
+        raise ConfigError(f"loss.class_weights={given}; {wanted}.")
+    try:
+        return tuple(float(weight) for weight in given)
+    except (TypeError, ValueError):
+        raise ConfigError(f"loss.class_weights={list(given)}; {wanted}.") from None
 
 
 def loss_from_json(about: Mapping[str, Any]) -> Loss:

@@ -25,7 +25,7 @@ LEGEND: Mapping[str, str] = {
     WORSE: "worse than nothing",
     RETAINED: "sees retained data",
     STORED: "sees stored statistics",
-    WITHHELD: "not applied",
+    WITHHELD: "not (all) applied",
 }
 FOLDED_NAME = 12
 NARROWEST_NAME = 8

@@ -1,7 +1,8 @@
 """The result of one run in the terminal: a table readable at 80 columns, a verdict, and where the files are.
 
 Colour is never the only sign: ``*`` marks the best source-free value, ``!`` what is worse than doing nothing, ``r`` a
-row that may read retained data, ``=`` a step that was computed but not applied. Columns are added while they fit.
+row that may read retained data, ``=`` a step, or one of several, that was computed but not applied. Columns are added
+while they fit.
 """
 
 from __future__ import annotations

@@ -66,6 +66,10 @@ def unlearn_in_batches(
     )
 
 
+def _weights_of(given: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(labels, dtype=torch.float64) if given is None else given.double()
+
+
 class _TrainingSet:
     """The retained rows with room behind them for rows of the request, so that they are copied once, not every time."""
 
@@ -77,8 +81,7 @@ class _TrainingSet:
         self._labels = torch.cat([retained.labels_R, labels.to(retained.labels_R)])
         self._weights = None
         if retained.weights_R is not None or weights is not None:
-            sides = [torch.ones_like(side[1], dtype=torch.float64) if side[0] is None else side[0].double()
-                     for side in ((retained.weights_R, retained.labels_R), (weights, labels))]  # fmt: skip
+            sides = _weights_of(retained.weights_R, retained.labels_R), _weights_of(weights, labels)
             self._weights = torch.cat([side.to(retained.labels_R.device) for side in sides])
 
     def keeping(self, index: torch.Tensor) -> RetainedSet:

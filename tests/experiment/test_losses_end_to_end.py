@@ -66,6 +66,9 @@ def test_certified_removal_as_a_row(tmp_path):
     [
         ({"loss__name": "l1"}, r"loss\.name=l1 is unknown; it can be huber_hinge, logistic"),
         ({"loss__smoothing": 0.0}, r"loss\.smoothing=0"),
+        ({"loss__class_weights": "balnced"}, r"loss\.class_weights=balnced; null, balanced or a list of numbers"),
+        ({"loss__class_weights": [1, "x"]}, r"loss\.class_weights=\[1, 'x'\]; null, balanced or a list of numbers"),
+        ({"loss__class_weights": [1, -1]}, r"loss\.class_weights=\[1\.0, -1\.0\]; finite numbers above 0"),
         ({"head__tolerance": 0.0}, r"head\.tolerance=0"),
         ({"head__max_iterations": 0}, r"head\.max_iterations=0"),
         ({"head__objective_noise": -1.0}, r"head\.objective_noise=-1"),

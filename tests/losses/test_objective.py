@@ -125,9 +125,9 @@ def test_class_weights_from_the_configuration():
     assert scaled == Quadratic((1.0, 1.0, 2.0), 2.0)
     for given_, message in (
         ([1, 2], "has 2 entries for 3 classes"),
-        ("even", "null, balanced or a list of 3"),
-        (0.5, "null, balanced or a list of 3"),
-        ([1, "x", 2], "a list of 3 numbers"),
+        ("even", "null, balanced or a list of numbers"),
+        (0.5, "null, balanced or a list of numbers"),
+        ([1, "x", 2], "list of numbers, one for every class"),
     ):
         with pytest.raises(ConfigError, match=message):
             loss_from_config(LossConfig(name="logistic", class_weights=given_), labels, 3)

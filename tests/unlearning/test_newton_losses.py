@@ -42,7 +42,8 @@ def situation(loss, *, bias=False, l2=1e-2, n_forget=80, seed=0, weighted=False,
         loss = dataclasses.replace(loss, class_weights=(0.5, 1.0, 1.5, 2.0))
     config = HeadConfig(name="linear", l2=l2, bias=bias, tolerance=1e-10, **head_settings)
     head = train_head(
-        features, labels, 4, config, loss, seed=1, device=torch.device("cpu"), dtype=torch.float64, weights_N=weights
+        features, labels, 4, config, loss, seed=1, noise_seed=seed, device=torch.device("cpu"), dtype=torch.float64,
+        weights_N=weights,
     )  # fmt: skip
     order = torch.randperm(800, generator=torch.Generator().manual_seed(seed))
     forget, keep = order[:n_forget], order[n_forget:]

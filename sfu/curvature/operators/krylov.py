@@ -10,6 +10,7 @@ Shapes: C classes, D regularised parameters and one bias (or none) a class, E = 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,20 +45,23 @@ class KrylovInverse(DampedInverse):
         self._ridge = float(operator.ridge_E[0])
         self._tolerance = max(TOLERANCE, _LOOSER * operator.tolerance)
         self.iterations, self.residual = 0, 0.0
+        if self._has_bias:
+            self._own_CC = operator.output_mean()
+            self._bias_inverse_CC = bias_inverse(self._own_CC)
+
+    @cached_property
+    def mean_eigenvalue(self) -> float:
+        """From the trace of what is left when the biases are eliminated; passes over the rows, when it is asked for.
+
+        Where the classes share parameters, it is of the directions that the rows can curve, above the ridge.
+        """
+        operator = self._operator
         trace, count = operator.trace(), float(operator.regularized_E.sum()) * operator.n_classes
         if self._has_bias:
-            own_CC = operator.output_mean()
-            self._bias_inverse_CC = bias_inverse(own_CC)
-            trace -= float(own_CC.trace()) + self._coupled_trace()
-        self._mean = trace / (min(count, operator.n_bent) if operator.shared else count)
-
-    @property
-    def mean_eigenvalue(self) -> float:
-        """From the trace of what is left when the biases are eliminated.
-
-        Where the classes share parameters, the mean is over as many as the rows can curve.
-        """
-        return self._mean
+            trace -= float(self._own_CC.trace()) + self._coupled_trace()
+        if not operator.shared:
+            return trace / count
+        return self._ridge + (trace - self._ridge * count) / min(count, operator.n_bent)
 
     def account(self) -> dict[str, float | int | str]:
         """Iterations and the largest residual of the last solve."""
