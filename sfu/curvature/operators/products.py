@@ -101,16 +101,28 @@ class ProductOperator(CurvatureOperator):
         """Numbers of :meth:`bend`."""
         return sum(hessian.diagonal.numel() for part in self.parts for hessian in part.hessians)
 
-    def bend(self, vector_CE: Tensor) -> Tensor:
-        """``s_i M_i A_i v`` of all rows, flat: the half-way house of a product."""
-        return torch.cat([
-            (hessian.apply(chunk.push(vector_CE)) * (part.coefficient * chunk.share_B)[:, None]).reshape(-1)
-            for part in self.parts
-            for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True)
-        ])  # fmt: skip
+    @property
+    def ridge(self) -> float:
+        """l2, of the regularised parameters."""
+        return float(self.ridge_E[0])
+
+    def push(self, vector_CE: Tensor) -> Tensor:
+        """``A_i v`` of all rows, flat: a product's first third."""
+        return torch.cat([chunk.push(vector_CE).reshape(-1) for part in self.parts for chunk in part.rows.chunks()])
+
+    def bend(self, outputs_K: Tensor) -> Tensor:
+        """``s_i M_i z_i`` of all rows, flat: its second."""
+        bent, start = [], 0
+        for part in self.parts:
+            for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
+                stop = start + hessian.diagonal.numel()
+                outputs = outputs_K[start:stop].view_as(hessian.diagonal)
+                bent.append((hessian.apply(outputs) * (part.coefficient * chunk.share_B)[:, None]).reshape(-1))
+                start = stop
+        return torch.cat(bent)
 
     def unbend(self, bent_K: Tensor) -> Tensor:
-        """``sum_i A_i^T b_i``, ``[C, E]``: the other half, the regulariser left out."""
+        """``sum_i A_i^T b_i``, ``[C, E]``: its last, the regulariser left out."""
         total, start = torch.zeros(self.n_classes, self.ridge_E.shape[0], dtype=bent_K.dtype, device=bent_K.device), 0
         for part in self.parts:
             for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
