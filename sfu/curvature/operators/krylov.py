@@ -114,11 +114,8 @@ class KrylovInverse(DampedInverse):
         many = operator.shared and len(rhos) * right_CE.numel() > PIECE
         if not many or len(rhos) == 1 or not isinstance(held_out, ProductOperator):
             return super().scores(right_CE, rhos, held_out, floor=floor)
-        flat, ridge, sizes = (
-            right_CE.reshape(-1),
-            self._ridge,
-            [1, operator.n_bent, 1, operator.n_bent, held_out.n_bent],
-        )
+        flat, ridge = right_CE.reshape(-1), self._ridge
+        sizes = [1, operator.n_bent, 1, operator.n_bent, held_out.n_bent]
 
         def seen(vector: Tensor) -> list[Tensor]:
             whole = vector.view_as(right_CE)
