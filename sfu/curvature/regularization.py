@@ -85,24 +85,28 @@ def choose_step(folds: Sequence[Fold], noise: float) -> StepChoice:
     if not bool(usable_M.any()):  # the gradient is zero: nothing to gain
         return StepChoice(rhos[-1], 0.0, 0.0)
     best = int(torch.where(usable_M, along_M.square() / curved_M, -1.0).argmax())
-    scale = float(along_M[best] / curved_M[best])
-    return StepChoice(rhos[best], scale, _gain(folds, rhos[best], scale, noise, floor=0.0))
+    along, curved = float(along_M[best]), float(curved_M[best])
+    scale = along / curved
+    return StepChoice(rhos[best], scale, _gain(folds, rhos[best], scale, noise, (along, curved), floor=0.0))
 
 
 def predict_gain(folds: Sequence[Fold], rho: float, noise: float, *, floor: float = 0.0) -> StepChoice:
     """The expected gain of a given rho at c = 1."""
-    return StepChoice(rho, 1.0, _gain(folds, rho, 1.0, noise, floor=floor))
+    along, curved = (float(score[0]) for score in _scores(folds, [rho], floor=floor))
+    return StepChoice(rho, 1.0, _gain(folds, rho, 1.0, noise, (along, curved), floor=floor))
 
 
-def _gain(folds: Sequence[Fold], rho: float, scale: float, noise: float, *, floor: float) -> float:
+def _gain(
+    folds: Sequence[Fold], rho: float, scale: float, noise: float, scores: tuple[float, float], *, floor: float
+) -> float:
     """``2 c <u, g> - c^2 <u, H u>``, with the share that is sampling noise brought to the size of the whole set's."""
 
-    def quadratic(of: Sequence[Fold]) -> float:
-        along, curved = (float(score[0]) for score in _scores(of, [rho], floor=floor))
+    def quadratic(along: float, curved: float) -> float:
         return 2 * scale * along - scale**2 * curved
 
     signal = [replace(fold, gradient_CE=fold.signal_CE) for fold in folds]
-    return noise * quadratic(folds) + (1 - noise) * quadratic(signal)
+    of_signal = [float(score[0]) for score in _scores(signal, [rho], floor=floor)]
+    return noise * quadratic(*scores) + (1 - noise) * quadratic(*of_signal)
 
 
 def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators.base import PIECE, CurvatureOperator, DampedInverse
+from sfu.curvature.operators.base import CurvatureOperator, DampedInverse
 from sfu.curvature.operators.conjugate_gradients import multishift_conjugate_gradients, multishift_in_coordinates
 from sfu.curvature.operators.spectral import bias_inverse
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-8
 MAX_ITERATIONS = 1000
 _LOOSER = 100.0  # than a single solve
+_SMALL = 1 << 16  # parameters up to which solutions are held as they are
 
 
 class KrylovInverse(DampedInverse):
@@ -60,6 +61,8 @@ class KrylovInverse(DampedInverse):
 
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
         """See the base; the eigenvalues of a Hessian of rows are at least l2, so a floor changes nothing."""
+        if self._in_coordinates(right_CE):
+            return torch.cat(list(self.solutions(right_CE, rhos, floor=floor)))
         reduced_CD = right_CE
         if self._has_bias:
             from_bias_C1 = self._bias_inverse_CC @ right_CE[:, -1:]
@@ -75,13 +78,16 @@ class KrylovInverse(DampedInverse):
         whole_MCE[..., -1:] = self._bias_inverse_CC @ (right_CE[:, -1:] - pulled_MC1)
         return whole_MCE
 
+    def _in_coordinates(self, right_CE: Tensor) -> bool:
+        return self._operator.shared and right_CE.numel() > _SMALL
+
     def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
-        """See the base; where all solutions at once would be too many numbers, they are kept in coordinates.
+        """See the base; where there are many parameters, solutions are kept in coordinates.
 
         With v = a g + A^T b, A the rows' Jacobian and g the right-hand side, all of the Krylov space is a number and
         an output-sized b for each vector, and a solution becomes p numbers only when its turn comes.
         """
-        if not self._operator.shared or len(rhos) * right_CE.numel() <= PIECE:
+        if not self._in_coordinates(right_CE):
             yield from super().solutions(right_CE, rhos, floor=floor)
             return
         flat, ridge = right_CE.reshape(-1), self._ridge
@@ -103,7 +109,7 @@ class KrylovInverse(DampedInverse):
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """See the base; where solutions would be too many numbers, none is ever formed.
+        """See the base; where there are many parameters, no solution is ever formed.
 
         All that is asked of u is linear in it, but for its norm: ``<u, g>``, the outputs A u and those of the held-out
         rows follow the recurrences as coordinates, and with ``u = a g + A^T b`` its square is ``a <u, g> + <b, A u>``.
@@ -111,8 +117,7 @@ class KrylovInverse(DampedInverse):
         from sfu.curvature.operators.products import ProductOperator
 
         operator = self._operator
-        many = operator.shared and len(rhos) * right_CE.numel() > PIECE
-        if not many or len(rhos) == 1 or not isinstance(held_out, ProductOperator):
+        if not self._in_coordinates(right_CE) or len(rhos) == 1 or not isinstance(held_out, ProductOperator):
             return super().scores(right_CE, rhos, held_out, floor=floor)
         flat, ridge = right_CE.reshape(-1), self._ridge
         sizes = [1, operator.n_bent, 1, operator.n_bent, held_out.n_bent]

@@ -183,6 +183,10 @@ class ProductOperator(CurvatureOperator):
         for operator, coefficient in zip([self, *others], coefficients, strict=True):
             assert isinstance(operator, ProductOperator)
             parts += [part._replace(coefficient=part.coefficient * coefficient) for part in operator.parts]
+        first, *rest = parts
+        joined = first.rows.joined([part.rows for part in rest], [part.coefficient for part in parts])
+        if joined is not None:
+            parts = [Part(joined, _split_again([h for part in parts for h in part.hessians], joined.step), 1.0)]
         return ProductOperator(tuple(parts), self.ridge_E, self.regularized_E, self.n_classes)
 
 
@@ -195,6 +199,14 @@ def hutchinson_trace(operator: CurvatureOperator, probes: int = _PROBES) -> floa
         signs = torch.randint(0, 2, (operator.n_classes, like_E.shape[0]), generator=drawn, dtype=torch.int8)
         total += float(operator.quadratic(signs.to(like_E) * 2 - 1)) / probes
     return total
+
+
+def _split_again(hessians: list[OutputHessian], step: int) -> list[OutputHessian]:
+    """The output Hessians of all rows in chunks of another size."""
+    diagonals = torch.cat([hessian.diagonal for hessian in hessians]).split(step)
+    some = [hessian.rank_one for hessian in hessians if hessian.rank_one is not None]
+    rank_ones: Sequence[Tensor | None] = torch.cat(some).split(step) if some else [None] * len(diagonals)
+    return [OutputHessian(diagonal, one) for diagonal, one in zip(diagonals, rank_ones, strict=True)]
 
 
 def _unsqueeze(hessian: OutputHessian) -> OutputHessian:

@@ -207,7 +207,7 @@ def test_all_dampings_from_one_krylov_space_are_the_separate_solves(in_coordinat
     from sfu.curvature.operators import krylov
 
     if in_coordinates:
-        monkeypatch.setattr(krylov, "PIECE", 1)
+        monkeypatch.setattr(krylov, "_SMALL", 0)
     case = tiny_case(1, batch_size=13)
     request = case.request()
     inverse = request.hessian(Structure.products).damped()
@@ -230,7 +230,7 @@ def test_steps_are_scored_without_being_formed(dtype, within, monkeypatch):
     one, other = (request.rows(index).hessian(Structure.products) for index in torch.arange(24).split(15))
     right, rhos = request.newton_gradient(), [0.0, 1e-2, 0.1, 10.0]
     wanted = one.damped().scores(right, rhos, other)
-    monkeypatch.setattr(krylov, "PIECE", 1)
+    monkeypatch.setattr(krylov, "_SMALL", 0)
     monkeypatch.setattr(krylov.KrylovInverse, "solutions", None)
     for found, known in zip(one.damped().scores(right, rhos, other), wanted, strict=True):
         torch.testing.assert_close(found, known, rtol=within, atol=0)
