@@ -44,7 +44,9 @@ class KrylovInverse(DampedInverse):
         self._ridge = operator.ridge
         self._tolerance = max(TOLERANCE, _LOOSER * operator.tolerance)
         size = operator.n_classes * operator.regularized_E.shape[0]
-        self._mean = operator.trace() / (min(size, operator.n_bent) if operator.shared else size)
+        ridge = self._ridge if operator.shared else 0.0
+        seen = min(size, operator.n_bent) if operator.shared else size
+        self._mean = ridge + (operator.trace() - ridge * size) / seen
         self.iterations, self.residual = 0, 0.0
         if self._has_bias:
             self._bias_inverse_CC = bias_inverse(operator.output_mean())
