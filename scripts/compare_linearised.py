@@ -48,13 +48,12 @@ from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.request import ForgetRequest
 
 CPU = torch.device("cpu")
-_RHOS = 46
 
 
-def oracle(request: ForgetRequest, retrained: Tensor, hessian: object) -> float:
+def oracle(request: ForgetRequest, retrained: Tensor, hessian: object, n_rhos: int) -> float:
     """Smallest distance over rho, with the best c for each, both chosen with Retrained in hand."""
     inverse = request.hessian(Structure.products).damped()
-    rhos = (inverse.mean_eigenvalue * torch.logspace(-5, 4, _RHOS, dtype=torch.float64)).tolist()
+    rhos = (inverse.mean_eigenvalue * torch.logspace(-5, 4, n_rhos, dtype=torch.float64)).tolist()
     target = retrained - request.head.parameters_CE
     image, nothing = hessian.matmul(target), float(hessian.quadratic(target))
     gain = 0.0
@@ -95,8 +94,8 @@ def situation(arguments: argparse.Namespace, layers: int) -> tuple:
     return data, extractor.core, head
 
 
-def compare(data: object, core: object, head: HeadConfig, l2: float, fractions: list[float], scale: float) -> None:
-    head.l2, loss = l2, make_loss("quadratic", target_scale=scale)
+def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: argparse.Namespace) -> None:
+    head.l2, loss = l2, make_loss("quadratic", target_scale=arguments.target_scale)
     where = {"seed": 0, "device": CPU, "dtype": torch.float64, "core": core}
     products: list[int] = [0]
     note = lambda done, _: products.__setitem__(0, done)  # noqa: E731
@@ -105,7 +104,7 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, fractions: 
                           **where)  # fmt: skip
     spent = time.perf_counter() - start
     print(f" l2 = {l2:g}: N = {data.n_train}, {products[0]} products, {spent:.0f} s to train")
-    for fraction in fractions:
+    for fraction in arguments.fractions:
         split = make_split(ForgetConfig(fraction=fraction), data.train_labels_N, data.n_classes, 0)
         kept = RetainedSet(data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
         request = ForgetRequest(original, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
@@ -121,6 +120,8 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, fractions: 
             ("unlearned_plus", Estimator.exact, Regularization.none),
             ("closed_form", Estimator.closed_form, Regularization.cross_validated),
         ):
+            if arguments.without_plus and estimator is Estimator.exact:
+                continue
             start = time.perf_counter()
             config = CurvatureConfig(estimator=estimator, regularization=rule)
             tools = Tools({"folds": derive_seed(0, "folds")})
@@ -137,7 +138,7 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, fractions: 
         rows = original.rows(kept.features_RD, kept.labels_R)
         hessian = build_operator(original.objective(), rows, original.parameters_CE, Structure.products)
         start = time.perf_counter()
-        best = oracle(request, retrained.parameters_CE, hessian)
+        best = oracle(request, retrained.parameters_CE, hessian, arguments.rhos)
         nothing = squared_norm(original.parameters_CE - retrained.parameters_CE, hessian)
         print(f"  oracle {best:45.4f} ({time.perf_counter() - start:.0f} s; |w - w_r|_H = {nothing**0.5:.3f})")
 
@@ -155,13 +156,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8, help="of the core")
     parser.add_argument("--target-scale", type=float, default=5.0)
     parser.add_argument("--users", type=int, default=None, help="user images, of those that are not public")
+    parser.add_argument("--rhos", type=int, default=46, help="of the oracle's grid")
+    parser.add_argument("--without-plus", action="store_true", help="leave Unlearned(+) out: it equals Retrained")
     parser.add_argument("--tolerance", type=float, default=1e-3)
     arguments = parser.parse_args()
     Path(arguments.path).stat()
     for layers in arguments.layers:
         data, core, head = situation(arguments, layers)
         for l2 in arguments.l2:
-            compare(data, core, head, l2, arguments.fractions, arguments.target_scale)
+            compare(data, core, head, l2, arguments)
 
 
 if __name__ == "__main__":

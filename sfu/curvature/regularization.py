@@ -111,8 +111,7 @@ def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> 
     along = torch.zeros(len(rhos), dtype=torch.float64)
     curved = torch.zeros_like(along)
     for fold in folds:
-        pieces = fold.inverse.solutions(fold.gradient_CE, rhos, floor=floor)
-        scored = [((s * fold.gradient_CE).sum((1, 2)), fold.held_out.quadratic(s)) for s in pieces]
-        along += torch.cat([score for score, _ in scored]).double().cpu() / len(folds)
-        curved += torch.cat([score for _, score in scored]).double().cpu() / len(folds)
+        gains, costs = fold.inverse.scores(fold.gradient_CE, rhos, fold.held_out, floor=floor)
+        along += gains.double().cpu() / len(folds)
+        curved += costs.double().cpu() / len(folds)
     return along, curved

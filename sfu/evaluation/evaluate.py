@@ -74,7 +74,7 @@ class Evaluator:
         self._reference_scores = None if retrained is None else self._scores(retrained)
         self._nothing = 0.0 if retrained is None else self._from_retrained(original, retrained)
 
-    def _from_retrained(self, head: LinearHead, retrained: LinearHead) -> float:
+    def _from_retrained(self, head: Head, retrained: Head) -> float:
         """Squared distance."""
         return squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
 

@@ -5,7 +5,7 @@ Shapes: N rows, B rows of a chunk, D features, E = D (+ 1 with bias), C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 
 import torch
@@ -120,6 +120,10 @@ class Rows:
 
     def _bytes(self) -> int:
         return self.count * self.width * (torch.finfo(self.dtype).bits // 8)
+
+    def joined(self, others: Sequence[Rows], coefficients: Sequence[float]) -> Rows | None:
+        """One set for several, each row's share times its set's coefficient; ``None`` where that gains nothing."""
+        return None
 
     @property
     def precision(self) -> torch.dtype:

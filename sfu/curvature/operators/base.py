@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 PIECE = 1 << 26
@@ -70,6 +71,15 @@ class DampedInverse(ABC):
         step = max(1, PIECE // right_CE.numel())
         for start in range(0, len(rhos), step):
             yield self.solve_many(right_CE, rhos[start : start + step], floor=floor)
+
+    def scores(
+        self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """``<u, b>`` and ``u^T H' u`` of every solution u, ``[M]`` each, for another curvature H'."""
+        pieces = self.solutions(right_CE, rhos, floor=floor)
+        scored = [((u * right_CE).sum((1, 2)), held_out.quadratic(u)) for u in pieces]
+        along, curved = (torch.cat(list(part)) for part in zip(*scored, strict=True))
+        return along, curved
 
     def solve(self, right_CE: Tensor, rho: float = 0.0, *, floor: float = 0.0) -> Tensor:
         """:meth:`solve_many` for one rho, ``[C, E]``."""

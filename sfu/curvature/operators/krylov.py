@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators.base import PIECE, DampedInverse
+from sfu.curvature.operators.base import CurvatureOperator, DampedInverse
 from sfu.curvature.operators.conjugate_gradients import multishift_conjugate_gradients, multishift_in_coordinates
 from sfu.curvature.operators.spectral import bias_inverse
 
@@ -27,6 +27,7 @@ TOLERANCE = 1e-8
 MAX_ITERATIONS = 1000
 _AT_ONCE = 16
 _LOOSER = 100.0  # than a single solve
+_SMALL = 1 << 16  # parameters up to which solutions are held as they are
 
 
 class KrylovInverse(DampedInverse):
@@ -42,7 +43,7 @@ class KrylovInverse(DampedInverse):
         """Invert the biases' own curvature; nothing else is formed."""
         self._operator = operator
         self._has_bias = bool(operator.regularized_E[-1] == 0)
-        self._ridge = float(operator.ridge_E[0])
+        self._ridge = operator.ridge
         self._tolerance = max(TOLERANCE, _LOOSER * operator.tolerance)
         self.iterations, self.residual = 0, 0.0
         if self._has_bias:
@@ -78,6 +79,8 @@ class KrylovInverse(DampedInverse):
 
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
         """See the base; the eigenvalues of a Hessian of rows are at least l2, so a floor changes nothing."""
+        if self._in_coordinates(right_CE):
+            return torch.cat(list(self.solutions(right_CE, rhos, floor=floor)))
         reduced_CD = right_CE
         if self._has_bias:
             from_bias_C1 = self._bias_inverse_CC @ right_CE[:, -1:]
@@ -93,19 +96,22 @@ class KrylovInverse(DampedInverse):
         whole_MCE[..., -1:] = self._bias_inverse_CC @ (right_CE[:, -1:] - pulled_MC1)
         return whole_MCE
 
+    def _in_coordinates(self, right_CE: Tensor) -> bool:
+        return self._operator.shared and right_CE.numel() > _SMALL
+
     def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
-        """See the base; where all solutions at once would be too many numbers, they are kept in coordinates.
+        """See the base; where there are many parameters, solutions are kept in coordinates.
 
         With v = a g + A^T b, A the rows' Jacobian and g the right-hand side, all of the Krylov space is a number and
         an output-sized b for each vector, and a solution becomes p numbers only when its turn comes.
         """
-        if not self._operator.shared or len(rhos) * right_CE.numel() <= PIECE:
+        if not self._in_coordinates(right_CE):
             yield from super().solutions(right_CE, rhos, floor=floor)
             return
         flat, ridge = right_CE.reshape(-1), self._ridge
 
         def product(vector: Tensor, vector_K: Tensor) -> tuple[Tensor, Tensor]:
-            bent_K = self._operator.bend(vector.view_as(right_CE))
+            bent_K = self._operator.bend(self._operator.push(vector.view_as(right_CE)))
             image = self._operator.unbend(bent_K).reshape(-1) + ridge * vector
             return image, torch.cat([bent_K.new_zeros(1), bent_K]) + ridge * vector_K
 
@@ -117,6 +123,41 @@ class KrylovInverse(DampedInverse):
         self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
         for value_K in found.values:
             yield (value_K[0] * right_CE + self._operator.unbend(value_K[1:]))[None]
+
+    def scores(
+        self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """See the base; where there are many parameters, no solution is ever formed.
+
+        All that is asked of u is linear in it, but for its norm: ``<u, g>``, the outputs A u and those of the held-out
+        rows follow the recurrences as coordinates, and with ``u = a g + A^T b`` its square is ``a <u, g> + <b, A u>``.
+        """
+        from sfu.curvature.operators.products import ProductOperator
+
+        operator = self._operator
+        if not self._in_coordinates(right_CE) or len(rhos) == 1 or not isinstance(held_out, ProductOperator):
+            return super().scores(right_CE, rhos, held_out, floor=floor)
+        flat, ridge = right_CE.reshape(-1), self._ridge
+        sizes = [1, operator.n_bent, 1, operator.n_bent, held_out.n_bent]
+
+        def seen(vector: Tensor) -> list[Tensor]:
+            whole = vector.view_as(right_CE)
+            return [(vector @ flat)[None], operator.push(whole), held_out.push(whole)]
+
+        def product(vector: Tensor, vector_K: Tensor) -> tuple[Tensor, Tensor]:
+            share, b_K, _, outputs, _ = vector_K.split(sizes)
+            bent_K = operator.bend(outputs)
+            image = operator.unbend(bent_K).reshape(-1) + ridge * vector
+            return image, torch.cat([ridge * share, bent_K + ridge * b_K, *seen(image)])
+
+        start = [flat.new_ones(1), flat.new_zeros(operator.n_bent), *seen(flat)]
+        found = multishift_in_coordinates(
+            product, flat, torch.cat(start), rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
+        )
+        share_M1, b_MK, along_M1, outputs_MK, held_MK = found.values.split(sizes, 1)
+        square_M = (share_M1 * along_M1).sum(1) + (b_MK * outputs_MK).sum(1)
+        data_M = torch.stack([held @ held_out.bend(held) for held in held_MK])
+        return along_M1[:, 0], data_M + held_out.ridge * square_M.clamp(min=0)
 
     def _schur(self, vector_CD: Tensor) -> Tensor:
         if not self._has_bias:

@@ -101,16 +101,28 @@ class ProductOperator(CurvatureOperator):
         """Numbers of :meth:`bend`."""
         return sum(hessian.diagonal.numel() for part in self.parts for hessian in part.hessians)
 
-    def bend(self, vector_CE: Tensor) -> Tensor:
-        """``s_i M_i A_i v`` of all rows, flat: the half-way house of a product."""
-        return torch.cat([
-            (hessian.apply(chunk.push(vector_CE)) * (part.coefficient * chunk.share_B)[:, None]).reshape(-1)
-            for part in self.parts
-            for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True)
-        ])  # fmt: skip
+    @property
+    def ridge(self) -> float:
+        """l2, of the regularised parameters."""
+        return float(self.ridge_E[0])
+
+    def push(self, vector_CE: Tensor) -> Tensor:
+        """``A_i v`` of all rows, flat: a product's first third."""
+        return torch.cat([chunk.push(vector_CE).reshape(-1) for part in self.parts for chunk in part.rows.chunks()])
+
+    def bend(self, outputs_K: Tensor) -> Tensor:
+        """``s_i M_i z_i`` of all rows, flat: its second."""
+        bent, start = [], 0
+        for part in self.parts:
+            for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
+                stop = start + hessian.diagonal.numel()
+                outputs = outputs_K[start:stop].view_as(hessian.diagonal)
+                bent.append((hessian.apply(outputs) * (part.coefficient * chunk.share_B)[:, None]).reshape(-1))
+                start = stop
+        return torch.cat(bent)
 
     def unbend(self, bent_K: Tensor) -> Tensor:
-        """``sum_i A_i^T b_i``, ``[C, E]``: the other half, the regulariser left out."""
+        """``sum_i A_i^T b_i``, ``[C, E]``: its last, the regulariser left out."""
         total, start = torch.zeros(self.n_classes, self.ridge_E.shape[0], dtype=bent_K.dtype, device=bent_K.device), 0
         for part in self.parts:
             for chunk, hessian in zip(part.rows.chunks(), part.hessians, strict=True):
@@ -178,6 +190,10 @@ class ProductOperator(CurvatureOperator):
         for operator, coefficient in zip([self, *others], coefficients, strict=True):
             assert isinstance(operator, ProductOperator)
             parts += [part._replace(coefficient=part.coefficient * coefficient) for part in operator.parts]
+        first, *rest = parts
+        joined = first.rows.joined([part.rows for part in rest], [part.coefficient for part in parts])
+        if joined is not None:
+            parts = [Part(joined, _split_again([h for part in parts for h in part.hessians], joined.step), 1.0)]
         return ProductOperator(tuple(parts), self.ridge_E, self.regularized_E, self.n_classes)
 
 
@@ -190,6 +206,14 @@ def hutchinson_trace(operator: CurvatureOperator, probes: int = _PROBES) -> floa
         signs = torch.randint(0, 2, (operator.n_classes, like_E.shape[0]), generator=drawn, dtype=torch.int8)
         total += float(operator.quadratic(signs.to(like_E) * 2 - 1)) / probes
     return total
+
+
+def _split_again(hessians: list[OutputHessian], step: int) -> list[OutputHessian]:
+    """The output Hessians of all rows in chunks of another size."""
+    diagonals = torch.cat([hessian.diagonal for hessian in hessians]).split(step)
+    some = [hessian.rank_one for hessian in hessians if hessian.rank_one is not None]
+    rank_ones: Sequence[Tensor | None] = torch.cat(some).split(step) if some else [None] * len(diagonals)
+    return [OutputHessian(diagonal, one) for diagonal, one in zip(diagonals, rank_ones, strict=True)]
 
 
 def _unsqueeze(hessian: OutputHessian) -> OutputHessian:

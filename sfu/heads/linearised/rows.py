@@ -5,6 +5,8 @@ Shapes: N rows, B rows of a chunk, D numbers of an activation, C classes, p para
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +62,20 @@ class TangentRows(Rows):
         """See the base; there is no bias apart from the network's own."""
         super().__init__(features_ND, labels_N, loss, bias=False, **options | {"keep": False})
         self.core, self.width, self.shared = core, core.n_parameters, True
+
+    def joined(self, others: Sequence[Rows], coefficients: Sequence[float]) -> TangentRows:
+        """One set for several, each row's share times its set's coefficient: vectors are converted once for all."""
+        sets = [self, *others]
+        shares = [
+            coefficient / rows.weight * (torch.ones(rows.count) if rows.weights_N is None else rows.weights_N).double()
+            for rows, coefficient in zip(sets, coefficients, strict=True)
+        ]
+        twin = copy(self)
+        twin.features_ND = torch.cat([rows.features_ND for rows in sets])
+        twin.labels_N = torch.cat([rows.labels_N for rows in sets])
+        twin.weights_N = torch.cat([share.to(twin.labels_N.device) for share in shares])
+        twin.count, twin.weight, twin.progress = twin.labels_N.shape[0], 1.0, None
+        return twin
 
     def parameters(self, n_classes: int) -> Tensor:
         """Zeros ``[1, p]``: the core's own outputs."""

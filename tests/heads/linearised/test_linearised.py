@@ -207,7 +207,7 @@ def test_all_dampings_from_one_krylov_space_are_the_separate_solves(in_coordinat
     from sfu.curvature.operators import krylov
 
     if in_coordinates:
-        monkeypatch.setattr(krylov, "PIECE", 1)
+        monkeypatch.setattr(krylov, "_SMALL", 0)
     case = tiny_case(1, batch_size=13)
     request = case.request()
     inverse = request.hessian(Structure.products).damped()
@@ -218,6 +218,22 @@ def test_all_dampings_from_one_krylov_space_are_the_separate_solves(in_coordinat
         shifted = dense + rho * torch.eye(len(dense)).double()
         torch.testing.assert_close(value[0], torch.linalg.solve(shifted, right[0]), rtol=1e-5, atol=1e-7)
     assert inverse.residual < 1e-7
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-6), (torch.float32, 1e-3)])
+def test_steps_are_scored_without_being_formed(dtype, within, monkeypatch):
+    from sfu.curvature.operators import krylov
+
+    case = tiny_case(2)
+    case.core = case.core.to(CPU, dtype)
+    request = case.request(case.train(tolerance=1e-3))
+    one, other = (request.rows(index).hessian(Structure.products) for index in torch.arange(24).split(15))
+    right, rhos = request.newton_gradient(), [0.0, 1e-2, 0.1, 10.0]
+    wanted = one.damped().scores(right, rhos, other)
+    monkeypatch.setattr(krylov, "_SMALL", 0)
+    monkeypatch.setattr(krylov.KrylovInverse, "solutions", None)
+    for found, known in zip(one.damped().scores(right, rhos, other), wanted, strict=True):
+        torch.testing.assert_close(found, known, rtol=within, atol=0)
 
 
 def test_the_forget_gradient_and_the_sampling_ratio():
