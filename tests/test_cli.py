@@ -111,7 +111,7 @@ def test_a_failing_job_neither_stops_nor_hides_the_others(tmp_path, monkeypatch,
     assert code == 1
     captured = capsys.readouterr()
     assert "the Gram matrix of the 1437 training rows plus head.l2=0 is singular" in captured.err
-    assert "job 0" in captured.out
+    assert "head.l2=0: SingularHessianError" in captured.out
     total = json.loads((folder / "sweep.json").read_text())
     assert len(total["groups"]) == 3
     assert [f["overrides"]["head.l2"] for f in total["failed"]] == ["0"]

@@ -126,10 +126,10 @@ def test_pixels_are_the_pixels():
 )  # fmt: skip
 def test_the_cut_is_right_before_the_last_layer(name, size, width):
     torch.manual_seed(0)
-    whole = models.get_model(name, weights=None, **torchvision_models._quiet(name)).eval()
+    whole = models.get_model(name, weights=None, **torchvision_models.quiet(name)).eval()
     cut = build_backbone(config(name=name))
     fed = {}
-    other = models.get_model(name, weights=None, **torchvision_models._quiet(name))
+    other = models.get_model(name, weights=None, **torchvision_models.quiet(name))
     last = whole.get_submodule(torchvision_models.cut_last_layer(other))
     last.register_forward_hook(lambda module, inputs, output: fed.setdefault("input", inputs[0]))
     batch = cut.transform(images(2, size, size), CPU, torch.float32)

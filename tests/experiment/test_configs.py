@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
+from sfu.experiment.job import typed_config
 from sfu.experiment.paths import config_dir, group_options
 from sfu.experiment.validate import validate
 from sfu.settings import RunConfig, register
@@ -20,9 +20,7 @@ CHOICES = [(group, option) for group in GROUPS for option in group_options(group
 def composed(*overrides: str) -> RunConfig:
     register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = OmegaConf.to_object(compose("sfu", overrides=list(overrides)))
-    assert isinstance(config, RunConfig)
-    return config
+        return typed_config(compose("sfu", overrides=list(overrides)))
 
 
 def needed(group: str, option: str, feature_file: Path) -> list[str]:
@@ -35,8 +33,6 @@ def needed(group: str, option: str, feature_file: Path) -> list[str]:
         if option == "timm":
             pytest.importorskip("timm")
         return [] if option == "none" else ["dataset=digits", *named.get(option, [])]
-    if option in ("cifar10", "cifar100", "caltech256", "stanford_dogs"):
-        return ["backbone=resnet18"]
     return {
         "features": [f"dataset.path={feature_file}"],
         "reference": [f"curvature.reference_path={feature_file}"],

@@ -218,11 +218,11 @@ def test_augmented_curvature_opens_the_images_to_forget_and_no_other(monkeypatch
     config.methods, config.curvature = ["original", "closed_form"], CurvatureConfig(augment=["flip", "crop"])
     real, to_forget = runner._run_source_free, []
 
-    def watched(given, methods, prepared, *rest):
+    def watched(context, prepared):
         to_forget.extend(str(path) for path in prepared.forget_images.paths)
         watcher.folder = str(folder)
         try:
-            return real(given, methods, prepared, *rest)
+            return real(context, prepared)
         finally:
             watcher.folder = None
 

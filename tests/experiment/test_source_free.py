@@ -15,6 +15,7 @@ from sfu.data.load import load_dataset
 from sfu.errors import SourceFreeError
 from sfu.experiment import runner, stages
 from sfu.experiment.progress import ProgressDisplay
+from sfu.experiment.reuse import StageResults
 from sfu.settings import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
@@ -144,7 +145,9 @@ def test_nothing_in_the_request_leads_to_another_row(secret):
     data = load_dataset(DatasetConfig(name="features", path=str(path)), 0)
     config = config_for(path)
     seeds = {"split": 0, "training": 0}
-    prepared = stages.prepare(config, seeds, torch.device("cpu"), torch.float64, [], ProgressDisplay(False))
+    prepared = stages.prepare(
+        config, seeds, torch.device("cpu"), torch.float64, [], ProgressDisplay(False), StageResults()
+    )
     others = keys - row_keys(data.train_features_ND[prepared.split.forget_F].numpy())
     assert len(others) == 360
     seen, todo = set(), [prepared.request]

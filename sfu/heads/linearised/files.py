@@ -100,6 +100,8 @@ def _load_core(stem: Path, about: dict[str, Any]) -> Core:
     if "digest" not in about:
         raise ArtifactError(f"the head at {stem} has a core of your own; give it as `core`.")
     path = stem.with_name(_core_name(about["digest"]))
+    if not path.is_file():
+        raise ArtifactError(f"the core of the head at {stem} is missing: {path} belongs beside it.")
     weights: dict[str, Tensor] = load_file(path)
     source = Source(**{field.name: about[field.name] for field in fields(Source)})
     try:

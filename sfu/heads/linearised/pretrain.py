@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,8 +92,12 @@ def pretrain(
     if say is not None:
         some = f" (from epoch {begun + 1})" if begun else ""
         say(f"training the core on {len(public.pixels):,} public images, {config.epochs} epochs{some}")
-    for _ in range(begun * steps):
-        schedule.step()
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Detected call of `lr_scheduler.step", UserWarning
+        )  # the steps were taken before
+        for _ in range(begun * steps):
+            schedule.step()
     for epoch in range(begun, config.epochs):
         _mode(network, train=not class_layer_alone)
         for done, (images, labels) in enumerate(_batches(network, public, config, epoch, device), start=1):
