@@ -6,7 +6,8 @@ Shapes: R retained rows, F forget rows, T test rows, C classes, E = D (+ 1 with 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -91,6 +92,23 @@ class Evaluator:
             "retain_gradient_norm": float(gradient.norm()),
         }
         return metrics | self._compare(head, scores)
+
+    def distance(self, head: LinearHead) -> float | None:
+        """Distance to Retrained, 1 for nothing done; ``None`` if it is not known."""
+        if self._retrained is None:
+            return None
+        square = squared_norm(head.parameters_CE - self._retrained.parameters_CE, self._hessian)
+        nothing = squared_norm(self._original.parameters_CE - self._retrained.parameters_CE, self._hessian)
+        return math.sqrt(square / nothing) if nothing > 0 else None
+
+    def trade_off(self, path: Sequence[Tensor]) -> dict[str, list[float]]:
+        """Accuracies, in per cent, at each point of a path of parameters."""
+        found: dict[str, list[float]] = {"test_accuracy": [], "forget_accuracy": []}
+        for parameters_CE in path:
+            head = replace(self._original, parameters_CE=parameters_CE)
+            for key, part in (("test_accuracy", self._test), ("forget_accuracy", self._forget)):
+                found[key].append(accuracy(head.logits(part[0]), part[1]))
+        return found
 
     def _compare(self, head: LinearHead, scores: _Scores) -> Metrics:
         """The metrics that need Retrained."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ def run_job(config: DictConfig) -> None:
 def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group: str | None) -> dict[str, Any]:
     from sfu.reporting.export import csv_table, markdown_table
     from sfu.reporting.loggers import make_logger
+    from sfu.reporting.plot import save_bar_plot
+    from sfu.reporting.trade_off import save_trade_off_plot
 
     typed = _typed(config)
     resolved = OmegaConf.to_container(OmegaConf.structured(typed), resolve=True, enum_to_str=True)
@@ -56,17 +59,17 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
         write_json(folder / "metrics.json", metrics)
         write_text(folder / "metrics.csv", csv_table(metrics))
         write_text(folder / "table.md", markdown_table(metrics))
-        picture = _draw(metrics, folder / "figure.png")
+        picture = _draw(save_bar_plot, metrics, folder / "figure.png")
+        if typed.evaluation.trade_off:
+            _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
         logger.log_result(metrics, picture)
     return metrics
 
 
-def _draw(metrics: dict[str, Any], path: Path) -> Path | None:
-    """The figure; a failure to draw it is a warning, since the numbers are safe and worth more."""
-    from sfu.reporting.plot import save_bar_plot
-
+def _draw(save: Callable[[dict[str, Any], Path], Path], metrics: dict[str, Any], path: Path) -> Path | None:
+    """A figure; a failure to draw it is a warning, since the numbers are safe and worth more."""
     try:
-        return save_bar_plot(metrics, path)
+        return save(metrics, path)
     except Exception as error:
         print(f"sfu: the figure could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
         return None

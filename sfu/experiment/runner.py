@@ -21,17 +21,19 @@ from sfu.data.seal import sealed
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment import stages
-from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split
+from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split, write_json
 from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.stages import Prepared, RowResult
 from sfu.experiment.validate import resolve_device, resolve_dtype, validate
 from sfu.files import write_text
 from sfu.heads.linear import LinearHead
+from sfu.reporting.published import published_row
 from sfu.seeds import resolve_seeds
 from sfu.settings import RunConfig
 from sfu.unlearning.method import Access, RetainedSet, Tools, UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.registry import make_methods
+from sfu.unlearning.tuning import nearest
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +104,13 @@ def run(
                 data, prepared.split, prepared.request.head, reference,
                 membership_splits=config.evaluation.membership_splits, seed=seeds["evaluation"],
             )  # fmt: skip
+            results = {name: _settled(result, evaluator) for name, result in results.items()}
+            if config.evaluation.trade_off:
+                write_json(folder / "trade_off.json", _trade_off(results, evaluator))
             rows = {}
             for done, name in enumerate(methods, start=1):
                 rows[name] = _row(methods[name], results[name], evaluator, folder / "heads" / name)
+                rows[name] |= published_row(config.evaluation.published, name)
                 tick(done, len(methods))
         report("evaluate", usage.seconds)
     about = {
@@ -118,6 +124,7 @@ def run(
         "seconds": time.perf_counter() - clock,
         "overrides": list(overrides or []),
         "seeds": {"seed": config.seed, **seeds},
+        "tune": {"rule": config.tune.value, "budget": config.tune_budget},
         "data": prepared.data,
         "forget": {"kind": prepared.split.kind, **asdict(config.forget)},
         "head": {
@@ -139,7 +146,9 @@ def _check_augmentations(config: RunConfig, methods: dict[str, UnlearningMethod]
 
 
 def _tools(config: RunConfig, seeds: dict[str, int], tick: Callable[[int, int], None] | None = None) -> Tools:
-    return Tools(seeds, tick, normalize_rows=config.dataset.normalize_rows)
+    return Tools(
+        seeds, tick, normalize_rows=config.dataset.normalize_rows, keep_path=config.evaluation.trade_off
+    )  # fmt: skip
 
 
 def _run_source_free(
@@ -205,8 +214,27 @@ def _reference(
         return None
 
 
+def _settled(result: RowResult, evaluator: Evaluator) -> RowResult:
+    """With the setting chosen that is nearest to Retrained, where that is the rule."""
+    if result.unlearned is None:
+        return result
+    try:
+        return replace(result, unlearned=nearest(result.unlearned, evaluator.distance))
+    except ConfigError as error:
+        return replace(result, unlearned=None, error=f"ConfigError: {error}")
+
+
+def _trade_off(results: dict[str, RowResult], evaluator: Evaluator) -> dict[str, Any]:
+    """Accuracies along the path of every row: of one point for a method that takes no path."""
+    return {
+        name: evaluator.trade_off(result.unlearned.path or [result.unlearned.head.parameters_CE])
+        for name, result in results.items()
+        if result.unlearned is not None
+    }
+
+
 def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"access": method.access.value}
+    row: dict[str, Any] = {"access": method.access.value, "tuning": method.tuning}
     if result.unlearned is not None:
         outcome = result.unlearned
         outcome.head.save(stem)
@@ -214,7 +242,7 @@ def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem
         row |= {
             "applied": outcome.applied,
             "predicted_distance_gain": outcome.predicted_gain,
-            "details": outcome.details,
+            "details": dict(outcome.details),
             "note": outcome.note,
         }
     else:

@@ -217,11 +217,14 @@ class LinearHead:
     def logits(self, features_ND: Tensor) -> Tensor:
         """Outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks."""
         parameters = self.parameters_CE
-        chunks = [
-            design_matrix(chunk, self.bias, parameters.device, parameters.dtype) @ parameters.T
-            for chunk in features_ND.split(_LOGIT_ROWS)
-        ]
-        return torch.cat(chunks) if chunks else parameters.new_empty(0, self.n_classes)
+        if not features_ND.shape[0]:
+            return parameters.new_empty(0, self.n_classes)
+        with torch.no_grad():
+            return torch.cat([self.outputs(chunk, parameters) for chunk in features_ND.split(_LOGIT_ROWS)])
+
+    def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
+        """Outputs ``[N, C]`` at any parameters, through which autograd may differentiate (both ways)."""
+        return design_matrix(features_ND, self.bias, parameters_CE.device, parameters_CE.dtype) @ parameters_CE.T
 
     def save(self, stem: Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors) and ``stem.json`` (settings); returns both paths.

@@ -40,7 +40,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("peak_memory_mb", "Peak MB", lambda value: fmt.fixed(value, 0)),
     Column("predicted_distance_gain", "Predicted gain", fmt.significant),
     Column("measured_distance_gain", "Measured gain", fmt.significant),
+    Column("paper_test_accuracy", "Paper: test %", fmt.fixed),
+    Column("paper_remain_accuracy", "Paper: remaining %", fmt.fixed),
+    Column("paper_forget_accuracy", "Paper: forget %", fmt.fixed),
+    Column("paper_mia", "Paper: MIA %", fmt.fixed),
     Column("access", "Data seen", fmt.text, numeric=False),
+    Column("tuning", "Settings", fmt.text, numeric=False),
     Column("applied", "Applied", fmt.text, numeric=False),
 )
 

@@ -13,7 +13,7 @@ from sfu.reporting import format as fmt
 from sfu.reporting.aggregate import aggregate, mean_rows
 from sfu.reporting.columns import COLUMNS
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
-from sfu.reporting.judge import best_rows, is_worse_than_nothing
+from sfu.reporting.judge import best_rows, is_tuned_on_retrained, is_worse_than_nothing
 from sfu.reporting.layout import BEST, BEST_STYLE, WORSE, WORSE_STYLE, Cell, Strip, fitting, grid, legend
 from sfu.reporting.table import row_flags, row_style
 
@@ -22,6 +22,7 @@ __all__ = ["aggregate", "csv_sweep_table", "markdown_sweep_table", "terminal_swe
 Aggregate = Mapping[str, Any]
 GroupOf = Mapping[str, Any]
 
+PAPER = "paper_test_accuracy"
 _SHOWN = (
     ("test_accuracy", "test", "percent"),
     ("remain_accuracy", "remain", "percent"),
@@ -31,6 +32,7 @@ _SHOWN = (
     ("test_gap", "test gap", "points"),
     ("agreement", "agree", "percent"),
     ("seconds", "seconds", "compact"),
+    (PAPER, "paper: test", "published"),
 )
 _NAMES = {"remain_accuracy": "remaining accuracy", "forget_accuracy": "forget accuracy", "mia": "MIA"}
 _DROPPED = (  # from the richest set of columns to the barest
@@ -103,6 +105,8 @@ def _spread(entry: Mapping[str, Any] | None, kind: str, plus_minus: str) -> str:
     entry = entry or {}
     if kind == "points":
         return fmt.points(entry.get("mean")) or fmt.MISSING
+    if kind == "published":
+        return fmt.fixed(entry.get("mean"))
     return fmt.spread(entry.get("mean"), entry.get("std"), kind, plus_minus)
 
 
@@ -134,7 +138,8 @@ class _SweepBody:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         sign = "+-" if options.ascii_only else "±"
-        strips = {spec[0]: self._strip(*spec, sign) for spec in _SHOWN}
+        known = any(PAPER in row["metrics"] for group in self.groups for row in group["rows"].values())
+        strips = {spec[0]: self._strip(*spec, sign) for spec in _SHOWN if spec[0] != PAPER or known}
         choices = [[strip for key, strip in strips.items() if key not in dropped] for dropped in _DROPPED]
         rows = [row for means in self.means for row in means.values()]
         names, flags = [name for means in self.means for name in means], [row_flags(row) for row in rows]
@@ -206,10 +211,11 @@ def markdown_sweep_table(total: Aggregate) -> str:
         means = mean_rows(group)
         best = best_rows(means)
         for name, row in group["rows"].items():
-            cells = [*group["overrides"].values(), name, str(row["n"])]
+            mark = f" ({row['tuning']})" if is_tuned_on_retrained(row) else ""
+            cells = [*group["overrides"].values(), name + mark, str(row["n"])]
             for key in keys:
                 entry = row["metrics"].get(key) or {}
-                value = fmt.spread(entry.get("mean"), entry.get("std"), kinds.get(key, "compact"))
+                value = _spread(entry, "published" if key.startswith("paper_") else kinds.get(key, "compact"), "±")
                 if key == "distance" and is_worse_than_nothing(means[name]):
                     value += " !"
                 elif name in best.get(key, ()):
@@ -235,12 +241,12 @@ def csv_sweep_table(total: Aggregate) -> str:
         total: What ``aggregate`` returned.
     """
     keys = _metric_keys(total)
-    header = [*total["varied"], "method", "access", "n", "n_applied"]
+    header = [*total["varied"], "method", "access", "tuning", "n", "n_applied"]
     header += [f"{key}.{part}" for key in keys for part in ("mean", "std", "n")]
     body = []
     for group in total["groups"]:
         for name, row in group["rows"].items():
             entries = [row["metrics"].get(key) or {"mean": None, "std": None, "n": 0} for key in keys]
-            lead = [*group["overrides"].values(), name, row["access"], row["n"], row["n_applied"]]
+            lead = [*group["overrides"].values(), name, row["access"], row.get("tuning"), row["n"], row["n_applied"]]
             body.append([*lead, *(entry[part] for entry in entries for part in ("mean", "std", "n"))])
     return csv_rows(header, body)

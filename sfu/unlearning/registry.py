@@ -11,8 +11,9 @@ from sfu.checks import validate_curvature
 from sfu.discovery import module_names, only_subclass
 from sfu.errors import ConfigError
 from sfu.experiment.paths import config_dir, group_options
-from sfu.settings import CurvatureConfig, MethodConfig, RunConfig, curvature_settings
+from sfu.settings import CurvatureConfig, MethodConfig, RunConfig, Tune, curvature_settings
 from sfu.unlearning.method import UnlearningMethod
+from sfu.unlearning.tuning import Oracle, SourceFree, settings_of
 
 _PACKAGE = "sfu.unlearning.methods"
 INHERITED = (
@@ -36,6 +37,25 @@ def make_methods(run: RunConfig) -> dict[str, UnlearningMethod]:
 
 def _make(run: RunConfig, name: str) -> UnlearningMethod:
     layers = _layers(run, name, seen=())
+    grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
+    published = _build(run, name, layers)
+    if grid is None or run.tune is Tune.authors:
+        return published
+    points = settings_of(grid, run.tune_budget, f"the row '{name}'")
+    candidates = [(given, _build(run, name, [*layers, _as_layer(given)])) for given in points]
+    rule = SourceFree if run.tune is Tune.source_free else Oracle
+    return rule(candidates, published)
+
+
+def _as_layer(given: dict[str, Any]) -> MethodConfig:
+    """One point of a grid, laid over the row."""
+    prefix = "curvature."
+    curvature = {key.removeprefix(prefix): value for key, value in given.items() if key.startswith(prefix)}
+    settings = {key: value for key, value in given.items() if not key.startswith(prefix)}
+    return MethodConfig(curvature=curvature or None, settings=settings)
+
+
+def _build(run: RunConfig, name: str, layers: list[MethodConfig]) -> UnlearningMethod:
     method = next((layer.method for layer in reversed(layers) if layer.method), None)
     known = module_names(_PACKAGE)
     if method not in known:

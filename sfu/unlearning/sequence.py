@@ -35,7 +35,7 @@ def unlearn_in_batches(
     still = torch.ones(request.n_forget, dtype=torch.bool)  # rows of the request that are in the training set
     for index, part in enumerate(parts):
         still[part] = False
-        rest = None if retained is None else _with_rows(retained, request, still.nonzero()[:, 0])
+        rest = None if retained is None else with_rows(retained, request, still.nonzero()[:, 0])
         batch = replace(request.rows(part), head=head)
         last = step(batch, tools, rest)
         head, applied = last.head, applied + last.applied
@@ -54,7 +54,7 @@ def unlearn_in_batches(
     )
 
 
-def _with_rows(retained: RetainedSet, request: ForgetRequest, index: torch.Tensor) -> RetainedSet:
+def with_rows(retained: RetainedSet, request: ForgetRequest, index: torch.Tensor) -> RetainedSet:
     """The retained rows and those of the request that are still in the training set."""
     features, labels = retained.features_RD, retained.labels_R
     weights = None

@@ -1,0 +1,75 @@
+"""The picture of the trade-off: forget against test accuracy, a point for every step of every iterative method.
+
+Methods that take one step, or none, are single points. What counts is how near a curve comes to Retrained, not how
+low forget accuracy falls: below Retrained's it tells of a method that goes on after it has forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfu.reporting.columns import Metrics, rows_of
+from sfu.reporting.figures import finish_axes, plain, save_figure
+from sfu.reporting.heading import headline
+from sfu.reporting.judge import is_tuned_on_retrained, sees_retained
+from sfu.reporting.palette import BLACK, CURVES, GREEN, MARKERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Path_ = Mapping[str, Sequence[float]]
+OURS = ("unlearned_minus", "closed_form")
+NEAR = 6.0
+"""Half the width of the enlarged panel, in points around Retrained."""
+
+
+def _draw(axes: Axes, rows: Metrics, paths: Mapping[str, Path_]) -> None:
+    for index, (name, path) in enumerate(paths.items()):
+        forget, test = path["forget_accuracy"], path["test_accuracy"]
+        marked = name == "retrained" or name in OURS
+        colour = BLACK if name == "retrained" else GREEN if name in OURS else CURVES[index % len(CURVES)]
+        row = rows_of(rows).get(name, {})
+        seen = " (retained data)" if sees_retained(row) else ""
+        tuned = " (tuned on Retrained)" if is_tuned_on_retrained(row) else ""
+        if len(forget) > 1:
+            axes.plot(forget, test, color=colour, linewidth=0.8, alpha=0.6, zorder=2)
+            axes.plot(forget, test, ".", color=colour, markersize=2.5, alpha=0.6, zorder=2)
+        axes.plot(
+            forget[-1], test[-1], linestyle="none", color=colour, zorder=5 if marked else 3,
+            marker="*" if name == "retrained" else "D" if name in OURS else MARKERS[index % (len(MARKERS) - 1)],
+            markersize=13 if name == "retrained" else 8 if marked else 6,
+            markerfacecolor="white" if seen and not marked else colour, label=plain(name + seen + tuned),
+        )  # fmt: skip
+
+
+def save_trade_off_plot(metrics: Metrics, path: str | Path) -> Path:
+    """Draws ``trade_off.json``, which lies beside ``path``: all of it, and the neighbourhood of Retrained enlarged.
+
+    Args:
+        metrics: The content of metrics.json, for names and marks.
+        path: The file; its suffix (``.png``, ``.pdf``, ``.svg``) chooses the format.
+    """
+    from matplotlib.figure import Figure
+
+    paths: dict[str, Any] = json.loads(Path(path).with_name("trade_off.json").read_text(encoding="utf-8"))
+    figure = Figure(figsize=(11.5, 5.0 + 0.2 * (len(paths) // 4)), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for axes in panels:
+        _draw(axes, metrics, paths)
+        axes.set_xlabel("forget accuracy (per cent)")
+        axes.set_ylabel("test accuracy (per cent)")
+        finish_axes(axes, grid="y")
+    panels[0].set_title("Every step; the marker is the end", fontsize=10)
+    centre = paths.get("retrained") or paths.get("original")
+    if centre is not None:
+        forget, test = centre["forget_accuracy"][-1], centre["test_accuracy"][-1]
+        panels[1].set_xlim(forget - NEAR, forget + NEAR)
+        panels[1].set_ylim(test - NEAR, test + NEAR / 3)
+    panels[1].set_title("Around Retrained (star)", fontsize=10)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.suptitle(plain(headline(metrics)), fontsize=10.5)
+    return save_figure(figure, path)
