@@ -104,10 +104,11 @@ class Evaluator:
     def trade_off(self, path: Sequence[Tensor]) -> dict[str, list[float]]:
         """Accuracies, in per cent, at each point of a path of parameters."""
         found: dict[str, list[float]] = {"test_accuracy": [], "forget_accuracy": []}
-        for parameters_CE in path:
-            head = replace(self._original, parameters_CE=parameters_CE)
-            for key, part in (("test_accuracy", self._test), ("forget_accuracy", self._forget)):
-                found[key].append(accuracy(head.logits(part[0]), part[1]))
+        for key, (features_ND, labels_N) in (("test_accuracy", self._test), ("forget_accuracy", self._forget)):
+            cast_ND = features_ND.to(self._original.parameters_CE)  # once, not at every point
+            for parameters_CE in path:
+                head = replace(self._original, parameters_CE=parameters_CE)
+                found[key].append(accuracy(head.logits(cast_ND), labels_N))
         return found
 
     def _compare(self, head: LinearHead, scores: _Scores) -> Metrics:

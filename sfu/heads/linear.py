@@ -226,6 +226,11 @@ class LinearHead:
         """Outputs ``[N, C]`` at any parameters, through which autograd may differentiate (both ways)."""
         return design_matrix(features_ND, self.bias, parameters_CE.device, parameters_CE.dtype) @ parameters_CE.T
 
+    def squared_pulls(self, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
+        """``sum_i share_i (J_i^T b_i)^2`` with the Jacobians J of the outputs: importances, by one product."""
+        design_BE = design_matrix(features_BD, self.bias, self.parameters_CE.device, self.parameters_CE.dtype)
+        return (bent_BC.square() * share_B[:, None]).T @ design_BE.square()
+
     def save(self, stem: Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors) and ``stem.json`` (settings); returns both paths.
 

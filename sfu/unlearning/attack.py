@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from sfu.heads.linear import LinearHead
 
-_NUMBERS = 1 << 21
+_NUMBERS = 1 << 17
 """Features attacked at a time, in numbers: few enough for the cache."""
 
 

@@ -25,7 +25,7 @@ from sfu.unlearning.request import ForgetRequest
 Batch = TypeVar("Batch")
 RUNAWAY = 1e4
 """Growth of the parameters' norm that ends a descent: no head that far away says anything of the data."""
-LONGEST_PATH = 400
+LONGEST_PATH = 200
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ class Labelled:
 
 
 def forgotten(request: ForgetRequest) -> Labelled:
-    """The rows to forget."""
-    return Labelled(request.features_FD, request.labels_F, request.weights_F)
+    """The rows to forget, in the dtype of the head."""
+    return Labelled(request.features_FD.to(request.head.parameters_CE), request.labels_F, request.weights_F)
 
 
 def remaining(retained: RetainedSet | None, request: ForgetRequest, method: str) -> Labelled:

@@ -1,12 +1,16 @@
 r"""How much each parameter matters to a set of rows: squared gradients, the Fisher information, and MAS.
 
-Per-row gradients come from ``head.outputs`` by reverse mode, mapped over rows, so that the shape of the parameters does
-not matter.
+They are sums of squared pulls :math:`(J_i^T b_i)^2` of vectors b in output space, which a head may have a short way to
+(:meth:`sfu.heads.linear.LinearHead.squared_pulls`); else they come from ``head.outputs`` by reverse mode, row by row,
+so that the shape of the parameters does not matter.
 
 Shapes: N rows, B rows of a chunk, D features, C classes; importances have the shape of the parameters.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,10 +26,10 @@ _NUMBERS = 1 << 22
 
 def squared_gradients(head: LinearHead, rows: Labelled) -> Tensor:
     r"""Weighted mean of :math:`(\nabla_w l_i)^2`: the diagonal of the empirical Fisher information."""
-    total_CE = torch.zeros_like(head.parameters_CE)
+    total_CE, pulls = torch.zeros_like(head.parameters_CE), _squared_pulls(head)
     for part, share_B in _chunks(head, rows):
         slopes_BC = head.loss.slopes(head.outputs(part.features_ND, head.parameters_CE), part.labels_N)
-        total_CE += _squares(head, part.features_ND, slopes_BC, share_B)
+        total_CE += pulls(part.features_ND, slopes_BC, share_B)
     return total_CE
 
 
@@ -35,11 +39,11 @@ def fisher_diagonal(head: LinearHead, rows: Labelled) -> Tensor:
     The diagonal of the Gauss-Newton matrix: for softmax and logistic the Fisher information under the head's own
     probabilities, for the quadratic loss that of a Gaussian of variance 1.
     """
-    total_CE = torch.zeros_like(head.parameters_CE)
+    total_CE, pulls = torch.zeros_like(head.parameters_CE), _squared_pulls(head)
     for part, share_B in _chunks(head, rows):
         hessian = head.loss.curvature(head.outputs(part.features_ND, head.parameters_CE), part.labels_N)
         for factor_BC in _factors(hessian):
-            total_CE += _squares(head, part.features_ND, factor_BC, share_B)
+            total_CE += pulls(part.features_ND, factor_BC, share_B)
     return total_CE
 
 
@@ -75,8 +79,14 @@ def _chunks(head: LinearHead, rows: Labelled) -> list[tuple[Labelled, Tensor]]:
     return [(rows.at(index), share_N[index]) for index in torch.arange(rows.count, device=like.device).split(step)]
 
 
-def _squares(head: LinearHead, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
-    """``sum_i share_i (J_i^T b_i)^2``."""
+def _squared_pulls(head: LinearHead) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The head's own short way, or the general one."""
+    own: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(head, "squared_pulls", None)
+    return own if own is not None else partial(general_squared_pulls, head)
+
+
+def general_squared_pulls(head: LinearHead, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
+    """``sum_i share_i (J_i^T b_i)^2`` of any head whose outputs autograd can differentiate."""
 
     def along(parameters_CE: Tensor, feature_D: Tensor, bent_C: Tensor) -> Tensor:
         return head.outputs(feature_D[None], parameters_CE)[0] @ bent_C

@@ -32,7 +32,7 @@ from sfu.checks import above, at_least, whole
 from sfu.errors import SolverError
 from sfu.unlearning.attack import Attack
 from sfu.unlearning.descent import DescentMethod, Walk, descend, minibatches
-from sfu.unlearning.differentiable import forget_accuracy, wrong_labels
+from sfu.unlearning.differentiable import forget_accuracy, forgotten, wrong_labels
 from sfu.unlearning.importance import output_sensitivity
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
@@ -58,7 +58,7 @@ class Adversarial(DescentMethod):
     batch_size: int = 32
     weight_decay: float = 1e-4
     adversarial_batch_size: int = 256
-    max_steps: int = 2000
+    max_steps: int = 500
     radius: float = 4.0
     attack_steps: int = 100
     step_size: float = 0.1
@@ -79,7 +79,8 @@ class Adversarial(DescentMethod):
         at_least("adversarial: importance", self.importance, 0.0)
 
     def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
-        head, features_FD, labels_F = request.head, request.features_FD, request.labels_F
+        head, gone = request.head, forgotten(request)
+        features_FD, labels_F = gone.features_ND, gone.labels_N
         key = f"attack {self.radius} {self.attack_steps} {self.step_size} {self.examples}"
         near_AD, targets_A = tools.remember(key, lambda: self._attack(request, tools))
         success = float((head.outputs(near_AD, head.parameters_CE).argmax(1) == targets_A).double().mean())

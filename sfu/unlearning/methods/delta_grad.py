@@ -32,7 +32,7 @@ from sfu.unlearning.differentiable import remaining
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 
-_POWER_STEPS = 30
+_POWER_STEPS = 15
 
 
 class QuasiHessian:
@@ -79,7 +79,7 @@ class DeltaGrad(UnlearningMethod):
         memory: Pairs of the quasi-Hessian.
     """
 
-    steps: int = 500
+    steps: int = 100
     lr: float | None = None
     burn_in: int = 10
     period: int = 5
@@ -159,10 +159,12 @@ class DeltaGrad(UnlearningMethod):
 
 
 def _largest_curvature(request: ForgetRequest, objective: Objective, rows: Rows) -> float:
-    """Largest eigenvalue of the retained objective's Hessian, at zero and at the head, by the power method."""
-    found = []
+    """Largest eigenvalue of the retained objective's Hessian, at the head and at zero, by the power method."""
+    found, places = [], [request.head.parameters_CE]
     drawn = torch.Generator().manual_seed(0)
-    for at_CE in (torch.zeros_like(request.head.parameters_CE), request.head.parameters_CE):
+    if objective.loss.constants.curvature_lipschitz > 0:
+        places.append(torch.zeros_like(request.head.parameters_CE))
+    for at_CE in places:
         operator = build_operator(objective, rows, at_CE, Structure.products)
         vector_CE = torch.randn(at_CE.shape, generator=drawn, dtype=torch.float64).to(at_CE)
         for _ in range(_POWER_STEPS):
