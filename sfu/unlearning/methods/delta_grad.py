@@ -33,6 +33,7 @@ from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, Unlearn
 from sfu.unlearning.request import ForgetRequest
 
 _POWER_STEPS = 15
+_SAFE = 1.5
 
 
 class QuasiHessian:
@@ -73,13 +74,15 @@ class DeltaGrad(UnlearningMethod):
 
     Attributes:
         steps: T, the length of the path.
-        lr: Step, or ``None`` for the inverse of the objective's largest curvature.
+        lr: Step, or ``None`` for 1.5 over ``period`` times the objective's largest curvature: where the quasi-Hessian
+            has no pair, the steps between two exact ones act as one step ``period`` times as long, which overshoots
+            and grows if it is above 2 over that curvature.
         burn_in: Exact steps at the beginning.
         period: Exact steps after that, one in so many.
         memory: Pairs of the quasi-Hessian.
     """
 
-    steps: int = 100
+    steps: int = 200
     lr: float | None = None
     burn_in: int = 10
     period: int = 5
@@ -112,7 +115,7 @@ class DeltaGrad(UnlearningMethod):
         rows = head.rows(kept.features_ND, kept.labels_N, kept.weights_N, keep=True)
         gone, objective = request.data(keep=True), head.objective()
         share = request.weight / head.total_weight
-        lr = self.lr if self.lr is not None else 1 / _largest_curvature(request, objective, rows)
+        lr = self.lr if self.lr is not None else _SAFE / (self.period * _largest_curvature(request, objective, rows))
 
         def of_all(point_CE: Tensor) -> Tensor:
             return share * objective.gradient(gone, point_CE) + (1 - share) * objective.gradient(rows, point_CE)

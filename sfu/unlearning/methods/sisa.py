@@ -72,7 +72,7 @@ class Sisa(UnlearningMethod):
         total_CE, empty = torch.zeros_like(like), [k for k in range(self.shards) if not (shard_R == k).any()]
         if empty:
             raise ConfigError(
-                f"sisa: shards={self.shards} leaves shard {empty[0]} of {rows.count} rows empty; give fewer."
+                f"sisa: shards={self.shards} leaves a shard of the {rows.count} retained rows empty; give fewer."
             )
         for shard in range(self.shards):
             part = rows.at((shard_R == shard).nonzero()[:, 0].to(rows.labels_N.device))

@@ -1,0 +1,103 @@
+"""The paper's figures beside ours, the oracle's mark in every table, and the picture of the trade-off."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from sfu.reporting.aggregate import aggregate
+from sfu.reporting.export import csv_table, markdown_table
+from sfu.reporting.judge import best_rows, is_source_free, verdict
+from sfu.reporting.plot import save_bar_plot
+from sfu.reporting.published import PUBLISHED, published_row
+from sfu.reporting.sweep_table import csv_sweep_table, markdown_sweep_table, terminal_sweep_table
+from sfu.reporting.table import terminal_table
+from sfu.reporting.trade_off import save_trade_off_plot
+from sfu.unlearning.tuning import ORACLE
+from tests.reporting.samples import make_metrics, make_row
+
+
+def metrics(tuning: str | None) -> dict:
+    return make_metrics(
+        retrained=make_row(73.7, 74.4, 73.8, 50.1, 0.0, "retained", tuning=None),
+        neg_grad=make_row(73.6, 74.3, 73.7, 50.2, 0.9, tuning=tuning, **published_row("table_5", "neg_grad")),
+        jit=make_row(73.0, 73.8, 73.0, 50.3, 1.4, tuning="source_free", **published_row("table_5", "jit")),
+    )
+
+
+def shown(renderable, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(renderable)
+    return console.export_text()
+
+
+def test_the_figures_of_table_5():
+    assert PUBLISHED["table_5"]["random_labels"] == (20.6, 21.6, 21.4, 47.0)
+    assert published_row("table_5", "jit") == {
+        "paper_test_accuracy": 52.1, "paper_remain_accuracy": 53.1, "paper_forget_accuracy": 51.1, "paper_mia": 49.1,
+    }  # fmt: skip
+    assert published_row("table_5", "scrub") == {}
+    assert published_row(None, "jit") == {}
+
+
+def test_the_papers_figures_stand_in_every_table_without_a_spread():
+    runs = [({"seed": str(seed)}, metrics(None)) for seed in range(2)]
+    total = aggregate(runs)
+    assert "| 52.1 |" in markdown_sweep_table(total)
+    assert "Paper: test %" in markdown_sweep_table(total)
+    assert "paper: test" in shown(terminal_sweep_table(total))
+    assert "52.1" in shown(terminal_sweep_table(total))
+    assert "paper_test_accuracy" in csv_table(metrics(None))
+    assert "| 52.1 |" in markdown_table(metrics(None))
+    plain = make_metrics(jit=make_row(73.0, 73.8, 73.0, 50.3, 1.4))
+    assert "paper" not in shown(terminal_sweep_table(aggregate([({"seed": "0"}, plain)]))).lower()
+
+
+def test_a_row_tuned_on_retrained_is_marked_in_every_table_and_wins_nothing():
+    told = metrics(ORACLE)
+    assert not is_source_free(told["rows"]["neg_grad"])
+    assert is_source_free(told["rows"]["jit"])
+    assert "neg_grad" not in {name for names in best_rows(told["rows"]).values() for name in names}
+    assert "nearest is jit" in verdict(told)
+    assert "Closest to Retrained without source data: neg_grad" in verdict(metrics("source_free"))
+    text = shown(terminal_table(told))
+    assert "o  neg_grad" in text
+    assert "o tuned on Retrained" in text
+    assert ORACLE in markdown_table(told)
+    assert ORACLE in csv_table(told)
+    total = aggregate([({"seed": "0", "tune": "oracle"}, told)])
+    assert f"neg_grad ({ORACLE})" in markdown_sweep_table(total)
+    assert f"neg_grad,forget,{ORACLE}," in csv_sweep_table(total)
+    assert "o  neg_grad" in shown(terminal_sweep_table(total))
+    assert "tuned on Retrained" not in shown(terminal_table(metrics(None)))
+
+
+def test_the_bar_figure_draws_marked_rows(tmp_path):
+    assert save_bar_plot(metrics(ORACLE), tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_trade_off_picture_marks_retrained_and_ours_and_draws_every_path(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    paths = {
+        "retrained": {"forget_accuracy": [73.8], "test_accuracy": [73.7]},
+        "neg_grad": {"forget_accuracy": [75.0, 70.0, 40.0], "test_accuracy": [73.8, 70.0, 45.0]},
+        "unlearned_minus": {"forget_accuracy": [73.9], "test_accuracy": [73.7]},
+    }
+    (tmp_path / "trade_off.json").write_text(json.dumps(paths))
+    drawn = []
+    real = Axes.plot
+
+    def spy(self, x, y, *rest, **options):
+        drawn.append((x, options.get("marker"), options.get("label")))
+        return real(self, x, y, *rest, **options)
+
+    monkeypatch.setattr(Axes, "plot", spy)
+    told = metrics(ORACLE)
+    assert save_trade_off_plot(told, tmp_path / "trade_off.png").read_bytes().startswith(b"\x89PNG")
+    marks = {label: marker for _, marker, label in drawn if label}
+    assert marks["retrained (retained data)"] == "*"
+    assert marks["unlearned_minus"] == "D"
+    assert "neg_grad (tuned on Retrained)" in marks
+    assert [75.0, 70.0, 40.0] in [x for x, _, _ in drawn]
