@@ -16,6 +16,7 @@ from sfu.unlearning.method import UnlearningMethod
 from sfu.unlearning.tuning import Oracle, SourceFree, settings_of
 
 _PACKAGE = "sfu.unlearning.methods"
+_PREFIX = "curvature."
 INHERITED = (
     "structure", "perturbations", "folds", "force", "solver", "tolerance", "max_iterations", "augment",
     "reference_path", "reference_key", "reference_weight",
@@ -37,25 +38,6 @@ def make_methods(run: RunConfig) -> dict[str, UnlearningMethod]:
 
 def _make(run: RunConfig, name: str) -> UnlearningMethod:
     layers = _layers(run, name, seen=())
-    grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
-    published = _build(run, name, layers)
-    if grid is None or run.tune is Tune.authors:
-        return published
-    points = settings_of(grid, run.tune_budget, f"the row '{name}'")
-    candidates = [(given, _build(run, name, [*layers, _as_layer(given)])) for given in points]
-    rule = SourceFree if run.tune is Tune.source_free else Oracle
-    return rule(candidates, published)
-
-
-def _as_layer(given: dict[str, Any]) -> MethodConfig:
-    """One point of a grid, laid over the row."""
-    prefix = "curvature."
-    curvature = {key.removeprefix(prefix): value for key, value in given.items() if key.startswith(prefix)}
-    settings = {key: value for key, value in given.items() if not key.startswith(prefix)}
-    return MethodConfig(curvature=curvature or None, settings=settings)
-
-
-def _build(run: RunConfig, name: str, layers: list[MethodConfig]) -> UnlearningMethod:
     method = next((layer.method for layer in reversed(layers) if layer.method), None)
     known = module_names(_PACKAGE)
     if method not in known:
@@ -63,16 +45,32 @@ def _build(run: RunConfig, name: str, layers: list[MethodConfig]) -> UnlearningM
     curvature: DictConfig = OmegaConf.structured(run.curvature)
     for layer in layers:
         curvature = _lay_over(curvature, layer.curvature, name)
+    built = _checked(curvature, name)
+    settings: dict[str, Any] = {}
+    for layer in layers:
+        settings.update(layer.settings)
+    kind = only_subclass(f"{_PACKAGE}.{method}", UnlearningMethod)
+    published = kind.from_config(run, built, settings)
+    grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
+    if grid is None or run.tune is Tune.authors:
+        return published
+    candidates = []
+    for given in settings_of(grid, run.tune_budget, f"the row '{name}'"):
+        of_curvature = {key.removeprefix(_PREFIX): given[key] for key in given if key.startswith(_PREFIX)}
+        own = {key: value for key, value in given.items() if not key.startswith(_PREFIX)}
+        tried = _checked(_lay_over(curvature, of_curvature, name), name) if of_curvature else built
+        candidates.append((given, kind.from_config(run, tried, settings | own)))
+    return (SourceFree if run.tune is Tune.source_free else Oracle)(candidates, published)
+
+
+def _checked(curvature: DictConfig, name: str) -> CurvatureConfig:
+    """The row's curvature settings."""
     try:
         built = curvature_settings(cast(dict[str, Any], OmegaConf.to_container(curvature)))
     except ConfigError as error:
         raise ConfigError(f"the row '{name}': {error}") from error
     validate_curvature(built, f"the row '{name}': ")
-    settings: dict[str, Any] = {}
-    for layer in layers:
-        settings.update(layer.settings)
-    kind = only_subclass(f"{_PACKAGE}.{method}", UnlearningMethod)
-    return kind.from_config(run, built, settings)
+    return built
 
 
 def _layers(run: RunConfig, name: str, seen: tuple[str, ...]) -> list[MethodConfig]:

@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 
 from sfu.errors import ConfigError, DataError, SolverError
 from sfu.unlearning.classes import whole_classes
-from sfu.unlearning.differentiable import forget_accuracy
 from sfu.unlearning.method import Access, Tools
 from sfu.unlearning.methods.emmn import Emmn
 from sfu.unlearning.methods.gkt import Gkt
@@ -83,19 +82,19 @@ def test_emmns_noise_does_what_it_is_for():
     assert (losses[1] < losses[0]).tolist() == [True, True, False, True]
 
 
-def test_gkt_teaches_and_an_affine_student_that_has_learned_all_is_the_teacher_again():
+def test_gkt_teaches_and_an_affine_student_comes_back_to_the_class_it_was_never_shown():
     """Two affine heads that agree on an open set agree everywhere: what GKT forgets, it forgets by stopping early."""
-    request, retained = class_case()
-    x, y = retained.features_RD, retained.labels_R
-    apart, accuracies = [], []
-    for batches in (10, 100):
-        out = Gkt(batches=batches, batch_size=32, noise=8, threshold=0.2, lr=0.02).unlearn(request, TOOLS)
-        mine, theirs = (head.logits(request.features_FD).log_softmax(1) for head in (out.head, request.head))
-        apart.append(float((theirs.exp() * (theirs - mine)).sum(1).mean()))
-        accuracies.append(forget_accuracy(out.head, out.head.parameters_CE, x, y))
-        assert 0 < out.details["passed"] < 1
-    assert apart[1] < 0.5 * apart[0]
-    assert accuracies[1] > 0.5
+    request, _ = class_case()
+    theirs = request.head.logits(request.features_FD).log_softmax(1)
+
+    def apart(logits) -> float:
+        return float((theirs.exp() * (theirs - logits.log_softmax(1))).sum(1).mean())
+
+    out = Gkt(batches=60, batch_size=32, noise=8, threshold=0.2, lr=0.005).unlearn(request, TOOLS)
+    mine = out.head.logits(request.features_FD)
+    assert 0 < out.details["passed"] < 0.5
+    assert apart(mine) < 0.5 * apart(torch.zeros_like(theirs))
+    assert float((mine.argmax(1) == 2).double().mean()) > 0.5
 
 
 def test_gkt_teaches_through_the_gate_alone_and_says_when_nothing_passes():
