@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Path_ = Mapping[str, Sequence[float]]
 OURS = ("unlearned_minus", "closed_form")
-NEAR = 6.0
-"""Half the width of the enlarged panel, in points around Retrained."""
+NEAREST, FURTHEST = 0.5, 6.0
+"""Bounds of half the width of the enlarged panel, in points around Retrained."""
 
 
 def _draw(axes: Axes, rows: Metrics, paths: Mapping[str, Path_]) -> None:
@@ -43,6 +43,13 @@ def _draw(axes: Axes, rows: Metrics, paths: Mapping[str, Path_]) -> None:
             markersize=13 if name == "retrained" else 8 if marked else 6,
             markerfacecolor="white" if seen and not marked else colour, label=plain(name + seen + tuned),
         )  # fmt: skip
+
+
+def half_width(paths: Mapping[str, Path_], forget: float, test: float) -> float:
+    """Around Retrained, what holds the ends of three methods in four, within bounds."""
+    ends = [(path["forget_accuracy"][-1] - forget, path["test_accuracy"][-1] - test) for path in paths.values()]
+    away = sorted(max(abs(x), abs(y)) for x, y in ends)
+    return min(max(NEAREST, 1.25 * away[(3 * (len(away) - 1)) // 4]), FURTHEST)
 
 
 def save_trade_off_plot(metrics: Metrics, path: str | Path) -> Path:
@@ -66,8 +73,9 @@ def save_trade_off_plot(metrics: Metrics, path: str | Path) -> Path:
     centre = paths.get("retrained") or paths.get("original")
     if centre is not None:
         forget, test = centre["forget_accuracy"][-1], centre["test_accuracy"][-1]
-        panels[1].set_xlim(forget - NEAR, forget + NEAR)
-        panels[1].set_ylim(test - NEAR, test + NEAR / 3)
+        half = half_width(paths, forget, test)
+        panels[1].set_xlim(forget - half, forget + half)
+        panels[1].set_ylim(test - half, test + half)
     panels[1].set_title("Around Retrained (star)", fontsize=10)
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
