@@ -22,26 +22,30 @@ if TYPE_CHECKING:
 
 Path_ = Mapping[str, Sequence[float]]
 OURS = ("unlearned_minus", "closed_form")
+_OTHERS = (*(colour for colour in CURVES if colour not in (BLACK, GREEN)), "#6A3D9A", "#8C510A")
 NEAREST, FURTHEST = 0.5, 6.0
 """Bounds of half the width of the enlarged panel, in points around Retrained."""
 
 
 def _draw(axes: Axes, rows: Metrics, paths: Mapping[str, Path_]) -> None:
-    for index, (name, path) in enumerate(paths.items()):
+    others = [name for name in paths if name != "retrained" and name not in OURS]
+    for name, path in paths.items():
+        index = others.index(name) if name in others else 0
         forget, test = path["forget_accuracy"], path["test_accuracy"]
         marked = name == "retrained" or name in OURS
-        colour = BLACK if name == "retrained" else GREEN if name in OURS else CURVES[index % len(CURVES)]
+        colour = BLACK if name == "retrained" else GREEN if name in OURS else _OTHERS[index % len(_OTHERS)]
         row = rows_of(rows).get(name, {})
         seen = " (retained data)" if sees_retained(row) else ""
         tuned = " (tuned on Retrained)" if is_tuned_on_retrained(row) else ""
         if len(forget) > 1:
-            axes.plot(forget, test, color=colour, linewidth=0.8, alpha=0.6, zorder=2)
+            axes.plot(forget, test, "--" if seen else "-", color=colour, linewidth=0.8, alpha=0.6, zorder=2)
             axes.plot(forget, test, ".", color=colour, markersize=2.5, alpha=0.6, zorder=2)
         axes.plot(
             forget[-1], test[-1], linestyle="none", color=colour, zorder=5 if marked else 3,
             marker="*" if name == "retrained" else "D" if name in OURS else MARKERS[index % (len(MARKERS) - 1)],
-            markersize=13 if name == "retrained" else 8 if marked else 6,
-            markerfacecolor="white" if seen and not marked else colour, label=plain(name + seen + tuned),
+            markersize=17 if name == "retrained" else 7 if marked else 6,
+            markerfacecolor="none" if name == "retrained" else "white" if seen else colour,
+            markeredgewidth=1.5 if name == "retrained" else 1.0, label=plain(name + seen + tuned),
         )  # fmt: skip
 
 
