@@ -26,6 +26,8 @@ Batch = TypeVar("Batch")
 RUNAWAY = 1e4
 """Growth of the parameters' norm that ends a descent: no head that far away says anything of the data."""
 LONGEST_PATH = 200
+LARGEST_PATH = 1 << 24
+"""In numbers: a path may be kept for each of several settings."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Walk:
 
 @dataclass
 class Path:
-    """Points along the way, the start first; above :data:`LONGEST_PATH`, every second is dropped, and so on."""
+    """Points along the way, the start first; where they are too many or too large, every second is dropped, and again."""
 
     keep: bool
     points: list[Tensor] = field(default_factory=list)
@@ -56,7 +58,7 @@ class Path:
         """Note a point, if it is one to keep."""
         if self.keep and self._seen % self._stride == 0:
             self.points.append(point_CE.detach().clone())
-            if len(self.points) > LONGEST_PATH:
+            if len(self.points) > max(2, min(LONGEST_PATH, LARGEST_PATH // point_CE.numel())):
                 self.points, self._stride = self.points[::2], 2 * self._stride
         self._seen += 1
 

@@ -58,6 +58,10 @@ def test_the_path_holds_start_and_end_and_is_thinned_evenly():
     assert LONGEST_PATH / 2 <= len(points) <= LONGEST_PATH + 1
     assert len({b - a for a, b in itertools.pairwise(points[:-1])}) == 1
     assert Path(keep=False).ended(torch.ones(1)) == ()
+    large = Path(keep=True)
+    for _ in range(20):
+        large.add(torch.empty((1 << 24) // 4))
+    assert 2 <= len(large.points) <= 4
 
 
 def test_every_row_is_in_one_batch_of_every_epoch():
