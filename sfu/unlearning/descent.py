@@ -47,7 +47,7 @@ class Walk:
 
 @dataclass
 class Path:
-    """Points along the way, the start first; where they are too many or too large, every second is dropped, and again."""
+    """Points along the way, the start first; where they are too many or too large, every second is dropped again."""
 
     keep: bool
     points: list[Tensor] = field(default_factory=list)
