@@ -57,13 +57,23 @@ def one_of(key: str, value: str, accepted: list[str]) -> None:
 
 
 def finite(key: str, value: float) -> None:
-    """Refuse NaN and infinities.
+    """Refuse NaN, infinities and what is no number.
 
     Raises:
         ConfigError: Naming the key, the value and what is accepted.
     """
-    if not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{key}={value}; a finite number is needed.")
+
+
+def whole(key: str, value: int, least: int) -> None:
+    """Refuse what is no whole number of at least ``least``.
+
+    Raises:
+        ConfigError: Naming the key, the value and what is accepted.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{key}={value}; a whole number of at least {least} is needed.")
 
 
 def at_least(key: str, value: float, least: float) -> None:

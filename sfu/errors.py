@@ -27,5 +27,9 @@ class SolverError(SfuError):
     """An optimisation did not reach its tolerance and the caller required it to."""
 
 
+class DivergedError(SfuError):
+    """An iteration ran away; its weights are no result."""
+
+
 class ArtifactError(SfuError):
     """A saved artifact (head, metrics, split) is missing, corrupt, or of another schema."""

@@ -126,6 +126,14 @@ class Regularization(Enum):
     cross_validated = "cross_validated"
 
 
+class Tune(Enum):
+    """How the settings of methods with a grid of them are chosen; see ``sfu/unlearning/tuning.py``."""
+
+    authors = "authors"  # as published
+    source_free = "source_free"  # by the forget set and the head alone
+    oracle = "oracle"  # by the distance to Retrained: not source-free
+
+
 @dataclass
 class DatasetConfig:
     """Group ``dataset``."""
@@ -320,6 +328,7 @@ class MethodConfig:
     method: str | None = None  # a file in sfu/unlearning/methods
     curvature: Any = None  # a file of configs/curvature, a mapping, or None: over the run's `curvature`
     settings: dict[str, Any] = field(default_factory=dict)  # of the method itself
+    grid: dict[str, Any] = field(default_factory=dict)  # for tune: settings (or curvature.KEY) to lists of values
 
 
 @dataclass
@@ -339,6 +348,7 @@ class EvaluationConfig:
     """Settings of the evaluation."""
 
     membership_splits: int = 5
+    trade_off: bool = False  # test and forget accuracy after each step of iterative methods: trade_off.json and .png
 
 
 @dataclass
@@ -376,6 +386,8 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     methods: list[str] = field(default_factory=list)
     variants: dict[str, Any] = field(default_factory=dict)  # rows of your own: a MethodConfig each
+    tune: Tune = Tune.authors
+    tune_budget: int = 9  # settings tried for every method that has a grid, no more and no fewer
     seed: int = 0
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
     device: str = "auto"

@@ -6,7 +6,8 @@ Shapes: R retained rows, F forget rows, T test rows, C classes, E = D (+ 1 with 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Evaluator:
         self._rows = original.rows(*self._retain, keep=True)
         self._objective = original.objective_of(self._rows.weight)
         self._hessian = build_operator(self._objective, self._rows, original.parameters_CE, Structure.products)
-        self._retrained = retrained
+        self._original, self._retrained = original, retrained
         self._reference_scores = None if retrained is None else self._scores(retrained)
         self._nothing = 0.0 if retrained is None else self._from_retrained(original, retrained)
 
@@ -96,6 +97,22 @@ class Evaluator:
             "retain_gradient_norm": float(gradient.norm()),
         }
         return metrics | self._compare(head, scores)
+
+    def distance(self, head: Head) -> float | None:
+        """Distance to Retrained, 1 for nothing done; ``None`` if it is not known."""
+        if self._retrained is None or not self._nothing > 0:
+            return None
+        return math.sqrt(self._from_retrained(head, self._retrained) / self._nothing)
+
+    def trade_off(self, path: Sequence[Tensor]) -> dict[str, list[float]]:
+        """Accuracies, in per cent, at each point of a path of parameters."""
+        found: dict[str, list[float]] = {"test_accuracy": [], "forget_accuracy": []}
+        for key, (features_ND, labels_N) in (("test_accuracy", self._test), ("forget_accuracy", self._forget)):
+            cast_ND = features_ND.to(self._original.parameters_CE)  # once, not at every point
+            for parameters_CE in path:
+                head = replace(self._original, parameters_CE=parameters_CE)
+                found[key].append(accuracy(head.logits(cast_ND), labels_N))
+        return found
 
     def _compare(self, head: Head, scores: _Scores) -> Metrics:
         """The metrics that need Retrained."""

@@ -6,6 +6,7 @@ split.safetensors    forget_indices, retain_indices (training row numbers, int64
 forget_files.txt     the files of the images to forget, if they are files
 heads/NAME.*         Original and every row's head, safetensors + JSON
 metrics.json         the result (schema 1), also as metrics.csv, table.md, figure.png
+trade_off.json       test and forget accuracy along the path of each row, with evaluation.trade_off; also trade_off.png
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ def remove_results(folder: Path) -> None:
         "metrics.csv",
         "table.md",
         "figure.png",
+        "trade_off.json",
+        "trade_off.png",
     )
     heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors")]
     try:

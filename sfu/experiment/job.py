@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sfu.experiment.reuse import StageResults
 from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.files import write_text
-from sfu.settings import Reuse, RunConfig
+from sfu.settings import Reuse, RunConfig, Tune
 
 
 def run_job(config: DictConfig) -> None:
@@ -52,6 +53,8 @@ def run_job(config: DictConfig) -> None:
 def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group: str | None) -> dict[str, Any]:
     from sfu.reporting.export import csv_table, markdown_table
     from sfu.reporting.loggers import make_logger
+    from sfu.reporting.plot import save_bar_plot
+    from sfu.reporting.trade_off import save_trade_off_plot
 
     typed = typed_config(config)
     resolved = OmegaConf.to_container(OmegaConf.structured(typed), resolve=True, enum_to_str=True)
@@ -70,10 +73,14 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
         write_json(folder / "metrics.json", metrics)
         write_text(folder / "metrics.csv", csv_table(metrics))
         write_text(folder / "table.md", markdown_table(metrics))
-        drawn = folder / "figure.png"
-        logger.log_result(metrics, drawn if drawn.is_file() else _draw(metrics, drawn))
+        picture = folder / "figure.png"
+        if not picture.is_file():
+            _draw(save_bar_plot, metrics, picture)
+        if typed.evaluation.trade_off and not (folder / "trade_off.png").is_file():
+            _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
+        logger.log_result(metrics, picture if picture.is_file() else None)
         logger.log_files(folder)
-    if metrics["run"]["reused"] != ["run"] and not _failures(metrics):
+    if metrics["run"]["reused"] != ["run"] and not _failures(metrics) and typed.tune is not Tune.oracle:
         kept.keep_run(folder)
     return metrics
 
@@ -95,15 +102,13 @@ def _failures(metrics: dict[str, Any]) -> dict[str, str]:
     return {name: row["error"] for name, row in metrics["rows"].items() if row.get("error")}
 
 
-def _draw(metrics: dict[str, Any], path: Path) -> Path | None:
-    """The figure; a failure to draw it is a warning, since the numbers are safe and worth more."""
-    from sfu.reporting.plot import save_bar_plot
-
+def _draw(save: Callable[[dict[str, Any], Path], Path], metrics: dict[str, Any], path: Path) -> None:
+    """A figure; a failure to draw it is a warning, since the numbers are safe and worth more."""
     try:
-        return save_bar_plot(metrics, path)
+        save(metrics, path)
     except Exception as error:
         print(f"sfu: the figure could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
-        return None
+        return
 
 
 def typed_config(config: DictConfig) -> RunConfig:

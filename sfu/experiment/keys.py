@@ -22,7 +22,7 @@ from sfu.experiment.artifacts import METRICS_SCHEMA
 from sfu.experiment.result_store import key_of
 from sfu.experiment.validate import resolve_device
 from sfu.seeds import resolve_seeds
-from sfu.settings import RunConfig
+from sfu.settings import RunConfig, Tune
 from sfu.unlearning.registry import RowSpec, row_specs
 
 _OWN = ("dataset", "backbone", "head", "loss", "forget", "dtype")
@@ -39,6 +39,8 @@ _NEVER = (
     "seeds",
     "reuse",
     "published",
+    "tune",
+    "tune_budget",
 )
 """Settings that decide no row, or (curvature) not as they stand in the run."""
 _UNREAD = ("reporting",)
@@ -86,11 +88,13 @@ def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:
         sections = (*others, "curvature")
     used: dict[str, Any] = {name: spec.curvature if name == "curvature" else getattr(config, name) for name in sections}
     reference = spec.curvature.reference_path
+    tuned = spec.grid is not None and config.tune is not Tune.authors
     return key_of(
         _plain(
             {
                 "stage": "row", **base, "method": spec.method, "settings": spec.settings,
-                "used": used,
+                "used": used, "path": config.evaluation.trade_off,
+                "tuning": [config.tune, config.tune_budget, spec.grid] if tuned else None,
                 "reference": _contents([reference]) if "curvature" in used and reference else None,
             }
         )

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from sfu.experiment.artifacts import read_metrics
 from sfu.experiment.keys import StageKeys
 from sfu.experiment.resources import Usage
 from sfu.experiment.result_store import ResultStore
 from sfu.experiment.stages import RowResult
-from sfu.files import copy_file, write_text
+from sfu.files import copy_file, write_tensors, write_text
 from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
 from sfu.heads.linearised.core import Core
@@ -27,7 +29,8 @@ from sfu.heads.linearised.head import LinearisedHead
 from sfu.unlearning.method import Unlearned
 
 _HEAD, _ROW = "head", "row.json"
-_RUN_FILES = ("metrics.json", "split.safetensors", "forget_files.txt", "figure.png")
+_PATH, _TRIAL = "path.safetensors", "trial-{}"
+_RUN_FILES = ("metrics.json", "split.safetensors", "forget_files.txt", "figure.png", "trade_off.json", "trade_off.png")
 
 
 class StageResults:
@@ -123,21 +126,36 @@ class StageResults:
 
 def _write_row(row: RowResult, folder: Path) -> None:
     assert row.unlearned is not None
-    outcome = row.unlearned
-    outcome.head.save(folder / _HEAD)
-    about = {
-        "applied": outcome.applied, "predicted_gain": outcome.predicted_gain, "details": outcome.details,
-        "note": outcome.note, "seconds": row.usage.seconds, "peak_memory_mb": row.usage.peak_memory_mb,
+    about = {"seconds": row.usage.seconds, "peak_memory_mb": row.usage.peak_memory_mb}
+    write_text(folder / _ROW, json.dumps(about | _write_outcome(row.unlearned, folder, _HEAD)) + "\n")
+
+
+def _write_outcome(outcome: Unlearned, folder: Path, stem: str) -> dict[str, Any]:
+    """Heads and path into files; the rest is returned, for JSON."""
+    outcome.head.save(folder / stem)
+    if outcome.path:
+        write_tensors(folder / f"{stem}.{_PATH}", {"path": torch.stack(outcome.path)})
+    trials = [_write_outcome(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(outcome.trials)]
+    return {
+        "applied": outcome.applied, "predicted_gain": outcome.predicted_gain, "details": dict(outcome.details),
+        "note": outcome.note, "trials": trials,
     }  # fmt: skip
-    write_text(folder / _ROW, json.dumps(about) + "\n")
 
 
 def _read_row(folder: Path, original: Head) -> RowResult:
     about = json.loads((folder / _ROW).read_text(encoding="utf-8"))
     usage = Usage(about.pop("seconds"), about.pop("peak_memory_mb"))
+    return RowResult(usage, _read_outcome(about, folder, _HEAD, original))
+
+
+def _read_outcome(about: dict[str, Any], folder: Path, stem: str, original: Head) -> Unlearned:
     core = original.core if isinstance(original, LinearisedHead) else None
-    head = read_head(folder / _HEAD, core).to(original.parameters_CE.device)
-    return RowResult(usage, Unlearned(head, **about))
+    head = read_head(folder / stem, core).to(original.parameters_CE.device)
+    path: tuple[Tensor, ...] = ()
+    if (folder / f"{stem}.{_PATH}").is_file():
+        path = tuple(load_file(folder / f"{stem}.{_PATH}")["path"].to(head.parameters_CE.device))
+    trials = [_read_outcome(trial, folder, _TRIAL.format(n), original) for n, trial in enumerate(about.pop("trials"))]
+    return Unlearned(head, path=path, trials=tuple(trials), **about)
 
 
 def read_head(stem: Path, core: Core | None) -> Head:

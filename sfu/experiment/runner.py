@@ -23,7 +23,7 @@ from sfu.data.seal import sealed
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment import stages
-from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split
+from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split, write_json
 from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.reuse import StageResults
 from sfu.experiment.stages import Prepared, RowResult
@@ -37,6 +37,7 @@ from sfu.unlearning.method import Access, RetainedSet, Tools, UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.registry import make_methods
 from sfu.unlearning.request import ForgetRequest
+from sfu.unlearning.tuning import nearest
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class _Context:
 
     def tools(self, tick: Callable[[int, int], None] | None = None) -> Tools:
         """What methods are lent."""
-        return Tools(self.seeds, tick, normalize_rows=self.config.dataset.normalize_rows)
+        normalize, keep_path = self.config.dataset.normalize_rows, self.config.evaluation.trade_off
+        return Tools(self.seeds, tick, normalize_rows=normalize, keep_path=keep_path)
 
     def waiting(self, what: str) -> Callable[[], None]:
         """Says that another job is at work on the same thing."""
@@ -221,6 +223,9 @@ def _evaluate(
             data, prepared.split, prepared.request.head, reference,
             membership_splits=context.config.evaluation.membership_splits, seed=context.seeds["evaluation"],
         )  # fmt: skip
+        results = {name: _settled(result, evaluator) for name, result in results.items()}
+        if context.config.evaluation.trade_off:
+            write_json(folder / "trade_off.json", _trade_off(results, evaluator))
         for done, (name, method) in enumerate(context.methods.items(), start=1):
             rows[name] = _row(method, results[name], evaluator, folder / "heads" / name)
             tick(done, len(context.methods))
@@ -244,6 +249,7 @@ def _about(context: _Context, prepared: Prepared, folder: Path, overrides: list[
         "seeds": {"seed": config.seed, **context.seeds},
         "data": prepared.data,
         "forget": {"kind": prepared.split.kind, **asdict(config.forget)},
+        "tune": {"rule": config.tune.value, "budget": config.tune_budget},
         "head": {
             "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
             "gradient_norm": float(head.gradient_CE.norm()), "loss": head.loss.as_json(),
@@ -252,8 +258,27 @@ def _about(context: _Context, prepared: Prepared, folder: Path, overrides: list[
     }  # fmt: skip
 
 
+def _settled(result: RowResult, evaluator: Evaluator) -> RowResult:
+    """With the setting chosen that is nearest to Retrained, where that is the rule."""
+    if result.unlearned is None:
+        return result
+    try:
+        return replace(result, unlearned=nearest(result.unlearned, evaluator.distance))
+    except ConfigError as error:
+        return replace(result, unlearned=None, error=f"ConfigError: {error}")
+
+
+def _trade_off(results: dict[str, RowResult], evaluator: Evaluator) -> dict[str, Any]:
+    """Accuracies along the path of every row: of one point for a method that takes no path."""
+    return {
+        name: evaluator.trade_off(result.unlearned.path or [result.unlearned.head.parameters_CE])
+        for name, result in results.items()
+        if result.unlearned is not None
+    }
+
+
 def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"access": method.access.value}
+    row: dict[str, Any] = {"access": method.access.value, "tuning": method.tuning}
     if result.unlearned is not None:
         outcome = result.unlearned
         outcome.head.save(stem)
@@ -261,7 +286,7 @@ def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem
         row |= {
             "applied": outcome.applied,
             "predicted_distance_gain": outcome.predicted_gain,
-            "details": outcome.details,
+            "details": dict(outcome.details),
             "note": outcome.note,
         }
     else:

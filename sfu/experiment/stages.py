@@ -33,6 +33,7 @@ from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import checkpoint_of
 from sfu.heads.train import train_head
 from sfu.settings import RunConfig
+from sfu.unlearning.classes import refuse_instances, whole_classes
 from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 
@@ -120,7 +121,10 @@ def prepare(
         )  # fmt: skip
         head = kept.head(train, device, partial(display.say, "another job trains the same head; waiting for it"), core)
         del train
-    request = ForgetRequest(head, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
+    request = ForgetRequest(
+        head, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F],
+        classes=whole_classes(data.train_labels_N, split.forget_F),
+    )  # fmt: skip
     about: dict[str, object] = {
         "name": data.name, "path": config.dataset.path, "fingerprint": data.fingerprint(), "n_train": data.n_train,
         "n_forget": request.n_forget, "n_retain": request.n_retain, "n_test": data.test_labels_T.shape[0],
@@ -153,6 +157,7 @@ def _split(
 ) -> ForgetSplit:
     """The forget set; called beforehand, too, so that what cannot work is refused before features are extracted."""
     split = make_split(config.forget, labels_N, n_classes, seeds["split"], class_names, image_names)
+    refuse_instances(methods, labels_N, split.forget_F)
     for method in methods:
         method.check(split.forget_F.numel())
     return split

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sfu.checks import above, at_least, between, one_of
+from sfu.checks import above, at_least, between, one_of, whole
 from sfu.data.backbones.backbone import check_backbone
 from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
@@ -69,6 +69,7 @@ def validate(config: RunConfig) -> None:
             between(key, value, -1, 2**32)
     if config.threads is not None:
         between("threads", config.threads, 0, 4 * (os.cpu_count() or 1) + 1)
+    whole("tune_budget", config.tune_budget, 1)
     at_least("newton.noise_sigma", config.newton.noise_sigma, 0.0)
     at_least("newton.steps", config.newton.steps, 1)
     at_least("newton.batches", config.newton.batches, 1)

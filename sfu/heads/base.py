@@ -136,6 +136,18 @@ class Head(ABC):
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
         """Outputs ``[N, C]`` at any parameters, through which autograd may differentiate (both ways)."""
 
+    def squared_pulls(self, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
+        """``sum_i share_i (J_i^T b_i)^2`` with the Jacobians J of the outputs, in the shape of the parameters.
+
+        A reverse pass for each row, as squares of sums are no sums of squares; a head may have a shorter way.
+        """
+        parameters_CE = self.parameters_CE.detach().clone().requires_grad_()
+        total_CE = torch.zeros_like(self.parameters_CE)
+        for feature_D, bent_C, share in zip(features_BD, bent_BC, share_B.tolist(), strict=True):
+            along = self.outputs(feature_D[None], parameters_CE)[0] @ bent_C
+            total_CE += share * torch.autograd.grad(along, parameters_CE)[0].square()
+        return total_CE
+
     @abstractmethod
     def save(self, stem: Path) -> list[Path]:
         """Write the head beside ``stem`` as safetensors and JSON; returns the paths.

@@ -123,6 +123,11 @@ class LinearHead(Head):
         """One product."""
         return design_matrix(features_ND, self.bias, parameters_CE.device, parameters_CE.dtype) @ parameters_CE.T
 
+    def squared_pulls(self, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
+        """One product."""
+        design_BE = design_matrix(features_BD, self.bias, self.parameters_CE.device, self.parameters_CE.dtype)
+        return (bent_BC.square() * share_B[:, None]).T @ design_BE.square()
+
     def save(self, stem: Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors) and ``stem.json`` (settings); returns both paths.
 

@@ -5,7 +5,7 @@ The aggregate is plain data that ``json.dumps`` accepts::
     {"schema": 1, "over": ["seed"], "spread": "std", "varied": ["head.l2"], "fixed": {"dataset": "digits"}, "n_runs": 9,
      "failed": [{"overrides": {...}, "error": str | None}],
      "groups": [{"overrides": {"head.l2": "0.001"}, "n": 3, "n_failed": 0, "over": {"seed": ["0", "1", "2"]},
-                 "rows": {method: {"access": str | None, "n": 3, "n_applied": 3, "notes": [str],
+                 "rows": {method: {"access": str | None, "tuning": str | None, "n": 3, "n_applied": 3, "notes": [str],
                                    "metrics": {name: {"mean": float | None, "std": float | None,
                                                       "stderr": float | None, "n": 3, "missing": 0}}}}}]}
 
@@ -73,6 +73,7 @@ def _aggregate_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     keys = [key for key in [*numeric, *sorted(others)] if any(key in row for row in present)]
     return {
         "access": present[0].get("access"),
+        "tuning": present[0].get("tuning"),
         "n": len(present),
         "n_applied": sum(row.get("applied") is not False for row in present),
         "notes": list(dict.fromkeys(str(row["note"]) for row in present if row.get("note"))),
@@ -151,6 +152,7 @@ def mean_rows(group: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         name: {
             **{metric: entry["mean"] for metric, entry in row["metrics"].items()},
             "access": row["access"],
+            "tuning": row.get("tuning"),
             "applied": row["n_applied"] > 0,
         }
         for name, row in group["rows"].items()

@@ -41,6 +41,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("predicted_distance_gain", "Predicted gain", fmt.significant),
     Column("measured_distance_gain", "Measured gain", fmt.significant),
     Column("access", "Data seen", fmt.text, numeric=False),
+    Column("tuning", "Settings", fmt.text, numeric=False),
     Column("applied", "Applied", fmt.text, numeric=False),
 )
 

@@ -28,8 +28,13 @@ CRITERIA: Mapping[str, str] = {
 
 
 def is_source_free(row: Row) -> bool:
-    """True if the method saw the head and the forget set only."""
-    return row.get("access") == "forget"
+    """True if the method, and who chose its settings, saw the head and the forget set only."""
+    return row.get("access") == "forget" and not is_tuned_on_retrained(row)
+
+
+def is_tuned_on_retrained(row: Row) -> bool:
+    """True if its settings were chosen by the distance to Retrained: an upper bound, not source-free."""
+    return str(row.get("tuning") or "").startswith("oracle")
 
 
 def sees_retained(row: Row) -> bool:

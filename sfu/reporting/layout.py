@@ -13,12 +13,13 @@ from rich.text import Text
 BEST_STYLE = "bold green"
 WORSE_STYLE = "bold red"
 RETAINED_STYLE = "cyan"
-BEST, WORSE, RETAINED, STORED, WITHHELD = "*", "!", "r", "s", "="
+BEST, WORSE, RETAINED, STORED, WITHHELD, ORACLE = "*", "!", "r", "s", "=", "o"
 FLAG_STYLES: Mapping[str, str] = {
     WORSE: WORSE_STYLE,
     RETAINED: RETAINED_STYLE,
     STORED: RETAINED_STYLE,
     WITHHELD: "yellow",
+    ORACLE: RETAINED_STYLE,
 }
 LEGEND: Mapping[str, str] = {
     BEST: "best source-free",
@@ -26,6 +27,7 @@ LEGEND: Mapping[str, str] = {
     RETAINED: "sees retained data",
     STORED: "sees stored statistics",
     WITHHELD: "not (all) applied",
+    ORACLE: "tuned on Retrained",
 }
 FOLDED_NAME = 12
 NARROWEST_NAME = 8

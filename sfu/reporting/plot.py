@@ -14,7 +14,7 @@ from sfu.reporting import format as fmt
 from sfu.reporting.columns import Metrics, Row, rows_of
 from sfu.reporting.figures import NARROW_INCHES, add_legend, add_title, finish_axes, plain, save_figure, scale_distance
 from sfu.reporting.heading import headline
-from sfu.reporting.judge import is_worse_than_nothing, sees_retained, sees_stored
+from sfu.reporting.judge import is_source_free, is_tuned_on_retrained, is_worse_than_nothing, sees_retained, sees_stored
 from sfu.reporting.palette import BARS, GREEN, GREY, VERMILLION
 from sfu.reporting.sweep_plot import save_sweep_plot
 
@@ -34,7 +34,7 @@ LABEL_SIZE = 7
 def _label(name: str, row: Row) -> str:
     """The method's name and, under it, the data it may have read beyond the forget set."""
     seen = "\n(sees retained data)" if sees_retained(row) else "\n(sees stored statistics)" if sees_stored(row) else ""
-    return plain(name) + seen
+    return plain(name) + seen + ("\n(tuned on Retrained)" if is_tuned_on_retrained(row) else "")
 
 
 def _draw_accuracies(axes: Axes, rows: Mapping[str, Row], spreads: Spreads) -> None:
@@ -78,7 +78,7 @@ def _draw_distance(axes: Axes, rows: Mapping[str, Row], spreads: Spreads) -> Non
     for index, (name, row, value) in enumerate(zip(rows, rows.values(), values, strict=True)):
         spread = spreads.get(name, {}).get("distance") or 0.0
         worse = is_worse_than_nothing(row)
-        source_free = row.get("access") == "forget"
+        source_free = is_source_free(row)
         axes.barh(
             index,
             value if fmt.is_number(value) else 0.0,

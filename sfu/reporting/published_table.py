@@ -12,28 +12,36 @@ from rich.text import Text
 from sfu.reporting import format as fmt
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
 from sfu.reporting.published import METRICS, PublishedTable
+from sfu.reporting.sweep_export import heading_of, marked
 from sfu.reporting.sweep_words import count_of, failures, setting_of
 
 Aggregate = Mapping[str, Any]
 
 _HEADINGS = ("test", "remaining", "forget", "MIA")
+_ALSO = ("distance", "seconds", "peak_memory_mb")
+"""What the paper does not print."""
 _WITHOUT = ("original",)
 """Rows that every table has for comparison, but no table of the paper."""
 
 
 class Line(NamedTuple):
-    """One row at one setting; metrics and published figures in the order of the paper, then the distance."""
+    """One row at one setting; metrics and published figures in the order of the paper, then the row as aggregated."""
 
     group: Mapping[str, Any]
     name: str
     entries: list[Mapping[str, Any]]
     published: list[float | None]
-    distance: Mapping[str, Any]
+    row: Mapping[str, Any]
 
     def difference(self, index: int) -> float | None:
         """Ours less the published figure, in points."""
         ours, published = self.entries[index].get("mean"), self.published[index]
         return ours - published if fmt.is_number(ours) and published is not None else None
+
+    def spread(self, metric: str) -> str:
+        """Mean and spread of a metric that the paper does not have."""
+        entry = self.row["metrics"].get(metric) or {}
+        return fmt.spread(entry.get("mean"), entry.get("std"), "compact")
 
 
 def lines_of(total: Aggregate, table: PublishedTable) -> Iterator[Line]:
@@ -43,7 +51,7 @@ def lines_of(total: Aggregate, table: PublishedTable) -> Iterator[Line]:
         for name, row in group["rows"].items():
             entries = [row["metrics"].get(metric) or {} for metric in METRICS]
             figures = [table.figure(overrides, name, metric) for metric in METRICS]
-            yield Line(group, name, entries, figures, row["metrics"].get("distance") or {})
+            yield Line(group, marked(name, row), entries, figures, row)
 
 
 def heading(total: Aggregate, table: PublishedTable) -> list[str]:
@@ -77,8 +85,7 @@ def terminal_published_table(total: Aggregate, table: PublishedTable) -> Rendera
             )
             for index, entry in enumerate(line.entries)
         ]
-        distance = fmt.spread(line.distance.get("mean"), line.distance.get("std"), "compact").replace(" ± ", "±")
-        grid.add_row(Text("  " + line.name), *cells, distance)
+        grid.add_row(Text("  " + line.name), *cells, line.spread("distance").replace(" ± ", "±"))
     title, *rest = heading(total, table)
     parts: list[RenderableType] = [Text(title, style="bold"), *map(Text, rest), Text(""), grid]
     if lines := failures(total):
@@ -102,11 +109,11 @@ def markdown_published_table(total: Aggregate, table: PublishedTable) -> str:
             ours = fmt.spread(entry.get("mean"), entry.get("std"), "percent")
             published = line.published[index]
             cells.append(ours if published is None else f"{ours} ({published:g}, {fmt.points(line.difference(index))})")
-        cells.append(fmt.spread(line.distance.get("mean"), line.distance.get("std"), "compact"))
+        cells += [line.spread(metric) for metric in _ALSO]
         body.append([escape_cell(cell) for cell in cells])
     title, *rest = heading(total, table)
     rest[-1] = rest[-1].replace("below it", "in brackets")
-    rows = markdown_rows([*map(escape_cell, total["varied"]), "row", *_HEADINGS, "distance"], body)
+    rows = markdown_rows([*map(escape_cell, total["varied"]), "row", *_HEADINGS, *map(heading_of, _ALSO)], body)
     parts = [f"**{escape_cell(title)}**", *map(escape_cell, rest), rows]
     if lines := failures(total):
         parts.append("\n".join(["Failed jobs:", "", *(f"- {escape_cell(line)}" for line in lines)]))

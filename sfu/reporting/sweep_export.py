@@ -11,7 +11,7 @@ from sfu.reporting import format as fmt
 from sfu.reporting.aggregate import mean_rows, spread_of
 from sfu.reporting.columns import COLUMNS
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
-from sfu.reporting.judge import best_rows, is_worse_than_nothing
+from sfu.reporting.judge import best_rows, is_tuned_on_retrained, is_worse_than_nothing
 from sfu.reporting.sweep_words import Aggregate, failures, gaps_in_data, headline, setting_of
 
 PAPER_COLUMNS = ("test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "distance")
@@ -21,7 +21,7 @@ _KINDS = {
     **dict.fromkeys(("test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "mia_std", "agreement"), "percent"),
     **dict.fromkeys(("test_gap", "remain_gap", "forget_gap", "mia_gap"), "points"),
 }
-CSV_LEAD = ("method", "access", "n", "n_applied")
+CSV_LEAD = ("method", "access", "tuning", "n", "n_applied")
 _CSV_PARTS = ("mean", "std", "stderr", "n")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -63,6 +63,11 @@ def cells_of(
         yield name, row, cells
 
 
+def marked(name: str, row: Mapping[str, Any]) -> str:
+    """The name of a row, which says so if its settings were chosen with Retrained in hand."""
+    return f"{name} ({row['tuning']})" if is_tuned_on_retrained(row) else name
+
+
 def metric_keys(total: Aggregate, among: Sequence[str] | None = None) -> list[str]:
     """Metrics that some row has at least one value of: the known ones in order, then any others; or those ``among``."""
     found = dict.fromkeys(
@@ -92,7 +97,7 @@ def markdown_sweep_table(total: Aggregate) -> str:
     body = []
     for group in total["groups"]:
         for name, row, cells in cells_of(total, group, keys):
-            shown = [*group["overrides"].values(), name, str(row["n"])]
+            shown = [*group["overrides"].values(), marked(name, row), str(row["n"])]
             for cell in cells:
                 value = f"{cell.text} !" if cell.worse else f"**{cell.text}**" if cell.best else cell.text
                 shown.append(value + (f" (n={cell.n})" if cell.n else ""))
@@ -115,7 +120,7 @@ def sweep_records(total: Aggregate) -> list[dict[str, Any]]:
     records = []
     for group in total["groups"]:
         for name, row in group["rows"].items():
-            record = {**group["overrides"], "method": name, "access": row["access"]}
+            record = {**group["overrides"], "method": name, "access": row["access"], "tuning": row["tuning"]}
             record |= {"n": row["n"], "n_applied": row["n_applied"]}
             for key in keys:
                 entry = row["metrics"].get(key) or {"n": 0}

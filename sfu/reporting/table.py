@@ -1,8 +1,8 @@
 """The result of one run in the terminal: a table readable at 80 columns, a verdict, and where the files are.
 
 Colour is never the only sign: ``*`` marks the best source-free value, ``!`` what is worse than doing nothing, ``r`` a
-row that may read retained data, ``=`` a step, or one of several, that was computed but not applied. Columns are added
-while they fit.
+row that may read retained data, ``o`` settings chosen by the distance to Retrained, ``=`` a step, or one of several,
+that was computed but not applied. Columns are added while they fit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sfu.reporting.export import csv_table, markdown_table
 from sfu.reporting.heading import headline, machine_line
 from sfu.reporting.judge import (
     best_rows,
+    is_tuned_on_retrained,
     is_worse_than_nothing,
     notes,
     sees_retained,
@@ -32,6 +33,7 @@ from sfu.reporting.judge import (
 from sfu.reporting.layout import (
     BEST,
     BEST_STYLE,
+    ORACLE,
     RETAINED,
     RETAINED_STYLE,
     STORED,
@@ -58,9 +60,9 @@ _ACCURACIES = (
 
 def row_flags(row: Row) -> str:
     """The marks before a method's name, for example ``r``, ``!`` or nothing."""
-    return (RETAINED if sees_retained(row) else STORED if sees_stored(row) else "") + (
-        WORSE if is_worse_than_nothing(row) else WITHHELD if was_withheld(row) else ""
-    )
+    seen = RETAINED if sees_retained(row) else STORED if sees_stored(row) else ""
+    tuned = ORACLE if is_tuned_on_retrained(row) else ""
+    return seen + tuned + (WORSE if is_worse_than_nothing(row) else WITHHELD if was_withheld(row) else "")
 
 
 def row_style(row: Row) -> str:

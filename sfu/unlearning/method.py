@@ -7,10 +7,10 @@ in ``configs/method``. Nothing else is edited.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
     from sfu.settings import RunConfig
+
+Kept = TypeVar("Kept")
 
 
 class Access(Enum):
@@ -48,12 +50,24 @@ class Tools:
     Attributes:
         seeds: Derived seeds by name: ``training``, ``perturbation``, ``noise``.
         normalize_rows: Whether features were normalised row by row; further feature files must be too.
+        keep_path: Whether iterative methods shall keep where they were after each step, as ``Unlearned.path``.
+        memory: What one setting of a method may leave to the others that are tried on the same request.
         progress: Called with (done, total) by long work.
     """
 
     seeds: dict[str, int] = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
     normalize_rows: bool = False
+    keep_path: bool = False
+    memory: dict[str, Any] | None = None
+
+    def remember(self, key: str, make: Callable[[], Kept]) -> Kept:
+        """``make()``, made once for all settings that share :attr:`memory`; ``key`` must name all it depends on."""
+        if self.memory is None:
+            return make()
+        if key not in self.memory:
+            self.memory[key] = make()
+        return cast(Kept, self.memory[key])
 
     def generator(self, name: str) -> torch.Generator:
         """A fresh CPU generator for ``name``; the same numbers on every device."""
@@ -70,13 +84,17 @@ class Unlearned:
         predicted_gain: Predicted reduction of the squared distance to Retrained, in the retain-Hessian norm.
         details: Scalars worth keeping (chosen damping, solver status, ...).
         note: One sentence for the reader of the table.
+        path: Parameters after each step of an iterative method, the start first; evenly thinned where there are many.
+        trials: The outcomes of all settings tried, where the choice is left to who may see Retrained.
     """
 
     head: Head
     applied: bool = True
     predicted_gain: float | None = None
-    details: dict[str, float | int | str | bool | None] = field(default_factory=dict)
+    details: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
     note: str | None = None
+    path: tuple[Tensor, ...] = ()
+    trials: tuple[Unlearned, ...] = ()
 
 
 class UnlearningMethod(ABC):
@@ -88,6 +106,14 @@ class UnlearningMethod(ABC):
     """
 
     settings_used: ClassVar[tuple[str, ...] | None] = None
+
+    tuning: ClassVar[str | None] = None
+    """The rule by which its settings were chosen, if not as published (:mod:`sfu.unlearning.tuning`)."""
+
+    @property
+    def whole_classes(self) -> bool:
+        """Whether the method can forget whole classes only."""
+        return False
 
     @property
     def access(self) -> Access:

@@ -12,10 +12,12 @@ from sfu.checks import validate_curvature
 from sfu.discovery import module_names, only_subclass
 from sfu.errors import ConfigError
 from sfu.experiment.paths import config_dir, group_options
-from sfu.settings import CurvatureConfig, MethodConfig, RunConfig, curvature_settings
+from sfu.settings import CurvatureConfig, MethodConfig, RunConfig, Tune, curvature_settings
 from sfu.unlearning.method import UnlearningMethod
+from sfu.unlearning.tuning import Oracle, SourceFree, settings_of
 
 _PACKAGE = "sfu.unlearning.methods"
+_PREFIX = "curvature."
 INHERITED = (
     "structure", "perturbations", "folds", "force", "solver", "tolerance", "max_iterations", "augment",
     "reference_path", "reference_key", "reference_weight",
@@ -33,12 +35,14 @@ class RowSpec:
         kind: The class in it.
         curvature: The row's own curvature.
         settings: Of the method itself.
+        grid: Values to try for settings (``curvature.KEY`` for those of the curvature), by their names; ``None``: none.
     """
 
     method: str
     kind: type[UnlearningMethod]
     curvature: CurvatureConfig
     settings: dict[str, Any]
+    grid: dict[str, Any] | None
 
 
 def make_methods(run: RunConfig) -> dict[str, UnlearningMethod]:
@@ -47,7 +51,7 @@ def make_methods(run: RunConfig) -> dict[str, UnlearningMethod]:
     Raises:
         ConfigError: A name is unknown, listed twice, or its settings do not fit.
     """
-    return {name: spec.kind.from_config(run, spec.curvature, spec.settings) for name, spec in row_specs(run).items()}
+    return {name: _method(run, name, spec) for name, spec in row_specs(run).items()}
 
 
 def row_specs(run: RunConfig) -> dict[str, RowSpec]:
@@ -70,15 +74,36 @@ def _spec(run: RunConfig, name: str) -> RowSpec:
     curvature: DictConfig = OmegaConf.structured(run.curvature)
     for layer in layers:
         curvature = _lay_over(curvature, layer.curvature, name)
+    built = _checked(curvature, name)
+    settings: dict[str, Any] = {}
+    for layer in layers:
+        settings.update(layer.settings)
+    grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
+    return RowSpec(method, only_subclass(f"{_PACKAGE}.{method}", UnlearningMethod), built, settings, grid)
+
+
+def _method(run: RunConfig, name: str, spec: RowSpec) -> UnlearningMethod:
+    """The method of a row, or a choice among its grid."""
+    published = spec.kind.from_config(run, spec.curvature, spec.settings)
+    if spec.grid is None or run.tune is Tune.authors:
+        return published
+    candidates = []
+    for given in settings_of(spec.grid, run.tune_budget, f"the row '{name}'"):
+        of_curvature = {key.removeprefix(_PREFIX): given[key] for key in given if key.startswith(_PREFIX)}
+        own = {key: value for key, value in given.items() if not key.startswith(_PREFIX)}
+        tried = _checked(_lay_over(OmegaConf.structured(spec.curvature), of_curvature, name), name)
+        candidates.append((given, spec.kind.from_config(run, tried, spec.settings | own)))
+    return (SourceFree if run.tune is Tune.source_free else Oracle)(candidates, published)
+
+
+def _checked(curvature: DictConfig, name: str) -> CurvatureConfig:
+    """The row's curvature settings."""
     try:
         built = curvature_settings(cast(dict[str, Any], OmegaConf.to_container(curvature)))
     except ConfigError as error:
         raise ConfigError(f"the row '{name}': {error}") from error
     validate_curvature(built, f"the row '{name}': ")
-    settings: dict[str, Any] = {}
-    for layer in layers:
-        settings.update(layer.settings)
-    return RowSpec(method, only_subclass(f"{_PACKAGE}.{method}", UnlearningMethod), built, settings)
+    return built
 
 
 def _layers(run: RunConfig, name: str, seen: tuple[str, ...]) -> list[MethodConfig]:

@@ -37,6 +37,7 @@ class ForgetRequest:
         views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, for the curvature alone;
             ``None`` without.
         copies: How often every example occurs among the rows (see :meth:`for_curvature`).
+        classes: The classes asked to be forgotten, if these are all training rows of whole classes; ``None`` otherwise.
     """
 
     head: Head
@@ -45,6 +46,7 @@ class ForgetRequest:
     weights_F: Tensor | None = None
     views_VFD: Tensor | None = None
     copies: int = 1
+    classes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the examples against the head, and copy them out of whatever storage they came from.
@@ -77,6 +79,7 @@ class ForgetRequest:
             raise DataError(
                 f"{self.n_forget} examples to forget of N = {head.n_train} leave none retained; check n_train."
             )
+        self._check_classes()
         views = self.views_VFD
         if views is not None and (views.ndim != 3 or views.shape[1:] != features.shape or views.shape[0] == 0):
             raise DataError(
@@ -101,6 +104,17 @@ class ForgetRequest:
             raise DataError(
                 f"the forget set weighs {self.weight:g} and the training set {head.total_weight:g}; give the total "
                 "weight of the training rows as the head's `weight`."
+            )
+
+    def _check_classes(self) -> None:
+        if self.classes is None:
+            return
+        present = self.labels_F.unique().tolist()
+        if sorted(self.classes) != present:
+            raise DataError(f"the request is to forget the classes {list(self.classes)} but its labels are {present}.")
+        if len(present) >= self.head.n_classes:
+            raise DataError(
+                f"forgetting all {self.head.n_classes} classes would leave an empty head; keep at least one class."
             )
 
     @property

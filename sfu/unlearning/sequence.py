@@ -37,7 +37,7 @@ def unlearn_in_batches(
     head, notes, applied, last = request.head, dict[str, int](), 0, None
     gains: list[float | None] = []
     still = torch.ones(request.n_forget, dtype=torch.bool)  # rows of the request that are in the training set
-    training_set = None if retained is None else _TrainingSet(retained, request)
+    training_set = None if retained is None else TrainingSet(retained, request)
     for index, part in enumerate(parts):
         still[part] = False
         rest = None if training_set is None else training_set.keeping(still.nonzero()[:, 0])
@@ -70,7 +70,7 @@ def _weights_of(given: torch.Tensor | None, labels: torch.Tensor) -> torch.Tenso
     return torch.ones_like(labels, dtype=torch.float64) if given is None else given.double()
 
 
-class _TrainingSet:
+class TrainingSet:
     """The retained rows with room behind them for rows of the request, so that they are copied once, not every time."""
 
     def __init__(self, retained: RetainedSet, request: ForgetRequest) -> None:

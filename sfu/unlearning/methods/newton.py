@@ -13,6 +13,9 @@ of rho and c are ours. Shapes: C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -152,11 +155,13 @@ class Newton(UnlearningMethod):
         complaints = 0
         folds: list[list[Fold]] = []
         if n_folds > 0:
-            observation, folds, complaints = cross_validate(estimator, request, tools, n_folds)
+            observation, folds, complaints = self._once(
+                "folds", tools, lambda: cross_validate(estimator, request, tools, n_folds)
+            )
         else:
             seen = request if estimator.is_exact else request.for_curvature()
-            observation = estimator.observe(seen, tools, retained)
-        found = self._best(observation, request, folds, n_folds)
+            observation = self._once("observation", tools, lambda: estimator.observe(seen, tools, retained))
+        found = self._best(observation, request, folds, n_folds, tools)
         taken = self._step(found, request)
         estimate, choice = found.estimate, found.choice
         details = {
@@ -185,14 +190,25 @@ class Newton(UnlearningMethod):
         left = request.unlearned_head(parameters).to(parameters.device, given.parameters_CE.dtype)
         return Unlearned(left, predicted_gain=gain, details=details | taken.details, note="; ".join(remarks) or None)
 
-    def _best(self, observation: Any, request: ForgetRequest, folds: list[list[Fold]], n_folds: int) -> _Candidate:
+    def _once(self, what: str, tools: Tools, make: Callable[[], Any]) -> Any:
+        """Made once for all settings that are tried on one request and differ in the regularisation alone."""
+        if self.batches > 1:  # every batch is another request
+            return make()
+        alike = replace(self.curvature, regularization=Regularization.none, rho=0.0, force=False)
+        return tools.remember(f"newton {what} {alike}", make)
+
+    def _best(
+        self, observation: Any, request: ForgetRequest, folds: list[list[Fold]], n_folds: int, tools: Tools
+    ) -> _Candidate:
         """The estimator's setting, rho and c of the largest predicted gain."""
         estimator, head = self.estimator, request.head
         noise = noise_factor(n_folds, request.n_forget / head.n_train) if folds else 1.0
         given = self.curvature.regularization in (Regularization.none, Regularization.fixed)
         candidates = []
         for index, weight in enumerate(estimator.weights if folds else (estimator.blind_weight,)):
-            estimate = estimator.estimate(observation, request, weight)
+            estimate = self._once(
+                f"estimate {weight}", tools, partial(estimator.estimate, observation, request, weight)
+            )
             inverse = None if estimator.is_exact and given else estimate.operator.damped()
             choice = self._choose(inverse, folds[index] if folds else [], noise, self._floor(head))
             candidates.append(_Candidate(choice, estimate, inverse))

@@ -1,0 +1,85 @@
+r"""Losses as functions of the parameters that autograd can differentiate, for methods that descend on them.
+
+They are the head's own: :math:`\sum_i v_i\, l(f(x_i; w), y_i) / \sum_i v_i` with the row weights v of its loss, and its
+regulariser. Nothing here knows the shape of the parameters: f is ``head.outputs``.
+
+Shapes: B rows, D features, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfu.errors import SourceFreeError
+from sfu.heads.base import Head
+from sfu.unlearning.method import RetainedSet
+from sfu.unlearning.request import ForgetRequest
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Rows with labels and, where the head was trained with them, sample weights."""
+
+    features_ND: Tensor
+    labels_N: Tensor
+    weights_N: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return self.labels_N.shape[0]
+
+    def at(self, index: Tensor) -> Labelled:
+        """Some of the rows."""
+        return Labelled(
+            self.features_ND[index], self.labels_N[index], None if self.weights_N is None else self.weights_N[index]
+        )
+
+
+def forgotten(request: ForgetRequest) -> Labelled:
+    """The rows to forget, in the dtype of the head."""
+    return Labelled(request.features_FD.to(request.head.parameters_CE), request.labels_F, request.weights_F)
+
+
+def remaining(retained: RetainedSet | None, request: ForgetRequest, method: str) -> Labelled:
+    """The retained rows, on the head's device.
+
+    Raises:
+        SourceFreeError: There are none.
+    """
+    if retained is None:
+        raise SourceFreeError(f"{method} needs the retained data.")
+    device, weights_R = request.features_FD.device, retained.weights_R
+    return Labelled(
+        retained.features_RD.to(device),
+        retained.labels_R.to(device),
+        None if weights_R is None else weights_R.to(device),
+    )
+
+
+def mean_loss(head: Head, parameters_CE: Tensor, rows: Labelled) -> Tensor:
+    """Weighted mean of the head's loss over rows, without the regulariser."""
+    outputs_BC = head.outputs(rows.features_ND, parameters_CE)
+    values_B = head.loss.values(outputs_BC, rows.labels_N).sum(-1)
+    weight_B = head.loss.row_weights(rows.labels_N, rows.weights_N, values_B.dtype)
+    return values_B.mean() if weight_B is None else (weight_B @ values_B) / weight_B.sum()
+
+
+def regularizer(head: Head, parameters_CE: Tensor) -> Tensor:
+    """``l2/2 |w|^2`` over the regularised parameters."""
+    return 0.5 * head.l2 * (parameters_CE.square() * head.regularized_E).sum()
+
+
+def forget_accuracy(head: Head, parameters_CE: Tensor, features_FD: Tensor, labels_F: Tensor) -> float:
+    """Share of rows whose largest output is the label's, 0 to 1."""
+    with torch.no_grad():
+        return float((head.outputs(features_FD, parameters_CE).argmax(1) == labels_F).double().mean())
+
+
+def wrong_labels(labels_N: Tensor, n_classes: int, generator: torch.Generator) -> Tensor:
+    """For each row one of the ``n_classes - 1`` other classes, uniformly: never its own."""
+    shift_N = torch.randint(1, n_classes, labels_N.shape, generator=generator).to(labels_N.device)
+    return (labels_N + shift_N) % n_classes

@@ -1,0 +1,176 @@
+r"""DeltaGrad: replay gradient descent without the forgotten rows, with most gradients taken from the original's path.
+
+Training by full-batch gradient descent caches its points and gradients :math:`(w_t, \nabla F(w_t))`. The replay
+computes the gradient of the retained rows in the first ``burn_in`` steps and every ``period``-th after, and elsewhere
+approximates that of all rows, :math:`\nabla F(w^I_t) \approx \nabla F(w_t) + B_t (w^I_t - w_t)`, with an L-BFGS
+quasi-Hessian :math:`B_t` of the last ``memory`` exact differences, and takes off the forget rows' own gradient:
+
+.. math:: w^I_{t+1} = w^I_t - \eta \frac{V \hat\nabla F(w^I_t) - V_f \nabla F_f(w^I_t)}{V_r}
+
+Source: Wu, Dobriban and Davidson, DeltaGrad: rapid retraining of machine learning models, ICML 2020; burn-in 10, period
+5, memory 2. sfu's heads are trained to their optimum and keep no path, so the path is made here, from zero, over all
+rows (hence ``retained``); its length and step are settings. What the row adds to the trained head is the shift of the
+path's end, :math:`w^* + (w^I_T - w_T)`: for a path that reaches the optimum, DeltaGrad itself.
+
+Shapes: C classes, E parameters of a class, M memory; vectors are flat, ``[K]``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfu.checks import above, whole
+from sfu.curvature.operators import build_operator
+from sfu.errors import DivergedError
+from sfu.losses import Objective, Rows
+from sfu.settings import Structure
+from sfu.unlearning.differentiable import remaining
+from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
+from sfu.unlearning.request import ForgetRequest
+
+_POWER_STEPS = 15
+_SAFE = 1.5
+
+
+class QuasiHessian:
+    """L-BFGS's B from pairs (s, y), applied to vectors by the compact form of Byrd, Nocedal and Schnabel (1994)."""
+
+    def __init__(self, memory: int) -> None:
+        """Keep the last ``memory`` pairs."""
+        self._pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=memory)
+
+    def add(self, step_K: Tensor, change_K: Tensor) -> None:
+        """A pair, unless its curvature is not above 0."""
+        if float(step_K @ change_K) > 1e-14 * float(step_K.norm() * change_K.norm()):
+            self._pairs.append((step_K, change_K))
+
+    def __bool__(self) -> bool:
+        """Whether there is a pair."""
+        return bool(self._pairs)
+
+    def apply(self, vector_K: Tensor) -> Tensor:
+        """``B v``."""
+        step_KM, change_KM = (torch.stack(list(column), 1) for column in zip(*self._pairs, strict=True))
+        last_step_K, last_change_K = self._pairs[-1]
+        sigma = float(last_change_K @ last_step_K) / float(last_step_K @ last_step_K)
+        cross_MM = step_KM.T @ change_KM
+        lower_MM = cross_MM.tril(-1)
+        middle = torch.cat([
+            torch.cat([sigma * step_KM.T @ step_KM, lower_MM], 1),
+            torch.cat([lower_MM.T, -torch.diag(cross_MM.diagonal())], 1),
+        ])  # fmt: skip
+        right = torch.cat([sigma * step_KM.T @ vector_K, change_KM.T @ vector_K])
+        weights = torch.linalg.solve(middle, right)
+        return sigma * vector_K - torch.cat([sigma * step_KM, change_KM], 1) @ weights
+
+
+@dataclass(frozen=True)
+class DeltaGrad(UnlearningMethod):
+    """See the module.
+
+    Attributes:
+        steps: T, the length of the path.
+        lr: Step, or ``None`` for 1.5 over ``period`` times the objective's largest curvature: where the quasi-Hessian
+            has no pair, the steps between two exact ones act as one step ``period`` times as long, which overshoots
+            and grows if it is above 2 over that curvature.
+        burn_in: Exact steps at the beginning.
+        period: Exact steps after that, one in so many.
+        memory: Pairs of the quasi-Hessian.
+    """
+
+    steps: int = 200
+    lr: float | None = None
+    burn_in: int = 10
+    period: int = 5
+    memory: int = 2
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigError: Naming the key, the value and what is accepted.
+        """
+        for key in ("steps", "burn_in", "period", "memory"):
+            whole(f"delta_grad: {key}", getattr(self, key), 1)
+        if self.lr is not None:
+            above("delta_grad: lr", self.lr, 0.0)
+
+    @property
+    def access(self) -> Access:
+        """Path and exact steps are over the retained data."""
+        return Access.RETAINED
+
+    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+        """Make the path, replay it.
+
+        Raises:
+            SourceFreeError: No retained data were given.
+            DivergedError: The path does not converge with this ``lr``.
+        """
+        head, kept = request.head, remaining(retained, request, "delta_grad")
+        rows = head.rows(kept.features_ND, kept.labels_N, kept.weights_N, keep=True)
+        gone, objective = request.data(keep=True), head.objective()
+        share = request.weight / head.total_weight
+        lr = self.lr if self.lr is not None else _SAFE / (self.period * _largest_curvature(request, objective, rows))
+
+        def of_all(point_CE: Tensor) -> Tensor:
+            return share * objective.gradient(gone, point_CE) + (1 - share) * objective.gradient(rows, point_CE)
+
+        path: list[tuple[Tensor, Tensor]] = []
+        point_CE = torch.zeros_like(head.parameters_CE)
+        for done in range(self.steps):
+            gradient_CE = of_all(point_CE)
+            path.append((point_CE, gradient_CE))
+            point_CE = point_CE - lr * gradient_CE
+            if not float(point_CE.norm()) < 1e4 * max(1.0, float(head.parameters_CE.norm())):
+                raise DivergedError(f"the path diverged at step {done + 1} with lr={lr:g}; lower lr")
+            if tools.progress is not None:
+                tools.progress(done + 1, 2 * self.steps)
+        moved_CE, exact = self._replay(path, objective, rows, gone, share, lr, tools)
+        details = {
+            "steps": self.steps, "exact_steps": exact, "lr": lr, "path_gradient_norm": float(path[-1][1].norm()),
+            "storage_mb": 2 * self.steps * moved_CE.numel() * moved_CE.element_size() / 2**20,
+        }  # fmt: skip
+        return Unlearned(request.unlearned_head(head.parameters_CE + moved_CE - point_CE), details=details)
+
+    def _replay(
+        self, path: list[tuple[Tensor, Tensor]], objective: Objective, rows: Rows, gone: Rows, share: float, lr: float,
+        tools: Tools,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """The end of the path without the forgotten rows, and how many of its gradients were exact."""
+        point_CE, curvature, exact = path[0][0], QuasiHessian(self.memory), 0
+        for done, (cached_CE, gradient_CE) in enumerate(path):
+            apart_K = (point_CE - cached_CE).flatten()
+            of_gone_CE = objective.gradient(gone, point_CE)
+            if done < self.burn_in or (done - self.burn_in) % self.period == 0 or not curvature:
+                step_CE = objective.gradient(rows, point_CE)
+                of_all_CE = share * of_gone_CE + (1 - share) * step_CE
+                if bool(apart_K.any()):
+                    curvature.add(apart_K, (of_all_CE - gradient_CE).flatten())
+                exact += 1
+            else:
+                of_all_CE = gradient_CE + curvature.apply(apart_K).reshape_as(point_CE)
+                step_CE = (of_all_CE - share * of_gone_CE) / (1 - share)
+            point_CE = point_CE - lr * step_CE
+            if tools.progress is not None:
+                tools.progress(len(path) + done + 1, 2 * len(path))
+        return point_CE, exact
+
+
+def _largest_curvature(request: ForgetRequest, objective: Objective, rows: Rows) -> float:
+    """Largest eigenvalue of the retained objective's Hessian, at the head and at zero, by the power method."""
+    found, places = [], [request.head.parameters_CE]
+    drawn = torch.Generator().manual_seed(0)
+    if objective.loss.constants.curvature_lipschitz > 0:
+        places.append(torch.zeros_like(request.head.parameters_CE))
+    for at_CE in places:
+        operator = build_operator(objective, rows, at_CE, Structure.products)
+        vector_CE = torch.randn(at_CE.shape, generator=drawn, dtype=torch.float64).to(at_CE)
+        for _ in range(_POWER_STEPS):
+            vector_CE = operator.matmul(vector_CE / vector_CE.norm())
+        found.append(float(vector_CE.norm()))
+    return max(found)

@@ -1,0 +1,40 @@
+"""Fine-tuning on the retained data, in the hope that what is not rehearsed is forgotten.
+
+Source: a baseline of Golatkar, Achille and Soatto, CVPR 2020. Defaults of Jia et al., Model sparsity can simplify
+machine unlearning, NeurIPS 2023 ("FT"): 10 epochs of SGD, lr 0.01, momentum 0.9, batches of 256. The objective is the
+one the head was trained on, its own l2 in the place of a weight decay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sfu.unlearning.descent import DescentMethod, Walk
+from sfu.unlearning.differentiable import mean_loss, regularizer, remaining
+from sfu.unlearning.method import Access, RetainedSet, Tools
+from sfu.unlearning.request import ForgetRequest
+
+
+@dataclass(frozen=True)
+class FineTune(DescentMethod):
+    """See the module."""
+
+    lr: float = 0.01
+    epochs: int = 10
+    weight_decay: float = 0.0
+
+    @property
+    def access(self) -> Access:
+        """It descends on the retained data."""
+        return Access.RETAINED
+
+    def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
+        kept, head = remaining(retained, request, "fine_tune"), request.head
+
+        def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
+            return mean_loss(head, parameters_CE, kept.at(index)) + regularizer(head, parameters_CE)
+
+        return self._over_rows(request, tools, kept.count, loss), {}

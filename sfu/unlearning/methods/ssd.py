@@ -1,0 +1,72 @@
+r"""Selective synaptic dampening: shrink the parameters that matter more to the examples to forget than to all.
+
+With importances I (mean squared gradients of the loss) over all training data D and the forget set:
+
+.. math:: w_j \leftarrow \beta_j w_j \;\text{ where } I_f > \alpha I_D, \qquad \beta = \min(\lambda I_D / I_f, 1)
+
+Source: Foster, Schoepf and Brintrup, Fast machine unlearning without retraining through selective synaptic dampening,
+AAAI 2024; alpha = 10, lambda = 1. :math:`I_D` could be stored with a model at training time; sfu's heads store no
+such thing, so it is computed here from the retained data and the examples to forget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sfu.checks import above
+from sfu.unlearning.differentiable import forgotten, remaining
+from sfu.unlearning.importance import squared_gradients
+from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
+from sfu.unlearning.request import ForgetRequest
+
+
+@dataclass(frozen=True)
+class Ssd(UnlearningMethod):
+    """See the module.
+
+    Attributes:
+        alpha: How many times more a parameter must matter to the forget set to be shrunk.
+        dampening: lambda.
+    """
+
+    alpha: float = 10.0
+    dampening: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigError: Naming the key, the value and what is accepted.
+        """
+        above("ssd: alpha", self.alpha, 0.0)
+        above("ssd: dampening", self.dampening, 0.0)
+
+    @property
+    def access(self) -> Access:
+        """Importances of all training data."""
+        return Access.RETAINED
+
+    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+        """Compare importances, shrink.
+
+        Raises:
+            SourceFreeError: No retained data were given.
+        """
+        head, kept = request.head, remaining(retained, request, "ssd")
+
+        def importances() -> tuple[torch.Tensor, torch.Tensor]:
+            return squared_gradients(head, forgotten(request)), squared_gradients(head, kept)
+
+        of_forget, of_retained = tools.remember("ssd", importances)
+        share = request.weight / head.total_weight
+        of_all = share * of_forget + (1 - share) * of_retained
+        chosen = of_forget > self.alpha * of_all
+        factor = torch.where(chosen, (self.dampening * of_all / of_forget).clamp(max=1.0), torch.ones_like(of_all))
+        return Unlearned(
+            request.unlearned_head(factor * head.parameters_CE),
+            applied=bool(chosen.any()),
+            details={"dampened": int(chosen.sum()), "parameters": chosen.numel()},
+            note=None if chosen.any() else f"no parameter matters {self.alpha:g} times more to the forget set",
+        )

@@ -1,0 +1,106 @@
+"""The descent that iterative methods share: its steps, its guard, its path; losses against the objective."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from sfu.errors import ConfigError, DivergedError, SourceFreeError
+from sfu.losses import HuberHinge, Logistic, Quadratic, Softmax
+from sfu.unlearning.descent import LONGEST_PATH, Path, Sgd, descend, minibatches
+from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining, wrong_labels
+from sfu.unlearning.method import Tools
+from sfu.unlearning.methods.neg_grad import NegGrad
+from tests.unlearning.comparison import TOOLS, case
+
+
+@pytest.mark.parametrize("loss", [Quadratic(), Logistic(), Softmax((1.0, 2.0, 3.0, 4.0)), HuberHinge()], ids=str)
+def test_the_gradient_of_loss_and_regulariser_is_that_of_the_objective(loss):
+    request, _ = case(loss, bias=True)
+    parameters = request.head.parameters_CE.clone().requires_grad_()
+    (mean_loss(request.head, parameters, forgotten(request)) + regularizer(request.head, parameters)).backward()
+    torch.testing.assert_close(parameters.grad, request.forget_gradient(), rtol=1e-12, atol=1e-14)
+
+
+def test_sgd_with_momentum_decay_and_clipping_by_hand():
+    start = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
+    walk = descend(start, range(2), lambda w, _: 0.5 * (w**2).sum(), Sgd(0.1, 0.5, 0.2, clip=1.0), tools=TOOLS, total=2)
+    w, velocity = start.clone(), torch.zeros_like(start)
+    for _ in range(2):
+        velocity = 0.5 * velocity + w / w.norm() + 0.2 * w  # the gradient w, clipped to length 1; decay after clipping
+        w = w - 0.1 * velocity
+    torch.testing.assert_close(walk.parameters_CE, w, rtol=1e-6, atol=0)
+    assert walk.steps == 2
+    assert walk.path == ()
+
+
+def test_a_descent_that_runs_away_stops_and_says_where():
+    request, _ = case()
+    seen = []
+    tools = Tools(TOOLS.seeds, progress=lambda done, total: seen.append(done))
+    with pytest.raises(DivergedError, match=r"diverged at step \d+ of 50: .*lr=100\. Lower lr, or .* no result"):
+        NegGrad(lr=100.0, epochs=50).unlearn(request, tools)
+    assert len(seen) < 49
+    with pytest.raises(DivergedError, match="to nan"):
+        descend(torch.ones(1, 1), range(3), lambda w, _: w.sum() * float("nan"), Sgd(0.1), tools=TOOLS, total=3)
+    assert NegGrad(lr=1.0, clip=0.1).unlearn(request, TOOLS).details["steps"] == 5
+
+
+def test_the_path_holds_start_and_end_and_is_thinned_evenly():
+    path = Path(keep=True)
+    for step in range(1001):
+        path.add(torch.tensor([float(step)]))
+    points = [float(point) for point in path.ended(torch.tensor([1000.0]))]
+    assert points[0] == 0
+    assert points[-1] == 1000
+    assert LONGEST_PATH / 2 <= len(points) <= LONGEST_PATH + 1
+    assert len({b - a for a, b in itertools.pairwise(points[:-1])}) == 1
+    assert Path(keep=False).ended(torch.ones(1)) == ()
+    large = Path(keep=True)
+    for _ in range(20):
+        large.add(torch.empty((1 << 24) // 4))
+    assert 2 <= len(large.points) <= 4
+
+
+def test_every_row_is_in_one_batch_of_every_epoch():
+    drawn = torch.Generator().manual_seed(0)
+    batches = list(minibatches(10, 4, 2, drawn))
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    for epoch in (batches[:3], batches[3:]):
+        assert torch.cat(epoch).sort().values.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("n_classes", [2, 5])
+def test_wrong_labels_are_wrong_and_uniform(n_classes):
+    labels = torch.arange(20000) % n_classes
+    wrong = wrong_labels(labels, n_classes, torch.Generator().manual_seed(0))
+    assert not (wrong == labels).any()
+    assert int(wrong.min()) == 0
+    assert int(wrong.max()) == n_classes - 1
+    counts = torch.bincount((wrong - labels) % n_classes, minlength=n_classes)[1:].double()
+    assert float((counts / counts.mean() - 1).abs().max()) < 0.05
+
+
+def test_methods_of_the_retained_data_refuse_to_go_without():
+    with pytest.raises(SourceFreeError, match="scrub needs the retained data"):
+        remaining(None, case()[0], "scrub")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0.0}, r"neg_grad: lr=0\.0; it must be above 0"),
+        ({"lr": "fast"}, "neg_grad: lr=fast; a finite number is needed"),
+        ({"epochs": 0}, "neg_grad: epochs=0; a whole number of at least 1"),
+        ({"epochs": 1.5}, r"neg_grad: epochs=1\.5"),
+        ({"batch_size": True}, "neg_grad: batch_size=True"),
+        ({"momentum": 1.0}, r"neg_grad: momentum=1\.0"),
+        ({"weight_decay": -1.0}, r"neg_grad: weight_decay=-1\.0"),
+        ({"clip": 0.0}, r"neg_grad: clip=0\.0"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        NegGrad(**settings)
