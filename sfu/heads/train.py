@@ -113,6 +113,23 @@ def train_head(
     return trained.to(device, dtype)
 
 
+def train_like(original: Head, features_ND: Tensor, labels_N: Tensor, head: HeadConfig, **options: Any) -> Head:
+    """Train on other rows as ``original`` was: its loss, class weights, network, device and dtype.
+
+    Args:
+        original: The head to be like.
+        features_ND: Training features.
+        labels_N: Training labels.
+        head: The ``head`` group.
+        options: Further ones of :func:`train_head`, whose errors are raised.
+    """
+    like = original.parameters_CE
+    return train_head(
+        features_ND, labels_N, original.n_classes, head, original.loss, device=like.device, dtype=like.dtype,
+        core=original.core if isinstance(original, LinearisedHead) else None, **options,
+    )  # fmt: skip
+
+
 def _blank(rows: Rows, n_classes: int, head: HeadConfig, loss: Loss) -> dict[str, Any]:
     """What an untrained head of either kind begins with."""
     zero_CE = rows.parameters(n_classes)

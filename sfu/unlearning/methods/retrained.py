@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from sfu.errors import SourceFreeError
-from sfu.heads.linearised.head import LinearisedHead
-from sfu.heads.train import train_head
+from sfu.heads.train import train_like
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 
@@ -41,19 +40,8 @@ class Retrained(UnlearningMethod):
         """
         if retained is None:
             raise SourceFreeError("retrained needs the retained data.")
-        parameters = request.head.parameters_CE
-        head = train_head(
-            retained.features_RD,
-            retained.labels_R,
-            request.head.n_classes,
-            self.head,
-            request.head.loss,
-            seed=tools.seeds.get("training", 0),
-            device=parameters.device,
-            dtype=parameters.dtype,
-            weights_N=retained.weights_R,
-            noise=request.head.certificate,
-            core=request.head.core if isinstance(request.head, LinearisedHead) else None,
-            progress=tools.progress,
-        )
+        head = train_like(
+            request.head, retained.features_RD, retained.labels_R, self.head, seed=tools.seeds.get("training", 0),
+            weights_N=retained.weights_R, noise=request.head.certificate, progress=tools.progress,
+        )  # fmt: skip
         return Unlearned(head, details={"gradient_norm": float(head.gradient_CE.norm())})

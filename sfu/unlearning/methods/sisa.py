@@ -20,7 +20,7 @@ import torch
 
 from sfu.checks import whole
 from sfu.errors import ConfigError
-from sfu.heads.train import train_head
+from sfu.heads.train import train_like
 from sfu.unlearning.differentiable import remaining
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
@@ -76,9 +76,9 @@ class Sisa(UnlearningMethod):
             )
         for shard in range(self.shards):
             part = rows.at((shard_R == shard).nonzero()[:, 0].to(rows.labels_N.device))
-            trained = train_head(
-                part.features_ND, part.labels_N, request.head.n_classes, self.head, request.head.loss,
-                seed=tools.seeds.get("training", 0), device=like.device, dtype=like.dtype, weights_N=part.weights_N,
+            trained = train_like(
+                request.head, part.features_ND, part.labels_N, self.head, seed=tools.seeds.get("training", 0),
+                weights_N=part.weights_N,
             )  # fmt: skip
             total_CE += trained.parameters_CE
             if tools.progress is not None:
