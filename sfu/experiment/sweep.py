@@ -47,6 +47,6 @@ def collect(folder: Path, since: datetime | None = None) -> list[tuple[dict[str,
 
 
 def _result(run: FoundRun) -> tuple[dict[str, str], dict[str, Any]]:
-    if run.problem is None and run.metrics is not None:
+    if run.metrics is not None:  # of a run that failed, too: its other rows are good
         return run.overrides, run.metrics
     return run.overrides, {"error": f"job {run.job}: {run.problem}"}

@@ -4,6 +4,7 @@ The aggregate is plain data that ``json.dumps`` accepts::
 
     {"schema": 1, "over": ["seed"], "spread": "std", "varied": ["head.l2"], "fixed": {"dataset": "digits"}, "n_runs": 9,
      "failed": [{"overrides": {...}, "error": str | None}],
+     "failed_rows": [{"overrides": {...}, "row": str, "error": str}],
      "groups": [{"overrides": {"head.l2": "0.001"}, "n": 3, "n_failed": 0, "over": {"seed": ["0", "1", "2"]},
                  "rows": {method: {"access": str | None, "tuning": str | None, "n": 3, "n_applied": 3, "notes": [str],
                                    "metrics": {name: {"mean": float | None, "std": float | None,
@@ -85,6 +86,7 @@ def _aggregate_group(
     key: Sequence[tuple[str, str]], runs: Sequence[tuple[Overrides, Metrics | None]], over: Sequence[str]
 ) -> dict[str, Any]:
     done = [(overrides, rows_of(metrics)) for overrides, metrics in runs if metrics and not _failed(metrics)]
+    done = [(given, {name: row for name, row in rows.items() if not row.get("error")}) for given, rows in done]
     fullest_first = sorted((rows for _, rows in done), key=len, reverse=True)
     methods = dict.fromkeys(name for rows in fullest_first for name in rows)
     return {
@@ -129,6 +131,12 @@ def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",), spread: str 
         for overrides, metrics in cleaned
         if _failed(metrics)
     ]
+    failed_rows = [
+        {"overrides": dict(overrides), "row": name, "error": row["error"]}
+        for overrides, metrics in cleaned
+        for name, row in rows_of(metrics or {}).items()
+        if row.get("error")
+    ]
     return {
         "schema": SCHEMA,
         "over": list(over),
@@ -137,6 +145,7 @@ def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",), spread: str 
         "fixed": {key: values[key][0] for key in keys if len(values[key]) == 1},
         "n_runs": len(cleaned),
         "failed": failed,
+        "failed_rows": failed_rows,
         "groups": [_aggregate_group(group, groups[group], over) for group in ordered],
     }
 

@@ -37,12 +37,13 @@ def headline(total: Aggregate) -> str:
 
 
 def failures(total: Aggregate) -> list[str]:
-    """One line for each way of failing, with the jobs that failed so."""
+    """One line for each way of failing, with the jobs that failed so, or a row of which did."""
     ways: dict[str, list[str]] = {}
-    for job in total["failed"]:
+    for job in [*total["failed"], *total["failed_rows"]]:
         told_apart_by = {key: value for key, value in job["overrides"].items() if key not in total["fixed"]}
         overrides = " ".join(f"{key}={value}" for key, value in told_apart_by.items()) or "(no overrides)"
-        ways.setdefault(re.sub(r"^job \d+: ", "", job["error"] or ""), []).append(overrides)
+        row = f"{job['row']}: " if "row" in job else ""
+        ways.setdefault(row + re.sub(r"^job \d+: ", "", job["error"] or ""), []).append(overrides)
     return ["; ".join(jobs) + (f": {error}" if error else "") for error, jobs in ways.items()]
 
 

@@ -6,8 +6,9 @@ import math
 import pytest
 
 from sfu.reporting.aggregate import aggregate
+from sfu.reporting.sweep_words import failures
 
-from .samples import sweep_runs
+from .samples import make_metrics, make_row, sweep_runs
 
 
 def metrics(**values: float | None) -> dict[str, object]:
@@ -99,5 +100,15 @@ def test_the_aggregate_is_json() -> None:
 def test_nothing_at_all() -> None:
     assert aggregate([]) == {
         "schema": 1, "over": ["seed"], "spread": "std", "varied": [], "fixed": {}, "n_runs": 0, "failed": [],
-        "groups": [],
+        "failed_rows": [], "groups": [],
     }  # fmt: skip
+
+
+def test_a_row_that_failed_hides_neither_the_others_nor_itself() -> None:
+    jit = make_row(73.0, 73.8, 73.0, 50.3, 1.4), make_row(74.0, 73.8, 73.0, 50.3, 1.4)
+    broken = make_metrics(jit=jit[0], gkt={"access": "forget", "error": "SolverError: no"})
+    total = aggregate([({"seed": "0"}, broken), ({"seed": "1"}, make_metrics(jit=jit[1]))])
+    assert total["groups"][0]["rows"]["jit"]["metrics"]["test_accuracy"]["mean"] == 73.5
+    assert "gkt" not in total["groups"][0]["rows"]
+    assert total["failed"] == []
+    assert failures(total) == ["seed=0: gkt: SolverError: no"]
