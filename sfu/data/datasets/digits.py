@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def source_files(config: DatasetConfig) -> list[Path]:
         ConfigError: A ``dataset.path`` or the like was given, which digits would ignore.
     """
     refuse_unused(config)
-    import sklearn.datasets
-
-    return [Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"]
+    package = find_spec("sklearn")  # imported, it would take longer than a job whose results are kept
+    assert package is not None
+    assert package.origin is not None
+    return [Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"]

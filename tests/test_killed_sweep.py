@@ -1,0 +1,73 @@
+"""A sweep that is killed and started again ends in the same table, and repeats nothing that was finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_cli import sfu
+
+SWEEP = ("-m", "seed=0,1,2", "logger=none", "methods=[original,retrained,closed_form]")
+
+
+def kept_files(root: Path) -> dict[Path, int]:
+    """When each file of a whole entry was written (``entry.json`` itself is touched by every use)."""
+    entries = [path.parent for path in root.glob("*/entry.json")]
+    return {path: path.stat().st_mtime_ns for entry in entries for path in entry.iterdir() if path.name != "entry.json"}
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    """The sweep's means and deviations, without times and sizes."""
+    (group,) = json.loads((folder / "sweep.json").read_text())["groups"]
+    return {
+        f"{row}.{metric}.{part}": entry[part]
+        for row, about in group["rows"].items()
+        for metric, entry in about["metrics"].items()
+        if metric not in ("seconds", "peak_memory_mb")
+        for part in ("mean", "std", "n")
+        if entry[part] is not None
+    }
+
+
+def test_a_sweep_killed_midway_goes_on_where_it_was(tmp_path, monkeypatch):
+    first = tmp_path / "first"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sfu", *SWEEP, f"hydra.sweep.dir={first}"], cwd=tmp_path, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (first / "1" / "status.json").is_file():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert json.loads((first / "0" / "status.json").read_text())["state"] == "finished"
+    assert json.loads((first / "1" / "status.json").read_text())["state"] == "running"
+    assert not (first / "sweep.json").exists()
+    before = kept_files(Path(os.environ["SFU_CACHE"]) / "results")
+    assert len(before) >= 4  # the head and three rows of job 0, at least
+
+    again = tmp_path / "again"
+    assert sfu(monkeypatch, *SWEEP, f"hydra.sweep.dir={again}") == 0
+    after = kept_files(Path(os.environ["SFU_CACHE"]) / "results")
+    assert {path: after[path] for path in before} == before
+    reused = [json.loads((again / str(job) / "metrics.json").read_text())["run"]["reused"] for job in range(3)]
+    assert reused[0] == ["run"]
+    assert "run" not in reused[2]
+    seconds = [json.loads((folder / "0" / "metrics.json").read_text())["rows"]["closed_form"]["seconds"]
+               for folder in (first, again)]  # fmt: skip
+    assert seconds[0] == seconds[1]
+
+    monkeypatch.setenv("SFU_CACHE", str(tmp_path / "empty"))
+    whole = tmp_path / "whole"
+    assert sfu(monkeypatch, *SWEEP, f"hydra.sweep.dir={whole}") == 0
+    assert numbers(again) == pytest.approx(numbers(whole), rel=1e-6, abs=1e-9)
