@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from sfu.cache_dir import cache_dir
 from sfu.errors import ConfigError, SfuError
+from sfu.files import human_size
 
 if TYPE_CHECKING:
     from sfu.settings import RunConfig
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,12 +73,12 @@ def _list(root: Path) -> None:
             str(shown.get("dataset", "?")),
             f"{about.get('backbone', '?')}" + (f" {crop} px" if crop else ""),
             f"{about.get('n_images', 0):,}",
-            _size(info.size),
+            human_size(info.size),
             f"{info.chunks}/{shown.get('chunks', '?')}",
             f"{info.used:%Y-%m-%d}",
         )
     Console().print(table)
-    print(f"{len(stores)} in {root}, {_size(sum(info.size for info in stores))} in all.")
+    print(f"{len(stores)} in {root}, {human_size(sum(info.size for info in stores))} in all.")
 
 
 def _remove(given: argparse.Namespace) -> None:
@@ -93,7 +92,7 @@ def _remove(given: argparse.Namespace) -> None:
         chosen = [info for info in list_stores(given.cache) if given.all or info.unfinished]
     for info in chosen:
         remove_store(info)
-        print(f"removed {info.key[:12]} ({_size(info.size)})")
+        print(f"removed {info.key[:12]} ({human_size(info.size)})")
     if not chosen:
         print(f"Nothing to remove in {given.cache}.")
 
@@ -155,14 +154,6 @@ def _compose(settings: list[str]) -> RunConfig:
     assert isinstance(typed, RunConfig)
     typed.backbone.name = choose_backbone(typed.dataset, typed.backbone)
     return typed
-
-
-def _size(n_bytes: float) -> str:
-    for unit in _UNITS:
-        if n_bytes < 1024 or unit == _UNITS[-1]:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    raise AssertionError
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from sfu.errors import ArtifactError
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -75,3 +77,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
             temporary.chmod(mode)  # safetensors makes files for their owner alone, whatever the umask
         except SafetensorError as error:
             raise OSError(str(error)) from error
+
+
+def human_size(n_bytes: float) -> str:
+    """``512 B``, ``1.5 MiB``."""
+    for unit in _UNITS:
+        if n_bytes < 1024 or unit == _UNITS[-1]:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    raise AssertionError

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,8 @@ from sfu.files import write_text
 
 log = logging.getLogger(__name__)
 
-_ABOUT = "entry.json"
+ABOUT = "entry.json"
+KEY = re.compile(r"[0-9a-f]{32}")
 _LARGE = 1 << 20
 
 
@@ -42,7 +44,7 @@ class ResultStore:
         """The folder of a whole entry, its time of change that of this use; ``None`` if there is none."""
         folder = self.root / key
         try:
-            digests = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+            digests = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
@@ -52,12 +54,12 @@ class ResultStore:
             shutil.rmtree(folder, ignore_errors=True)
             return None
         with suppress(OSError):  # a read-only cache can be used, too
-            os.utime(folder / _ABOUT)
+            os.utime(folder / ABOUT)
         return folder
 
     def has(self, key: str) -> bool:
         """Whether there is an entry, without looking into it."""
-        return (self.root / key / _ABOUT).is_file()
+        return (self.root / key / ABOUT).is_file()
 
     def put(self, key: str, write: Callable[[Path], object]) -> None:
         """Make an entry of the files that ``write`` writes into the folder it is given.
@@ -75,7 +77,7 @@ class ResultStore:
             digests = {path.name: _digest(path) for path in sorted(made.iterdir())}
             for name, digest in digests.items():
                 self._share(made / name, str(digest))
-            write_text(made / _ABOUT, json.dumps(digests, indent=2) + "\n")
+            write_text(made / ABOUT, json.dumps(digests, indent=2) + "\n")
             if not self.has(key):  # else another process was faster, with the same result
                 made.rename(self.root / key)
         except OSError as error:
