@@ -94,11 +94,18 @@ def source_files(config: DatasetConfig) -> list[Path]:
     return list(_module(config).source_files(config))
 
 
-def choose_backbone(config: DatasetConfig, backbone: BackboneConfig) -> str:
-    """``backbone.name``, where it is ``auto``: none for a dataset that has features, the paper's for one of images."""
+def choose_backbone(config: DatasetConfig, backbone: BackboneConfig, *, needed: bool = False) -> str:
+    """``backbone.name``, where it is ``auto``: none for a dataset that has features, the paper's for one of images.
+
+    Args:
+        config: The ``dataset`` group.
+        backbone: The ``backbone`` group.
+        needed: Whether the head needs a network, so that images are preferred to features.
+    """
     if backbone.name != AUTO_BACKBONE:
         return backbone.name
-    return NO_BACKBONE if hasattr(_module(config), "load") else PAPER_BACKBONE
+    wanted = "images" if needed else "load"
+    return PAPER_BACKBONE if hasattr(_module(config), wanted) == needed else NO_BACKBONE
 
 
 def check_dataset(config: DatasetConfig, backbone: BackboneConfig) -> None:

@@ -120,7 +120,7 @@ def typed_config(config: DictConfig) -> RunConfig:
     refuse_added_keys(config)
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, RunConfig)
-    typed.backbone.name = choose_backbone(typed.dataset, typed.backbone)
+    typed.backbone.name = choose_backbone(typed.dataset, typed.backbone, needed=typed.head.name == "linearised")
     forget = typed.forget
     if all(value is None for value in vars(forget).values()):
         forget.fraction = DEFAULT_FRACTION

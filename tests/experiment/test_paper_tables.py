@@ -22,7 +22,15 @@ from tests.reporting.samples import make_metrics, make_row
 
 SMALL = ("dataset=digits", "backbone=none", "logger=none", "curvature.perturbations=40", "forget.fraction=0.1")
 
-OWN = {"class_methods": ("forget.fraction=null", "+variants.gkt_open.settings.batches=5")}
+LINEARISED = (
+    "backbone=resnet18", "backbone.weights=none", "backbone.size=8", "head.layers=1", "head.sgd.epochs=1",
+    "dataset.limit_per_class=20",
+)  # fmt: skip
+OWN = {
+    "paper_table_4": LINEARISED,
+    "paper_table_s2": LINEARISED,
+    "class_methods": ("forget.fraction=null", "+variants.gkt_open.settings.batches=5"),
+}
 
 
 @pytest.mark.parametrize("experiment", group_options("experiment"))
