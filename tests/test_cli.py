@@ -17,6 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from sfu import cli
 from sfu.experiment import sweep
+from sfu.experiment.job import line_of_job
 from sfu.heads.linear import LinearHead
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -269,3 +270,10 @@ def test_a_built_wheel_carries_its_configs_and_runs_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     assert str(site) in done.stdout
     assert len(list(elsewhere.glob("outputs/*/*/metrics.json"))) == 1
+
+
+def test_the_line_of_a_job_fits_the_terminal_while_anything_can_be_left_out():
+    overrides = ["head.l2=0.1", "seed=0", "dataset=features", "dataset.path=/a/long/way/to/features.npz"]
+    assert line_of_job("job 0: ", overrides[:2], ": 3 rows", 80) == "job 0: head.l2=0.1 seed=0: 3 rows"
+    assert line_of_job("job 0: ", overrides, ": 3 rows", 60) == "job 0: head.l2=0.1 seed=0 dataset=features ...: 3 rows"
+    assert line_of_job("job 0: ", overrides, ": 3 rows", 10) == f"job 0: {' '.join(overrides)}: 3 rows"

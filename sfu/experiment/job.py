@@ -152,13 +152,22 @@ def _show(metrics: dict[str, Any], folder: Path, in_sweep: bool) -> None:
     if not in_sweep:
         print_run(metrics, folder, Console())
         return
-    about = metrics["run"]
-    shown, what = " ".join(about["overrides"]) or "(defaults)", f"{len(metrics['rows'])} rows"
+    about, what = metrics["run"], f"{len(metrics['rows'])} rows"
     if about["reused"] == ["run"]:
-        print(f"job {folder.name}: {shown}: {what}, kept since {about['started']}")
-        return
-    kept = len([name for name in about["reused"] if name in metrics["rows"]])
-    print(f"job {folder.name}: {shown}: {what}{f' ({kept} kept)' if kept else ''} in {about['seconds']:.1f} s")
+        end = f": {what}, kept since {about['started'][:16].replace('T', ' ')}"
+    else:
+        kept = len([name for name in about["reused"] if name in metrics["rows"]])
+        end = f": {what}{f' ({kept} kept)' if kept else ''} in {about['seconds']:.1f} s"
+    print(line_of_job(f"job {folder.name}: ", about["overrides"] or ["(defaults)"], end, Console().width))
+
+
+def line_of_job(start: str, overrides: list[str], end: str, width: int) -> str:
+    """One line: as many overrides as fit (what a sweep varies comes first), all of them where nothing else would."""
+    for count in range(len(overrides), 0, -1):
+        line = start + " ".join([*overrides[:count], *(["..."] if count < len(overrides) else [])]) + end
+        if len(line) <= width:
+            return line
+    return start + " ".join(overrides) + end
 
 
 class _Record:

@@ -13,15 +13,13 @@ from sfu.reporting import format as fmt
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
 from sfu.reporting.published import METRICS, PublishedTable
 from sfu.reporting.sweep_export import heading_of, marked
-from sfu.reporting.sweep_words import count_of, failures, setting_of
+from sfu.reporting.sweep_words import failures, setting_of
 
 Aggregate = Mapping[str, Any]
 
 _HEADINGS = ("test", "remaining", "forget", "MIA")
 _ALSO = ("distance", "seconds", "peak_memory_mb")
 """What the paper does not print."""
-_WITHOUT = ("original",)
-"""Rows that every table has for comparison, but no table of the paper."""
 
 
 class Line(NamedTuple):
@@ -62,7 +60,7 @@ def heading(total: Aggregate, table: PublishedTable) -> list[str]:
         f"{table.title} of the paper",
         f"Published: {table.setting}.",
         f"Here: {ours or 'settings of the experiment'}; mean ± sample standard deviation over "
-        f"{' and '.join(total['over'])}, below it the published figure and our difference from it in points.",
+        f"{' and '.join(total['over'])} (n = {max((group['n'] for group in total['groups']), default=0)}), below it the published figure and our difference from it in points.",
     ]
 
 
@@ -72,19 +70,18 @@ def terminal_published_table(total: Aggregate, table: PublishedTable) -> Rendera
     grid.add_column("")
     for name in (*_HEADINGS, "distance"):
         grid.add_column(name, justify="right", no_wrap=True)
-    last = None
+    last, most = None, max((group["n"] for group in total["groups"]), default=0)
     for line in lines_of(total, table):
         if line.group is not last:
             last = line.group
-            grid.add_row(
-                Text(setting_of(last) or "all runs", style="bold").append(f"  {count_of(last)}", "not bold dim")
-            )
-        cells = [
-            Text(fmt.spread(entry.get("mean"), entry.get("std"), "percent").replace(" ± ", "±")).append(
-                "\n" + _beside(line, index), "dim"
-            )
-            for index, entry in enumerate(line.entries)
-        ]
+            grid.add_row(Text(setting_of(last) or "all runs", style="bold"))
+            if last["n"] != most:
+                grid.add_row(Text(f"  n = {last['n']}", style="dim"))
+        cells = []
+        for index, entry in enumerate(line.entries):
+            cells.append(Text(fmt.spread(entry.get("mean"), entry.get("std"), "percent").replace(" ± ", "±")))
+            if any(figure is not None for figure in line.published):
+                cells[-1].append("\n" + _beside(line, index), "dim")
         grid.add_row(Text("  " + line.name), *cells, line.spread("distance").replace(" ± ", "±"))
     title, *rest = heading(total, table)
     parts: list[RenderableType] = [Text(title, style="bold"), *map(Text, rest), Text(""), grid]
@@ -96,7 +93,7 @@ def terminal_published_table(total: Aggregate, table: PublishedTable) -> Rendera
 def _beside(line: Line, index: int) -> str:
     published = line.published[index]
     if published is None:
-        return fmt.MISSING if line.name not in _WITHOUT else ""
+        return ""
     return f"{published:g} {fmt.points(line.difference(index))}".rstrip()
 
 
