@@ -60,8 +60,13 @@ def heading(total: Aggregate, table: PublishedTable) -> list[str]:
         f"{table.title} of the paper",
         f"Published: {table.setting}.",
         f"Here: {ours or 'settings of the experiment'}; mean ± sample standard deviation over "
-        f"{' and '.join(total['over'])} (n = {max((group['n'] for group in total['groups']), default=0)}), below it the published figure and our difference from it in points.",
+        f"{' and '.join(total['over'])} (n = {_most(total)}), below it the published figure and our difference from it "
+        "in points.",
     ]
+
+
+def _most(total: Aggregate) -> int:
+    return max((int(group["n"]) for group in total["groups"]), default=0)
 
 
 def terminal_published_table(total: Aggregate, table: PublishedTable) -> RenderableType:
@@ -70,7 +75,7 @@ def terminal_published_table(total: Aggregate, table: PublishedTable) -> Rendera
     grid.add_column("")
     for name in (*_HEADINGS, "distance"):
         grid.add_column(name, justify="right", no_wrap=True)
-    last, most = None, max((group["n"] for group in total["groups"]), default=0)
+    last, most = None, _most(total)
     for line in lines_of(total, table):
         if line.group is not last:
             last = line.group
