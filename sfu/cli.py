@@ -60,6 +60,11 @@ def main() -> None:
             raise
         print(f"sfu: {explain(error)}", file=sys.stderr)
         failed = True
+    except RuntimeError as error:
+        if asked_for_tracebacks or "srun" not in str(error):  # how submitit says that this is no Slurm machine
+            raise
+        print("sfu: launcher=slurm needs Slurm (srun is not found); try launcher=submitit_local here.", file=sys.stderr)
+        failed = True
     finally:
         if not looking:
             _finish_sweep()

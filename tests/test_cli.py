@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -148,11 +149,18 @@ def test_version(monkeypatch, capsys):
     assert capsys.readouterr().out == f"sfu {package.__version__}\n"
 
 
-def test_jobs_side_by_side(tmp_path):
-    done = subprocess_sfu(tmp_path, "-m", "seed=0,1", "launcher=local_2", *QUICK, "hydra.sweep.dir=s")
+@pytest.mark.parametrize("launcher", ["local_2", "submitit_local"])
+def test_jobs_side_by_side(tmp_path, launcher):
+    done = subprocess_sfu(tmp_path, "-m", "seed=0,1", f"launcher={launcher}", *QUICK, "hydra.sweep.dir=s")
     assert done.returncode == 0, done.stderr
     assert "n = 2" in done.stdout
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["n_runs"] == 2
+
+
+@pytest.mark.skipif(shutil.which("srun") is not None, reason="Slurm is here")
+def test_slurm_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    assert sfu(monkeypatch, "-m", "seed=0,1", "launcher=slurm", *QUICK, f"hydra.sweep.dir={tmp_path / 's'}") == 1
+    assert "launcher=slurm needs Slurm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from sfu.reporting import format as fmt
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
+from sfu.reporting.judge import is_worse_than_nothing
+from sfu.reporting.layout import WORSE
 from sfu.reporting.published import METRICS, PublishedTable
 from sfu.reporting.sweep_export import heading_of, marked
 from sfu.reporting.sweep_words import failures, setting_of
@@ -37,9 +39,10 @@ class Line(NamedTuple):
         return ours - published if fmt.is_number(ours) and published is not None else None
 
     def spread(self, metric: str) -> str:
-        """Mean and spread of a metric that the paper does not have."""
+        """Mean and spread of a metric that the paper does not have; ``!`` after a distance beyond doing nothing."""
         entry = self.row["metrics"].get(metric) or {}
-        return fmt.spread(entry.get("mean"), entry.get("std"), "compact")
+        worse = metric == "distance" and is_worse_than_nothing({metric: entry.get("mean")})
+        return fmt.spread(entry.get("mean"), entry.get("std"), "compact") + (f" {WORSE}" if worse else "")
 
 
 def lines_of(total: Aggregate, table: PublishedTable) -> Iterator[Line]:
@@ -61,7 +64,7 @@ def heading(total: Aggregate, table: PublishedTable) -> list[str]:
         f"Published: {table.setting}.",
         f"Here: {ours or 'settings of the experiment'}; mean ± sample standard deviation over "
         f"{' and '.join(total['over'])} (n = {_most(total)}), below it the published figure and our difference from it "
-        "in points.",
+        f"in points. Distance: 0 is Retrained, 1 nothing done, {WORSE} worse than that.",
     ]
 
 
@@ -87,7 +90,7 @@ def terminal_published_table(total: Aggregate, table: PublishedTable) -> Rendera
             cells.append(Text(fmt.spread(entry.get("mean"), entry.get("std"), "percent").replace(" ± ", "±")))
             if any(figure is not None for figure in line.published):
                 cells[-1].append("\n" + _beside(line, index), "dim")
-        grid.add_row(Text("  " + line.name), *cells, line.spread("distance").replace(" ± ", "±"))
+        grid.add_row(Text("  " + line.name), *cells, line.spread("distance").replace(" ", ""))
     title, *rest = heading(total, table)
     parts: list[RenderableType] = [Text(title, style="bold"), *map(Text, rest), Text(""), grid]
     if lines := failures(total):
