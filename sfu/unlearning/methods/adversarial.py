@@ -32,7 +32,7 @@ from sfu.checks import above, at_least, whole
 from sfu.errors import SolverError
 from sfu.unlearning.attack import Attack
 from sfu.unlearning.descent import DescentMethod, Walk, descend, minibatches
-from sfu.unlearning.differentiable import forget_accuracy, forgotten, wrong_labels
+from sfu.unlearning.differentiable import all_wrong, forgotten, wrong_labels
 from sfu.unlearning.importance import output_sensitivity
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
@@ -83,7 +83,7 @@ class Adversarial(DescentMethod):
         features_FD, labels_F = gone.features_ND, gone.labels_N
         key = f"attack {self.radius} {self.attack_steps} {self.step_size} {self.examples}"
         near_AD, targets_A = tools.remember(key, lambda: self._attack(request, tools))
-        success = float((head.outputs(near_AD, head.parameters_CE).argmax(1) == targets_A).double().mean())
+        success = float((head.logits(near_AD).argmax(1) == targets_A).double().mean())
         if success == 0.0:
             length = float(features_FD.norm(dim=1).mean())
             raise SolverError(
@@ -104,12 +104,11 @@ class Adversarial(DescentMethod):
             head.parameters_CE,
             islice(self._batches(near_AD.shape[0], request.n_forget, tools), self.max_steps),
             loss, self.sgd, tools=tools, total=self.max_steps,
-            done=lambda parameters_CE: forget_accuracy(head, parameters_CE, features_FD, labels_F) == 0.0,
+            done=lambda parameters_CE: all_wrong(head, parameters_CE, features_FD, labels_F),
         )  # fmt: skip
-        left = forget_accuracy(head, walk.parameters_CE, features_FD, labels_F)
         return walk, {
             "attack_success": success, "mean_feature_norm": float(features_FD.norm(dim=1).mean()),
-            "radius": self.radius, "all_forgotten": left == 0.0,
+            "radius": self.radius, "all_forgotten": all_wrong(head, walk.parameters_CE, features_FD, labels_F),
         }  # fmt: skip
 
     def _attack(self, request: ForgetRequest, tools: Tools) -> tuple[Tensor, Tensor]:
