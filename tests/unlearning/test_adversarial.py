@@ -110,7 +110,9 @@ def test_it_stops_once_the_forget_set_is_forgotten():
 
 
 def test_an_attack_that_finds_nothing_is_an_error_that_says_what_to_change():
-    request, _ = case(n_forget=10)
+    request, _ = case(n_forget=40)  # some of which the head takes for their target as they are
+    drawn = wrong_labels(request.labels_F, 4, TOOLS.generator("perturbation"))
+    assert bool((request.head.logits(request.features_FD).argmax(1) == drawn).any())
     with pytest.raises(SolverError, match=r"no adversarial example with radius=1e-09 on features of mean .*; raise"):
         Adversarial(radius=1e-9, examples=1, attack_steps=2).unlearn(request, TOOLS)
 
