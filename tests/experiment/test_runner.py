@@ -137,7 +137,7 @@ def test_when_retraining_fails_the_other_rows_are_still_scored(tmp_path, feature
     def singular(*_: object, **__: object) -> None:
         raise SingularHessianError("singular")
 
-    monkeypatch.setattr(retrained, "train_head", singular)
+    monkeypatch.setattr(retrained, "train_like", singular)
     for methods in (["original", "closed_form"], ["original", "retrained", "closed_form"]):
         rows = run(config_for(feature_file, methods=methods), tmp_path, show_progress=False)["rows"]
         assert rows["closed_form"]["distance"] is None
