@@ -1,6 +1,6 @@
 """Accuracy, distance, agreement and divergence of two heads.
 
-Shapes: N rows, C classes, E = D (+ 1 with bias).
+Shapes: N rows, P points, C classes, E = D (+ 1 with bias).
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.operators import CurvatureOperator
+from sfu.losses import Rows
 
 
 def accuracy(logits_NC: Tensor, labels_N: Tensor) -> float:
     """Share of rows whose largest logit is the label's, in per cent."""
     return 100.0 * float((logits_NC.argmax(1) == labels_N.to(logits_NC.device)).double().mean())
+
+
+def accuracies(rows: Rows, parameters_PCE: Tensor) -> list[float]:
+    """Accuracy on some rows at each of P points, in per cent, in one pass over them."""
+    right_P = torch.zeros(parameters_PCE.shape[0], dtype=torch.int64, device=parameters_PCE.device)
+    for chunk in rows.chunks():
+        right_P += (chunk.outputs(parameters_PCE).argmax(2) == chunk.labels_B[:, None]).sum(0)
+    return [100.0 * right / rows.count for right in right_P.tolist()]
 
 
 def agreement(logits_NC: Tensor, reference_NC: Tensor) -> float:

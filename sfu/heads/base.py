@@ -136,6 +136,11 @@ class Head(ABC):
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
         """Outputs ``[N, C]`` at any parameters, through which autograd may differentiate (both ways)."""
 
+    @property
+    def feature_weights_CD(self) -> Tensor | None:
+        """W, if the outputs are ``W x + b`` in the features, too; else ``None``."""
+        return None
+
     def squared_pulls(self, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
         """``sum_i share_i (J_i^T b_i)^2`` with the Jacobians J of the outputs, in the shape of the parameters.
 

@@ -107,6 +107,11 @@ class LinearHead(Head):
         return self.parameters_CE[:, : self.n_features]
 
     @property
+    def feature_weights_CD(self) -> Tensor:
+        """The weights."""
+        return self.weight_CD
+
+    @property
     def layout(self) -> Layout:
         """The loss's."""
         return self.loss.layout

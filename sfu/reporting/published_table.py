@@ -12,10 +12,11 @@ from rich.text import Text
 from sfu.reporting import format as fmt
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
 from sfu.reporting.judge import is_worse_than_nothing
-from sfu.reporting.layout import WORSE
+from sfu.reporting.layout import WORSE, legend
 from sfu.reporting.published import METRICS, PublishedTable
 from sfu.reporting.sweep_export import heading_of, marked
 from sfu.reporting.sweep_words import failures, setting_of
+from sfu.reporting.table import row_flags
 
 Aggregate = Mapping[str, Any]
 
@@ -52,7 +53,7 @@ def lines_of(total: Aggregate, table: PublishedTable) -> Iterator[Line]:
         for name, row in group["rows"].items():
             entries = [row["metrics"].get(metric) or {} for metric in METRICS]
             figures = [table.figure(overrides, name, metric) for metric in METRICS]
-            yield Line(group, marked(name, row), entries, figures, row)
+            yield Line(group, name, entries, figures, row)
 
 
 def heading(total: Aggregate, table: PublishedTable) -> list[str]:
@@ -64,7 +65,7 @@ def heading(total: Aggregate, table: PublishedTable) -> list[str]:
         f"Published: {table.setting}.",
         f"Here: {ours or 'settings of the experiment'}; mean ± sample standard deviation over "
         f"{' and '.join(total['over'])} (n = {_most(total)}), below it the published figure and our difference from it "
-        f"in points. Distance: 0 is Retrained, 1 nothing done, {WORSE} worse than that.",
+        "in points. Distance: 0 is Retrained, 1 nothing done.",
     ]
 
 
@@ -78,7 +79,7 @@ def terminal_published_table(total: Aggregate, table: PublishedTable) -> Rendera
     grid.add_column("")
     for name in (*_HEADINGS, "distance"):
         grid.add_column(name, justify="right", no_wrap=True)
-    last, most = None, _most(total)
+    last, most, marks = None, _most(total), set[str]()
     for line in lines_of(total, table):
         if line.group is not last:
             last = line.group
@@ -90,9 +91,13 @@ def terminal_published_table(total: Aggregate, table: PublishedTable) -> Rendera
             cells.append(Text(fmt.spread(entry.get("mean"), entry.get("std"), "percent").replace(" ± ", "±")))
             if any(figure is not None for figure in line.published):
                 cells[-1].append("\n" + _beside(line, index), "dim")
-        grid.add_row(Text("  " + line.name), *cells, line.spread("distance").replace(" ", ""))
+        distance, flags = line.spread("distance").replace(" ", ""), row_flags(line.row)
+        marks |= {*flags, *distance[-1]}
+        grid.add_row(Text(f"{flags:2}{line.name}"), *cells, distance)
     title, *rest = heading(total, table)
     parts: list[RenderableType] = [Text(title, style="bold"), *map(Text, rest), Text(""), grid]
+    if (meaning := legend(marks)) is not None:
+        parts += [Text(""), meaning]
     if lines := failures(total):
         parts += [Text(""), Text("Failed:", style="bold red"), *(Text(f"  {line}", style="red") for line in lines)]
     return Group(*parts)
@@ -109,7 +114,7 @@ def markdown_published_table(total: Aggregate, table: PublishedTable) -> str:
     """The table as Markdown: ``ours ± sd (published, difference)``."""
     body = []
     for line in lines_of(total, table):
-        cells = [*line.group["overrides"].values(), line.name]
+        cells = [*line.group["overrides"].values(), marked(line.name, line.row)]
         for index, entry in enumerate(line.entries):
             ours = fmt.spread(entry.get("mean"), entry.get("std"), "percent")
             published = line.published[index]
@@ -129,7 +134,7 @@ def csv_published_table(total: Aggregate, table: PublishedTable) -> str:
     """One line a row, metric and setting, at full precision."""
     header = [*total["varied"], "row", "metric", "mean", "std", "n", "published", "difference"]
     body = [
-        [*line.group["overrides"].values(), line.name, metric, line.entries[index].get("mean"),
+        [*line.group["overrides"].values(), marked(line.name, line.row), metric, line.entries[index].get("mean"),
          line.entries[index].get("std"), line.entries[index].get("n", 0), line.published[index], line.difference(index)]
         for line in lines_of(total, table)
         for index, metric in enumerate(METRICS)

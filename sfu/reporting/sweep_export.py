@@ -161,8 +161,8 @@ def latex_sweep_table(total: Aggregate) -> str:
         lines.append(r"\midrule")
         if setting := setting_of(group):
             lines.append(rf"\multicolumn{{{len(header)}}}{{l}}{{\emph{{{escape_latex(setting)}}}}} \\")
-        for name, _, cells in cells_of(total, group, keys):
-            lines.append(" & ".join([escape_latex(name), *map(_latex_cell, cells)]) + r" \\")
+        for name, row, cells in cells_of(total, group, keys):
+            lines.append(" & ".join([escape_latex(marked(name, row)), *map(_latex_cell, cells)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     notes = [headline(total), *(f"averaged over fewer runs: {line}" for line in gaps_in_data(total))]
     notes += [f"failed: {line}" for line in failures(total)]

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sfu.heads.base import Head
+from sfu.losses.base import one_hot
 
 _NUMBERS = 1 << 17
-"""Features attacked at a time, in numbers: few enough for the cache."""
+"""Worked on at a time: few enough for the cache."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,21 @@ class Attack:
 
     def perturb(self, head: Head, features_BD: Tensor, targets_B: Tensor, generator: torch.Generator) -> Tensor:
         """Adversarial examples, ``[B, D]``, in the dtype of the features (float32 at least)."""
-        parameters = head.parameters_CE.to(features_BD.dtype)
         drawn_BD = torch.randn(features_BD.shape, generator=generator).to(features_BD)
-        length_B1 = torch.rand(features_BD.shape[0], 1, generator=generator).to(features_BD)
-        start_BD = features_BD + self.radius * length_B1 * drawn_BD / _norm(drawn_BD)
-        step = max(1, _NUMBERS // features_BD.shape[1])
-        parts = zip(features_BD.split(step), start_BD.split(step), targets_B.split(step), strict=True)
-        return torch.cat([self._chunk(head, parameters, *part) for part in parts])
+        length_B1 = self.radius * torch.rand(features_BD.shape[0], 1, generator=generator).to(features_BD)
+        attack, width = self._within_span, head.n_classes
+        if head.feature_weights_CD is None:
+            attack, width = self._anywhere, features_BD.shape[1]
+        step = max(1, _NUMBERS // width)
+        parts = zip(*(rows.split(step) for rows in (features_BD, drawn_BD, length_B1, targets_B)), strict=True)
+        return torch.cat([attack(head, *part) for part in parts])
 
-    def _chunk(self, head: Head, parameters: Tensor, centre_BD: Tensor, point_BD: Tensor, targets_B: Tensor) -> Tensor:
+    def _anywhere(
+        self, head: Head, centre_BD: Tensor, drawn_BD: Tensor, length_B1: Tensor, targets_B: Tensor
+    ) -> Tensor:
+        """By a reverse pass through the head for every step."""
+        parameters = head.parameters_CE.to(centre_BD.dtype)
+        point_BD = centre_BD + length_B1 * drawn_BD / _norm(drawn_BD)
         for _ in range(self.steps):
             point_BD = point_BD.detach().requires_grad_()
             loss = cross_entropy(head.outputs(point_BD, parameters), targets_B, reduction="sum")
@@ -55,6 +62,35 @@ class Attack:
             away_BD = point_BD.detach() - self.step_size * gradient_BD / _norm(gradient_BD) - centre_BD
             point_BD = centre_BD + away_BD * (self.radius / _norm(away_BD)).clamp(max=1.0)
         return point_BD.detach()
+
+    def _within_span(
+        self, head: Head, centre_BD: Tensor, drawn_BD: Tensor, length_B1: Tensor, targets_B: Tensor
+    ) -> Tensor:
+        r"""The same where outputs are affine in the features: every step is a combination of the C rows of W.
+
+        A point is ``x_0 + t n + A W`` with n the unit vector drawn; its outputs and its distance from x_0 follow from t
+        and A, and D numbers a row are touched only at the beginning and at the end.
+        """
+        weights_CD = head.feature_weights_CD
+        assert weights_CD is not None
+        gram_CC, unit_BD = weights_CD @ weights_CD.T, drawn_BD / _norm(drawn_BD)
+        at_BC, along_BC = head.outputs(centre_BD, head.parameters_CE), unit_BD.to(weights_CD) @ weights_CD.T
+        hot_BC = one_hot(targets_B, at_BC)
+        t_B1, moved_BC = length_B1.to(at_BC), torch.zeros_like(at_BC)
+        for _ in range(self.steps):
+            slopes_BC = (at_BC + t_B1 * along_BC + moved_BC @ gram_CC).softmax(1) - hot_BC
+            length_of_gradient_B1 = _root((slopes_BC @ gram_CC * slopes_BC).sum(1, keepdim=True))
+            moved_BC = moved_BC - self.step_size * slopes_BC / length_of_gradient_B1
+            cross_B1 = 2 * t_B1 * (along_BC * moved_BC).sum(1, keepdim=True)
+            square_B1 = t_B1.square() + cross_B1 + (moved_BC @ gram_CC * moved_BC).sum(1, keepdim=True)
+            shrink_B1 = (self.radius / _root(square_B1)).clamp(max=1.0)
+            t_B1, moved_BC = shrink_B1 * t_B1, shrink_B1 * moved_BC
+        return centre_BD + t_B1.to(unit_BD) * unit_BD + (moved_BC @ weights_CD).to(unit_BD)
+
+
+def _root(squares_B1: Tensor) -> Tensor:
+    """Never 0."""
+    return squares_B1.clamp(min=torch.finfo(squares_B1.dtype).tiny).sqrt()
 
 
 def _norm(vectors_BD: Tensor) -> Tensor:

@@ -71,12 +71,25 @@ class Path:
 
 @dataclass(frozen=True)
 class Sgd:
-    """Settings of ``torch.optim.SGD``, and the largest gradient norm a step may use."""
+    """Settings of ``torch.optim.SGD``, and the largest gradient norm a step may use.
+
+    The step is written out because the first optimiser of a process makes PyTorch load its compiler, which takes
+    seconds, more than most methods do.
+    """
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+
+    def step(self, parameters_CE: Tensor, gradient_CE: Tensor, velocity_CE: Tensor) -> None:
+        """Move the parameters, in place, and the velocity, which starts at 0."""
+        if self.clip is not None:
+            gradient_CE = gradient_CE * (self.clip / (gradient_CE.norm() + 1e-6)).clamp(max=1.0)
+        if self.weight_decay:
+            gradient_CE = gradient_CE.add(parameters_CE, alpha=self.weight_decay)
+        velocity_CE.mul_(self.momentum).add_(gradient_CE)
+        parameters_CE.sub_(velocity_CE, alpha=self.lr)
 
 
 def descend(
@@ -103,8 +116,8 @@ def descend(
     Raises:
         DivergedError: A loss is not finite, or the parameters have grown :data:`RUNAWAY`-fold.
     """
-    parameters = torch.nn.Parameter(start_CE.detach().clone())
-    optimizer = torch.optim.SGD([parameters], lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    parameters = start_CE.detach().clone().requires_grad_()
+    velocity_CE = torch.zeros_like(start_CE)
     bound = RUNAWAY * max(1.0, float(start_CE.norm()))
     path = Path(tools.keep_path)
     path.add(parameters)
@@ -112,12 +125,9 @@ def descend(
     for batch in batches:
         if done is not None and done(parameters.detach()):
             break
-        optimizer.zero_grad()
         value = loss(parameters, batch)
-        value.backward()
-        if sgd.clip is not None:
-            torch.nn.utils.clip_grad_norm_([parameters], sgd.clip)
-        optimizer.step()
+        (gradient_CE,) = torch.autograd.grad(value, parameters)
+        sgd.step(parameters.detach(), gradient_CE, velocity_CE)
         steps += 1
         norm = float(parameters.detach().norm())
         if not (math.isfinite(norm) and norm <= bound and math.isfinite(float(value.detach()))):

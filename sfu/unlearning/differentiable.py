@@ -18,6 +18,9 @@ from sfu.heads.base import Head
 from sfu.unlearning.method import RetainedSet
 from sfu.unlearning.request import ForgetRequest
 
+_LOOK = 256
+"""Rows of a look for one that is still right."""
+
 
 @dataclass(frozen=True)
 class Labelled:
@@ -34,8 +37,11 @@ class Labelled:
 
     def at(self, index: Tensor) -> Labelled:
         """Some of the rows."""
+        index = index.to(self.labels_N.device)  # index_select: several times as fast as brackets
         return Labelled(
-            self.features_ND[index], self.labels_N[index], None if self.weights_N is None else self.weights_N[index]
+            self.features_ND.index_select(0, index),
+            self.labels_N.index_select(0, index),
+            None if self.weights_N is None else self.weights_N.index_select(0, index),
         )
 
 
@@ -73,10 +79,13 @@ def regularizer(head: Head, parameters_CE: Tensor) -> Tensor:
     return 0.5 * head.l2 * (parameters_CE.square() * head.regularized_E).sum()
 
 
-def forget_accuracy(head: Head, parameters_CE: Tensor, features_FD: Tensor, labels_F: Tensor) -> float:
-    """Share of rows whose largest output is the label's, 0 to 1."""
+def all_wrong(head: Head, parameters_CE: Tensor, features_FD: Tensor, labels_F: Tensor) -> bool:
+    """Whether no row's largest output is the label's; looks no further than the first rows where one is."""
     with torch.no_grad():
-        return float((head.outputs(features_FD, parameters_CE).argmax(1) == labels_F).double().mean())
+        return not any(
+            bool((head.outputs(part_BD, parameters_CE).argmax(1) == labels_B).any())
+            for part_BD, labels_B in zip(features_FD.split(_LOOK), labels_F.split(_LOOK), strict=True)
+        )
 
 
 def wrong_labels(labels_N: Tensor, n_classes: int, generator: torch.Generator) -> Tensor:

@@ -91,7 +91,9 @@ def _method(run: RunConfig, name: str, spec: RowSpec) -> UnlearningMethod:
     for given in settings_of(spec.grid, run.tune_budget, f"the row '{name}'"):
         of_curvature = {key.removeprefix(_PREFIX): given[key] for key in given if key.startswith(_PREFIX)}
         own = {key: value for key, value in given.items() if not key.startswith(_PREFIX)}
-        tried = _checked(_lay_over(OmegaConf.structured(spec.curvature), of_curvature, name), name)
+        tried = spec.curvature
+        if of_curvature:
+            tried = _checked(_lay_over(OmegaConf.structured(tried), of_curvature, name), name)
         candidates.append((given, spec.kind.from_config(run, tried, spec.settings | own)))
     return (SourceFree if run.tune is Tune.source_free else Oracle)(candidates, published)
 

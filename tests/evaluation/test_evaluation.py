@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from sfu.curvature.operators import ExplicitOperator
 from sfu.data.feature_data import make_feature_data
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.evaluate import Evaluator
-from sfu.evaluation.measures import accuracy, agreement, mean_kl, squared_norm
+from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
 from sfu.heads.linear import LinearHead
 
@@ -20,6 +21,17 @@ def test_accuracy_and_agreement_by_hand():
     assert accuracy(logits, torch.tensor([0, 1, 1, 1])) == 75.0
     assert agreement(logits, -logits) == 0.0
     assert agreement(logits, logits * 3) == 100.0
+
+
+def test_accuracies_of_many_points_are_those_of_each(monkeypatch):
+    monkeypatch.setattr("sfu.losses.rows.CHUNK_ROWS", 7)
+    drawn = torch.Generator().manual_seed(0)
+    features, points = torch.randn(30, 4, generator=drawn).double(), torch.randn(5, 3, 5, generator=drawn).double()
+    labels = torch.arange(30) % 3
+    head = LinearHead(points[0], torch.zeros(3, 5).double(), 0.0, 30, bias=True)
+    each = [accuracy(replace(head, parameters_CE=point).logits(features), labels) for point in points]
+    assert accuracies(head.rows(features, labels), points) == pytest.approx(each)
+    assert len(set(each)) > 1
 
 
 def test_kl_by_hand():

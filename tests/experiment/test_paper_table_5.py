@@ -23,7 +23,7 @@ from tests.experiment.test_runner import config_for
 from tests.test_cli import sfu
 
 QUICK = (
-    "logger=none", "curvature.perturbations=60",
+    "logger=none", "curvature.perturbations=60", "evaluation.membership_splits=2",
     "+variants.adversarial={method:adversarial,settings:{examples:1,attack_steps:10,step_size:0.5,max_steps:5},"
     "grid:{lr:[1e-3,1e-2,0.1],importance:[0.1,1,10]}}",
 )  # fmt: skip

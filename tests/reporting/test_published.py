@@ -12,11 +12,14 @@ from sfu.reporting.export import csv_table, markdown_table
 from sfu.reporting.judge import best_rows, is_source_free, verdict
 from sfu.reporting.plot import save_bar_plot
 from sfu.reporting.published import published_table
-from sfu.reporting.published_table import markdown_published_table, terminal_published_table
-from sfu.reporting.sweep_table import csv_sweep_table, markdown_sweep_table, terminal_sweep_table
+from sfu.reporting.published_table import csv_published_table, markdown_published_table, terminal_published_table
+from sfu.reporting.report.build import build_report
+from sfu.reporting.report.write import save_report
+from sfu.reporting.sweep_table import csv_sweep_table, latex_sweep_table, markdown_sweep_table, terminal_sweep_table
 from sfu.reporting.table import terminal_table
 from sfu.reporting.trade_off import save_trade_off_plot
 from sfu.unlearning.tuning import ORACLE
+from tests.reporting.report.folders import config_with, write_run
 from tests.reporting.samples import make_metrics, make_row
 
 
@@ -46,6 +49,9 @@ def test_the_figures_of_table_5_stand_beside_each_cell():
     assert "Seconds" in markdown
     text = shown(terminal_published_table(total, table), 80)
     assert "52.1 +20.9" in text
+    assert re.search(r"^o neg_grad +73", text, re.MULTILINE)
+    assert "o tuned on Retrained" in text
+    assert f"\nneg_grad ({ORACLE}),test_accuracy," in csv_published_table(total, table)
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -65,7 +71,15 @@ def test_a_row_tuned_on_retrained_is_marked_in_every_table_and_wins_nothing():
     assert f"neg_grad ({ORACLE})" in markdown_sweep_table(total)
     assert f"neg_grad,forget,{ORACLE}," in csv_sweep_table(total)
     assert re.search(r"^o +neg_grad", shown(terminal_sweep_table(total)), re.MULTILINE)
+    assert f"\nneg\\_grad ({ORACLE}) & " in latex_sweep_table(total)
     assert "tuned on Retrained" not in shown(terminal_table(metrics(None)))
+
+
+def test_a_row_tuned_on_retrained_is_marked_on_the_page_and_in_its_tables(tmp_path):
+    write_run(tmp_path / "run", metrics(ORACLE), config_with(tune="oracle"))
+    save_report(build_report([tmp_path / "run"]), tmp_path / "report")
+    for name in ("report.html", "tables.md", "tables.csv", "tables.tex"):
+        assert ORACLE in (tmp_path / "report" / name).read_text(), name
 
 
 def test_the_bar_figure_draws_marked_rows(tmp_path):

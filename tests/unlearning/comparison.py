@@ -49,6 +49,7 @@ class FlatHead(LinearHead):
     """A head whose classes share one row of parameters, as a linearised network's do: only ``outputs`` knows how."""
 
     squared_pulls = Head.squared_pulls
+    feature_weights_CD = Head.feature_weights_CD
 
     @property
     def n_classes(self) -> int:

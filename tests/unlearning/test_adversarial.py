@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from sfu.errors import ConfigError, SolverError
+from sfu.heads.linear import LinearHead
 from sfu.unlearning.attack import Attack
 from sfu.unlearning.differentiable import wrong_labels
 from sfu.unlearning.importance import output_sensitivity
@@ -14,7 +15,8 @@ from sfu.unlearning.methods.adversarial import Adversarial, held_in_place
 from tests.unlearning.comparison import TOOLS, case, flattened
 
 
-def test_one_attack_step_by_hand():
+@pytest.mark.parametrize("shape", [lambda request: request, flattened], ids=["affine in the features", "any head"])
+def test_one_attack_step_by_hand(shape):
     request, _ = case(n_forget=2)
     w, x = request.head.parameters_CE, request.features_FD
     targets = torch.tensor([1, 3])
@@ -24,7 +26,7 @@ def test_one_attack_step_by_hand():
     gradient = ((start @ w.T).softmax(1) - torch.nn.functional.one_hot(targets, 4)) @ w
     away = start - 0.2 * gradient / gradient.norm(dim=1, keepdim=True) - x
     expected = x + away * (0.5 / away.norm(dim=1, keepdim=True)).clamp(max=1)
-    found = Attack(0.5, 1, 0.2).perturb(request.head, x, targets, torch.Generator().manual_seed(0))
+    found = Attack(0.5, 1, 0.2).perturb(shape(request).head, x, targets, torch.Generator().manual_seed(0))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
@@ -40,6 +42,23 @@ def test_the_attack_reaches_its_targets_and_stays_within_its_radius(monkeypatch)
     targets = wrong_labels(request.labels_F, 4, drawn)
     again = Attack(4.0, 100, 0.1).perturb(request.head, request.features_FD, targets, drawn)
     torch.testing.assert_close(again, near, rtol=1e-9, atol=1e-9)
+
+
+def test_an_attack_within_the_span_of_the_weights_is_the_general_one():
+    request, _ = case(bias=True)
+    targets = wrong_labels(request.labels_F, 4, TOOLS.generator("folds"))
+
+    class NoShortWay(LinearHead):
+        feature_weights_CD = None
+
+    head = request.head
+    general = NoShortWay(head.parameters_CE, head.gradient_CE, head.l2, head.n_train, bias=True)
+    for radius, step_size in ((4.0, 0.1), (0.3, 0.1)):  # the second leaves the ball at every step but the first ones
+        short, long = (
+            Attack(radius, 30, step_size).perturb(of, request.features_FD, targets, TOOLS.generator("noise"))
+            for of in (head, general)
+        )
+        torch.testing.assert_close(short, long, rtol=1e-9, atol=1e-9)
 
 
 def test_importance_is_mas_and_what_is_held_lies_between_0_and_1():
@@ -91,7 +110,9 @@ def test_it_stops_once_the_forget_set_is_forgotten():
 
 
 def test_an_attack_that_finds_nothing_is_an_error_that_says_what_to_change():
-    request, _ = case(n_forget=10)
+    request, _ = case(n_forget=40)  # some of which the head takes for their target as they are
+    drawn = wrong_labels(request.labels_F, 4, TOOLS.generator("perturbation"))
+    assert bool((request.head.logits(request.features_FD).argmax(1) == drawn).any())
     with pytest.raises(SolverError, match=r"no adversarial example with radius=1e-09 on features of mean .*; raise"):
         Adversarial(radius=1e-9, examples=1, attack_steps=2).unlearn(request, TOOLS)
 

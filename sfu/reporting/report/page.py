@@ -15,7 +15,7 @@ from sfu.reporting.report.build import Report, limits, public
 from sfu.reporting.report.grouping import Section
 from sfu.reporting.report.pictures import Picture
 from sfu.reporting.report.verdict import verdicts
-from sfu.reporting.sweep_export import cells_of, heading_of, metric_keys
+from sfu.reporting.sweep_export import cells_of, heading_of, marked, metric_keys
 from sfu.reporting.sweep_words import count_of, gaps_in_data, headline, setting_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,11 @@ def _group(section: Section, group: Any, keys: Sequence[str]) -> dict[str, Any]:
         "setting": setting_of(group),
         "count": count_of(group),
         "rows": [
-            {"name": name, "sees": SEES.get(str(row["access"]), fmt.text(row["access"])), "cells": cells}
+            {
+                "name": marked(name, row),
+                "sees": SEES.get(str(row["access"]), fmt.text(row["access"])),
+                "cells": cells,
+            }
             for name, row, cells in cells_of(section.total, group, keys)
         ],
     }

@@ -30,9 +30,10 @@ from torch.nn.functional import cross_entropy
 
 from sfu.checks import above, at_least, whole
 from sfu.errors import SolverError
+from sfu.heads.base import Head
 from sfu.unlearning.attack import Attack
 from sfu.unlearning.descent import DescentMethod, Walk, descend, minibatches
-from sfu.unlearning.differentiable import forget_accuracy, forgotten, wrong_labels
+from sfu.unlearning.differentiable import all_wrong, forgotten, wrong_labels
 from sfu.unlearning.importance import output_sensitivity
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
@@ -83,7 +84,7 @@ class Adversarial(DescentMethod):
         features_FD, labels_F = gone.features_ND, gone.labels_N
         key = f"attack {self.radius} {self.attack_steps} {self.step_size} {self.examples}"
         near_AD, targets_A = tools.remember(key, lambda: self._attack(request, tools))
-        success = float((head.outputs(near_AD, head.parameters_CE).argmax(1) == targets_A).double().mean())
+        success = self._success(head, features_FD, near_AD, targets_A)
         if success == 0.0:
             length = float(features_FD.norm(dim=1).mean())
             raise SolverError(
@@ -104,13 +105,18 @@ class Adversarial(DescentMethod):
             head.parameters_CE,
             islice(self._batches(near_AD.shape[0], request.n_forget, tools), self.max_steps),
             loss, self.sgd, tools=tools, total=self.max_steps,
-            done=lambda parameters_CE: forget_accuracy(head, parameters_CE, features_FD, labels_F) == 0.0,
+            done=lambda parameters_CE: all_wrong(head, parameters_CE, features_FD, labels_F),
         )  # fmt: skip
-        left = forget_accuracy(head, walk.parameters_CE, features_FD, labels_F)
         return walk, {
             "attack_success": success, "mean_feature_norm": float(features_FD.norm(dim=1).mean()),
-            "radius": self.radius, "all_forgotten": left == 0.0,
+            "radius": self.radius, "all_forgotten": all_wrong(head, walk.parameters_CE, features_FD, labels_F),
         }  # fmt: skip
+
+    def _success(self, head: Head, features_FD: Tensor, near_AD: Tensor, targets_A: Tensor) -> float:
+        """Share of the rows that reach their target, of those that the head did not take for it beforehand."""
+        already_A = head.logits(features_FD).argmax(1).repeat(self.examples) == targets_A
+        reached_A = head.logits(near_AD).argmax(1) == targets_A
+        return float(reached_A[~already_A].double().mean()) if not already_A.all() else 1.0
 
     def _attack(self, request: ForgetRequest, tools: Tools) -> tuple[Tensor, Tensor]:
         """Adversarial examples and their targets, ``examples`` for each example to forget."""

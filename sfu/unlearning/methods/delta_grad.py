@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from sfu.checks import above, whole
-from sfu.curvature.operators import build_operator
+from sfu.curvature.operators import CurvatureOperator, build_operator, plan_structure
 from sfu.errors import DivergedError
+from sfu.heads.base import Head
 from sfu.losses import Objective, Rows
 from sfu.settings import Structure
 from sfu.unlearning.differentiable import remaining
@@ -113,12 +114,13 @@ class DeltaGrad(UnlearningMethod):
         """
         head, kept = request.head, remaining(retained, request, "delta_grad")
         rows = head.rows(kept.features_ND, kept.labels_N, kept.weights_N, keep=True)
-        gone, objective = request.data(keep=True), head.objective()
+        objective = head.objective()
+        of_gone, of_kept = (_Gradient(objective, some, head) for some in (request.data(keep=True), rows))
         share = request.weight / head.total_weight
-        lr = self.lr if self.lr is not None else _SAFE / (self.period * _largest_curvature(request, objective, rows))
+        lr = self.lr if self.lr is not None else _SAFE / (self.period * of_kept.largest_curvature())
 
         def of_all(point_CE: Tensor) -> Tensor:
-            return share * objective.gradient(gone, point_CE) + (1 - share) * objective.gradient(rows, point_CE)
+            return share * of_gone(point_CE) + (1 - share) * of_kept(point_CE)
 
         path: list[tuple[Tensor, Tensor]] = []
         point_CE = torch.zeros_like(head.parameters_CE)
@@ -130,7 +132,7 @@ class DeltaGrad(UnlearningMethod):
                 raise DivergedError(f"the path diverged at step {done + 1} with lr={lr:g}; lower lr")
             if tools.progress is not None:
                 tools.progress(done + 1, 2 * self.steps)
-        moved_CE, exact = self._replay(path, objective, rows, gone, share, lr, tools)
+        moved_CE, exact = self._replay(path, of_kept, of_gone, share, lr, tools)
         details = {
             "steps": self.steps, "exact_steps": exact, "lr": lr, "path_gradient_norm": float(path[-1][1].norm()),
             "storage_mb": 2 * self.steps * moved_CE.numel() * moved_CE.element_size() / 2**20,
@@ -138,16 +140,16 @@ class DeltaGrad(UnlearningMethod):
         return Unlearned(request.unlearned_head(head.parameters_CE + moved_CE - point_CE), details=details)
 
     def _replay(
-        self, path: list[tuple[Tensor, Tensor]], objective: Objective, rows: Rows, gone: Rows, share: float, lr: float,
+        self, path: list[tuple[Tensor, Tensor]], of_kept: _Gradient, of_gone: _Gradient, share: float, lr: float,
         tools: Tools,
     ) -> tuple[Tensor, int]:  # fmt: skip
         """The end of the path without the forgotten rows, and how many of its gradients were exact."""
         point_CE, curvature, exact = path[0][0], QuasiHessian(self.memory), 0
         for done, (cached_CE, gradient_CE) in enumerate(path):
             apart_K = (point_CE - cached_CE).flatten()
-            of_gone_CE = objective.gradient(gone, point_CE)
+            of_gone_CE = of_gone(point_CE)
             if done < self.burn_in or (done - self.burn_in) % self.period == 0 or not curvature:
-                step_CE = objective.gradient(rows, point_CE)
+                step_CE = of_kept(point_CE)
                 of_all_CE = share * of_gone_CE + (1 - share) * step_CE
                 if bool(apart_K.any()):
                     curvature.add(apart_K, (of_all_CE - gradient_CE).flatten())
@@ -161,16 +163,32 @@ class DeltaGrad(UnlearningMethod):
         return point_CE, exact
 
 
-def _largest_curvature(request: ForgetRequest, objective: Objective, rows: Rows) -> float:
-    """Largest eigenvalue of the retained objective's Hessian, at the head and at zero, by the power method."""
-    found, places = [], [request.head.parameters_CE]
-    drawn = torch.Generator().manual_seed(0)
-    if objective.loss.constants.curvature_lipschitz > 0:
-        places.append(torch.zeros_like(request.head.parameters_CE))
-    for at_CE in places:
-        operator = build_operator(objective, rows, at_CE, Structure.products)
-        vector_CE = torch.randn(at_CE.shape, generator=drawn, dtype=torch.float64).to(at_CE)
-        for _ in range(_POWER_STEPS):
-            vector_CE = operator.matmul(vector_CE / vector_CE.norm())
-        found.append(float(vector_CE.norm()))
-    return max(found)
+class _Gradient:
+    """Of an objective over some rows, anywhere; where it is affine in the parameters, from one pass over the rows."""
+
+    def __init__(self, objective: Objective, rows: Rows, head: Head) -> None:
+        """Make that pass."""
+        self._objective, self._rows, self._zero_CE = objective, rows, torch.zeros_like(head.parameters_CE)
+        self._head = head
+        self._hessian: CurvatureOperator | None = None
+        if objective.loss.constants.curvature_lipschitz == 0:
+            plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)
+            self._hessian = build_operator(objective, rows, self._zero_CE, plan.structure)
+            self._constant_CE = objective.gradient(rows, self._zero_CE)
+
+    def __call__(self, point_CE: Tensor) -> Tensor:
+        """At a point."""
+        if self._hessian is None:
+            return self._objective.gradient(self._rows, point_CE)
+        return self._constant_CE + self._hessian.matmul(point_CE)
+
+    def largest_curvature(self) -> float:
+        """Largest eigenvalue of the Hessian, at the head and at zero, by the power method."""
+        drawn, found = torch.Generator().manual_seed(0), []
+        for at_CE in [self._head.parameters_CE] if self._hessian else [self._head.parameters_CE, self._zero_CE]:
+            hessian = self._hessian or build_operator(self._objective, self._rows, at_CE, Structure.products)
+            vector_CE = torch.randn(at_CE.shape, generator=drawn, dtype=torch.float64).to(at_CE)
+            for _ in range(_POWER_STEPS):
+                vector_CE = hessian.matmul(vector_CE / vector_CE.norm())
+            found.append(float(vector_CE.norm()))
+        return max(found)
