@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.operators import CurvatureOperator
+from sfu.curvature.operators.plan import available_memory
 from sfu.errors import ArtifactError, ConfigError
 from sfu.heads.base import Head
 from sfu.losses import Layout, Loss, Rows
@@ -25,6 +26,7 @@ from sfu.unlearning.request import ForgetRequest
 
 _DOUBLE = 1 << 26  # numbers of a basis up to which it is held in float64
 _NOTHING = 1e-10
+_BASES = 6  # that are held at one time: of five folds, and of the whole
 
 
 class TableRows(Rows):
@@ -112,12 +114,19 @@ def make_basis(
     Fewer rows where the Krylov space ends earlier. float64 while that is small, else float32.
 
     Raises:
-        ConfigError: ``curvature.dimension`` is above the number of parameters.
+        ConfigError: ``curvature.dimension`` is above the number of parameters, or too many vectors for the device.
     """
     like = request.head.parameters_CE
     if dimension > like.numel():
         raise ConfigError(f"curvature.dimension={dimension} but the head has {like.numel()} parameters.")
     dtype = torch.float64 if dimension * like.numel() <= _DOUBLE else torch.float32
+    need, memory = _BASES * dimension * like.numel() * dtype.itemsize, available_memory(like.device)
+    if need > memory / 2:
+        raise ConfigError(
+            f"curvature.dimension={dimension} needs about {need / 2**30:.1f} GiB for its directions of {like.numel():,} "
+            f"numbers, once for each fold, and the device has {memory / 2**30:.1f} GiB; lower curvature.dimension, or "
+            "use curvature.estimator=closed_form."
+        )
     basis_KP = torch.zeros(dimension, like.numel(), dtype=dtype, device=like.device)
     vector_P = request.newton_gradient().reshape(-1)
     for k in range(dimension):

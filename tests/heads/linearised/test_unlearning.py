@@ -9,6 +9,8 @@ from scipy.optimize import nnls
 
 from sfu.curvature.estimators.diagonal import fit_diagonal, groups_of
 from sfu.curvature.estimators.registry import make_estimator
+from sfu.curvature.operators.base import DampedInverse
+from sfu.curvature.operators.lifted import LiftedInverse
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError
 from sfu.losses import make_loss
@@ -113,6 +115,28 @@ def test_a_fit_in_a_subspace_is_the_hessian_there_and_the_identity_elsewhere(dee
     places = min(p, len(deep.forget) * C) - k
     rest = deep.l2 + (float(H.trace() - X.trace()) - deep.l2 * (p - k)) / places
     assert operator.rest == pytest.approx(rest, rel=0.6)  # its trace is an estimate
+
+
+@pytest.mark.parametrize("kind", list(Subspace))
+def test_steps_of_a_subspace_are_scored_without_being_formed(deep, kind, monkeypatch):
+    request = deep.request(deep.train(tolerance=1e-2))
+    one, other = (request.rows(index) for index in torch.arange(24).split(15))
+    estimator = make_estimator(CurvatureConfig(dimension=5, subspace=kind))
+    inverse = estimator.estimate(estimator.observe(one, Tools(SEEDS)), one).operator.damped()
+    right, held_out = request.newton_gradient(), other.hessian(Structure.products)
+    rhos = [0.0, 1e-2, 1.0, 100.0]
+    wanted = DampedInverse.scores(inverse, right, rhos, held_out, floor=0.02)
+    monkeypatch.setattr(LiftedInverse, "solutions", None)
+    found = inverse.scores(right, rhos, held_out, floor=0.02)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+
+
+def test_a_subspace_that_does_not_fit_the_machine_is_refused(deep, monkeypatch):
+    from sfu.curvature import subspace
+
+    monkeypatch.setattr(subspace, "available_memory", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"curvature\.dimension=6 needs about .* once for each fold"):
+        newton(deep, estimator="psd_fit", dimension=6)
 
 
 def test_the_step_of_a_fit_in_a_subspace(case):
