@@ -9,8 +9,9 @@ from scipy.optimize import nnls
 
 from sfu.curvature.estimators.diagonal import fit_diagonal, groups_of
 from sfu.curvature.estimators.registry import make_estimator
-from sfu.curvature.operators.base import DampedInverse
+from sfu.curvature.operators.base import DampedInverse, Solution
 from sfu.curvature.operators.lifted import LiftedInverse
+from sfu.curvature.operators.products import ProductOperator
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError
 from sfu.losses import make_loss
@@ -18,7 +19,7 @@ from sfu.settings import CurvatureConfig, Estimator, Measurement, Regularization
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.request import ForgetRequest
-from tests.heads.linearised.tiny import C, N, tiny_case
+from tests.heads.linearised.tiny import CPU, C, N, tiny_case
 
 SEEDS = {"perturbation": 11, "folds": 5}
 
@@ -74,6 +75,38 @@ def test_unlearned_plus_corrects_for_training_that_stopped_early(deep):
     config = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
     made = Newton(config).unlearn(deep.request(early), Tools(SEEDS), retained(deep))
     torch.testing.assert_close(made.head.parameters_CE[0], deep.optimum(deep.keep), rtol=1e-6, atol=1e-6)
+
+
+def test_a_step_that_was_not_solved_is_withheld(deep, monkeypatch):
+    """With l2 = 0 and single-precision passes, conjugate gradients may end further off than where they began."""
+
+    def lost(self, right_CE, rho=0.0):
+        return Solution(1e3 * right_CE, "conjugate_gradients", 4e2, 2000, False)
+
+    monkeypatch.setattr(ProductOperator, "solve", lost)
+    config = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
+    request = deep.request()
+    made = Newton(config).unlearn(request, Tools(SEEDS), retained(deep))
+    assert not made.applied
+    assert torch.equal(made.head.parameters_CE, request.head.parameters_CE)
+    assert "relative residual of 4e+02, more than that of no step; raise head.l2" in made.note
+    forced, _ = newton(deep, estimator="exact", regularization=Regularization.none)
+    assert forced.applied
+    assert "relative residual of 4e+02" in forced.note
+
+
+def test_a_krylov_basis_ends_at_the_precision_of_the_passes(monkeypatch):
+    """In single precision, what is left of later vectors is noise: kept, it was not orthogonal to the others."""
+    from sfu.curvature import subspace
+
+    monkeypatch.setattr(subspace, "_DOUBLE", 1)
+    case = tiny_case(2, batch_size=64)
+    case.core = case.core.to(CPU, torch.float32)
+    request = case.request(case.train(tolerance=1e-2))
+    hessian, generator = request.hessian(Structure.products), torch.Generator()
+    basis = make_basis(Subspace.krylov, request, hessian, case.core.n_parameters, generator)
+    assert 10 < basis.shape[0] < case.core.n_parameters
+    torch.testing.assert_close(basis @ basis.T, torch.eye(len(basis)), rtol=0, atol=1e-5)
 
 
 def test_the_closed_form_with_its_rho_and_c(case):
