@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rows", type=int, nargs="+", default=[256, 1024])
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100])
-    parser.add_argument("--batch-size", type=int, default=None)
+    parser.add_argument("--batch-size", type=lambda given: given if given == "auto" else int(given), default="auto")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--train", action="store_true")

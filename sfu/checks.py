@@ -66,7 +66,7 @@ def finite(key: str, value: float) -> None:
         raise ConfigError(f"{key}={value}; a finite number is needed.")
 
 
-def whole(key: str, value: int, least: int) -> None:
+def whole(key: str, value: object, least: int) -> None:
     """Refuse what is no whole number of at least ``least``.
 
     Raises:

@@ -227,7 +227,7 @@ class HeadConfig:
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     negative_slope: float = 0.0  # of the rectifiers of the linearised layers
     dtype: str = "float32"  # of passes through the linearised layers; vectors are in `dtype`
-    batch_size: int | None = None  # images of one pass; None: what fits the device
+    batch_size: int | str = "auto"  # images of one pass; auto: what fits the device
 
 
 @dataclass

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.operators import CurvatureOperator
+from sfu.curvature.operators.plan import available_memory
 from sfu.errors import ArtifactError, ConfigError
 from sfu.heads.base import Head
 from sfu.losses import Layout, Loss, Rows
@@ -25,6 +26,8 @@ from sfu.unlearning.request import ForgetRequest
 
 _DOUBLE = 1 << 26  # numbers of a basis up to which it is held in float64
 _NOTHING = 1e-10
+_UNITS = 10.0  # of the precision of the products
+_BASES = 6  # that are held at one time: of five folds, and of the whole
 
 
 class TableRows(Rows):
@@ -109,15 +112,24 @@ def make_basis(
 ) -> Tensor:
     """K orthonormal rows ``[K, P]``: the Krylov space of the forget Hessian and the step's gradient, or a random one.
 
-    Fewer rows where the Krylov space ends earlier. float64 while that is small, else float32.
+    Fewer rows where the Krylov space ends earlier, or what is left of a vector is below the precision of the products:
+    it would be noise, and not orthogonal. float64 while that is small, else float32.
 
     Raises:
-        ConfigError: ``curvature.dimension`` is above the number of parameters.
+        ConfigError: ``curvature.dimension`` is above the number of parameters, or too many vectors for the device.
     """
     like = request.head.parameters_CE
     if dimension > like.numel():
         raise ConfigError(f"curvature.dimension={dimension} but the head has {like.numel()} parameters.")
     dtype = torch.float64 if dimension * like.numel() <= _DOUBLE else torch.float32
+    need, memory = _BASES * dimension * like.numel() * dtype.itemsize, available_memory(like.device)
+    if need > memory / 2:
+        raise ConfigError(
+            f"curvature.dimension={dimension} needs about {need / 2**30:.1f} GiB for directions of {like.numel():,} "
+            f"numbers, once for each fold, and the device has {memory / 2**30:.1f} GiB; lower curvature.dimension, or "
+            "use curvature.estimator=closed_form."
+        )
+    nothing = max(_NOTHING, *(_UNITS * torch.finfo(held).eps for held in (dtype, request.data().precision)))
     basis_KP = torch.zeros(dimension, like.numel(), dtype=dtype, device=like.device)
     vector_P = request.newton_gradient().reshape(-1)
     for k in range(dimension):
@@ -128,7 +140,7 @@ def make_basis(
             inside_K = basis_KP[:k] @ vector_P.to(dtype)
             vector_P = vector_P - (inside_K @ basis_KP[:k]).to(like)
         left = float(vector_P.norm())
-        if not left > _NOTHING * size:
+        if not left > nothing * size:
             return basis_KP[:k]
         basis_KP[k] = vector_P / left
         if kind is Subspace.krylov:

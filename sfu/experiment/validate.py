@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sfu.checks import above, at_least, between, one_of, whole
+from sfu.checks import above, at_least, between, finite, one_of, whole
 from sfu.data.backbones.backbone import check_backbone
 from sfu.data.load import check_dataset, dataset_names
 from sfu.errors import ConfigError
@@ -95,9 +95,11 @@ def check_head(config: RunConfig) -> None:
     require_torchvision(config.backbone)
     one_of("head.dtype", head.dtype, list(_DTYPES))
     at_least("head.layers", head.layers, 1)
-    between("head.negative_slope", head.negative_slope, -1e-9, 1.0)
-    if head.batch_size is not None:
-        at_least("head.batch_size", head.batch_size, 1)
+    finite("head.negative_slope", head.negative_slope)
+    if not 0 <= head.negative_slope < 1:
+        raise ConfigError(f"head.negative_slope={head.negative_slope:g}; it must be at least 0 and below 1.")
+    if head.batch_size != "auto":
+        whole("head.batch_size", head.batch_size, 1)
     for key, value, none in (("bias", head.bias, False), ("store_curvature", head.store_curvature, False)):
         if value is not none:
             raise ConfigError(f"head.{key}={value} is for head=linear; a linearised head has no such thing.")

@@ -98,5 +98,35 @@ class LiftedInverse(DampedInverse):
         """See the base."""
         inside_11K, outside_1P = self._operator.project(right_CE)
         solved_MK = self._inner.solve_many(inside_11K[0], rhos, floor=floor)[:, 0]
-        rest_M = torch.tensor(rhos, dtype=right_CE.dtype, device=right_CE.device) + max(self._operator.rest, floor)
-        return (self._operator.lift(solved_MK) + outside_1P / rest_M[:, None]).reshape(len(rhos), *right_CE.shape)
+        return (self._operator.lift(solved_MK) + outside_1P / self._outside(right_CE, rhos, floor)).reshape(
+            len(rhos), *right_CE.shape
+        )
+
+    def scores(
+        self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """See the base; no solution is formed.
+
+        All solutions are combinations of the K rows of Q and of what b has outside: K + 1 products give every score.
+        """
+        from sfu.curvature.operators.products import ProductOperator
+
+        if not isinstance(held_out, ProductOperator):
+            return super().scores(right_CE, rhos, held_out, floor=floor)
+        basis_KP = self._operator.basis_KP
+        inside_11K, outside_1P = self._operator.project(right_CE)
+        solved_MK = self._inner.solve_many(inside_11K[0], rhos, floor=floor)[:, 0]
+        mixed_MV = torch.cat([solved_MK, 1 / self._outside(right_CE, rhos, floor)], 1)
+        vectors = (row_P.to(right_CE).view_as(right_CE) for row_P in (*basis_KP, outside_1P[0]))
+        outputs_VB = torch.stack([held_out.push(vector) for vector in vectors])
+        outside = float(outside_1P.square().sum())
+        along_M = solved_MK @ inside_11K[0, 0] + mixed_MV[:, -1] * outside
+        square_M = solved_MK.square().sum(1) + mixed_MV[:, -1].square() * outside
+        seen_MB = mixed_MV @ outputs_VB
+        data_M = torch.stack([seen_B @ held_out.bend(seen_B) for seen_B in seen_MB])
+        return along_M, data_M + held_out.ridge * square_M
+
+    def _outside(self, right_CE: Tensor, rhos: list[float], floor: float) -> Tensor:
+        """``tau + rho``, ``[M, 1]``."""
+        rhos_M1 = torch.tensor(rhos, dtype=right_CE.dtype, device=right_CE.device)[:, None]
+        return rhos_M1 + max(self._operator.rest, floor)

@@ -74,9 +74,9 @@ def _kept_bytes(core: Core, examples: int) -> int:
     return sum(size for _, size in kept.values())
 
 
-def with_batch_size(core: Core, batch_size: int | None) -> Core:
-    """The core with ``head.batch_size``, or with what fits its device."""
-    if batch_size is None:
+def with_batch_size(core: Core, batch_size: int | str) -> Core:
+    """The core with ``head.batch_size``, or with what fits its device (``auto``)."""
+    if isinstance(batch_size, str):
         fits = available_memory(core.device) // _SHARE // (_PASS * bytes_per_example(core))
         batch_size = max(1, min(_LARGEST[core.device.type], int(fits)))
     return replace(core, batch_size=batch_size)

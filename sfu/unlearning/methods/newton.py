@@ -133,7 +133,8 @@ class Newton(UnlearningMethod):
         """Estimate, regularise, step; batch by batch, if there are several.
 
         The step is withheld, and the head returned untouched and without noise, if the forget set is unlike a random
-        sample of the training data or the step is predicted to be no better than nothing, unless ``curvature.force``.
+        sample of the training data, the step is predicted to be no better than nothing, or the solver came to nothing,
+        unless ``curvature.force``.
 
         Raises:
             ConfigError: More folds or batches than forget rows.
@@ -182,6 +183,8 @@ class Newton(UnlearningMethod):
             remarks.append(f"{complaints} of the fits to {n_folds} folds did not converge, so the choice may be off")
         if gain is not None and gain <= 0 and not rule.force:
             return _withheld(given, gain, details, [NO_GAIN, *remarks])
+        if taken.note is not None and not taken.details["solve_residual"] < 1 and not rule.force:
+            return _withheld(given, gain, details, [f"{taken.note}, more than that of no step; raise head.l2"])
         taken = self._further(taken, found, request, tools, retained)
         parameters = taken.parameters_CE
         if self.noise_sigma > 0:

@@ -175,9 +175,9 @@ def test_a_batch_that_fits_the_device(monkeypatch):
 
     core = tiny_case(2).core
     assert with_batch_size(core, 9).batch_size == 9
-    assert with_batch_size(core, None).batch_size == 512
+    assert with_batch_size(core, "auto").batch_size == 512
     monkeypatch.setattr(module, "available_memory", lambda device: 8 * 3 * 7 * bytes_per_example(core))
-    assert with_batch_size(core, None).batch_size == 7
+    assert with_batch_size(core, "auto").batch_size == 7
 
 
 def test_what_does_not_fit_is_refused_before_training(monkeypatch):

@@ -9,6 +9,9 @@ from scipy.optimize import nnls
 
 from sfu.curvature.estimators.diagonal import fit_diagonal, groups_of
 from sfu.curvature.estimators.registry import make_estimator
+from sfu.curvature.operators.base import DampedInverse, Solution
+from sfu.curvature.operators.lifted import LiftedInverse
+from sfu.curvature.operators.products import ProductOperator
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError
 from sfu.losses import make_loss
@@ -16,7 +19,7 @@ from sfu.settings import CurvatureConfig, Estimator, Measurement, Regularization
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.request import ForgetRequest
-from tests.heads.linearised.tiny import C, N, tiny_case
+from tests.heads.linearised.tiny import CPU, C, N, tiny_case
 
 SEEDS = {"perturbation": 11, "folds": 5}
 
@@ -74,6 +77,38 @@ def test_unlearned_plus_corrects_for_training_that_stopped_early(deep):
     torch.testing.assert_close(made.head.parameters_CE[0], deep.optimum(deep.keep), rtol=1e-6, atol=1e-6)
 
 
+def test_a_step_that_was_not_solved_is_withheld(deep, monkeypatch):
+    """With l2 = 0 and single-precision passes, conjugate gradients may end further off than where they began."""
+
+    def lost(self, right_CE, rho=0.0):
+        return Solution(1e3 * right_CE, "conjugate_gradients", 4e2, 2000, False)
+
+    monkeypatch.setattr(ProductOperator, "solve", lost)
+    config = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
+    request = deep.request()
+    made = Newton(config).unlearn(request, Tools(SEEDS), retained(deep))
+    assert not made.applied
+    assert torch.equal(made.head.parameters_CE, request.head.parameters_CE)
+    assert "relative residual of 4e+02, more than that of no step; raise head.l2" in made.note
+    forced, _ = newton(deep, estimator="exact", regularization=Regularization.none)
+    assert forced.applied
+    assert "relative residual of 4e+02" in forced.note
+
+
+def test_a_krylov_basis_ends_at_the_precision_of_the_passes(monkeypatch):
+    """In single precision, what is left of later vectors is noise: kept, it was not orthogonal to the others."""
+    from sfu.curvature import subspace
+
+    monkeypatch.setattr(subspace, "_DOUBLE", 1)
+    case = tiny_case(2, batch_size=64)
+    case.core = case.core.to(CPU, torch.float32)
+    request = case.request(case.train(tolerance=1e-2))
+    hessian, generator = request.hessian(Structure.products), torch.Generator()
+    basis = make_basis(Subspace.krylov, request, hessian, case.core.n_parameters, generator)
+    assert 10 < basis.shape[0] < case.core.n_parameters
+    torch.testing.assert_close(basis @ basis.T, torch.eye(len(basis)), rtol=0, atol=1e-5)
+
+
 def test_the_closed_form_with_its_rho_and_c(case):
     made, head = newton(case, estimator="closed_form")
     assert made.details["structure"] == "products"
@@ -113,6 +148,28 @@ def test_a_fit_in_a_subspace_is_the_hessian_there_and_the_identity_elsewhere(dee
     places = min(p, len(deep.forget) * C) - k
     rest = deep.l2 + (float(H.trace() - X.trace()) - deep.l2 * (p - k)) / places
     assert operator.rest == pytest.approx(rest, rel=0.6)  # its trace is an estimate
+
+
+@pytest.mark.parametrize("kind", list(Subspace))
+def test_steps_of_a_subspace_are_scored_without_being_formed(deep, kind, monkeypatch):
+    request = deep.request(deep.train(tolerance=1e-2))
+    one, other = (request.rows(index) for index in torch.arange(24).split(15))
+    estimator = make_estimator(CurvatureConfig(dimension=5, subspace=kind))
+    inverse = estimator.estimate(estimator.observe(one, Tools(SEEDS)), one).operator.damped()
+    right, held_out = request.newton_gradient(), other.hessian(Structure.products)
+    rhos = [0.0, 1e-2, 1.0, 100.0]
+    wanted = DampedInverse.scores(inverse, right, rhos, held_out, floor=0.02)
+    monkeypatch.setattr(LiftedInverse, "solutions", None)
+    found = inverse.scores(right, rhos, held_out, floor=0.02)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+
+
+def test_a_subspace_that_does_not_fit_the_machine_is_refused(deep, monkeypatch):
+    from sfu.curvature import subspace
+
+    monkeypatch.setattr(subspace, "available_memory", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"curvature\.dimension=6 needs about .* once for each fold"):
+        newton(deep, estimator="psd_fit", dimension=6)
 
 
 def test_the_step_of_a_fit_in_a_subspace(case):
