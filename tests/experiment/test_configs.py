@@ -14,6 +14,7 @@ from sfu.settings import RunConfig, register
 from sfu.unlearning.registry import make_methods
 
 GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "logger", "experiment")
+LINEARISED = ["dataset=digits", "backbone.weights=none", "head.store_curvature=false"]
 CHOICES = [(group, option) for group in GROUPS for option in group_options(group)]
 
 
@@ -37,7 +38,7 @@ def needed(group: str, option: str, feature_file: Path) -> list[str]:
         "features": [f"dataset.path={feature_file}"],
         "reference": [f"curvature.reference_path={feature_file}"],
         "image_folder": [f"dataset.path={folder / 'images'}", "backbone=pixels"],
-        "linearised": ["dataset=digits", "backbone=resnet18", "backbone.weights=none", "head.store_curvature=false"],
+        **dict.fromkeys(("linearised", "paper_table_4", "paper_table_s2"), LINEARISED),
     }.get(option, [])
 
 
@@ -79,7 +80,8 @@ def test_every_launcher_composes(launcher):
     register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         config = compose("sfu", overrides=[f"launcher={launcher}"], return_hydra_config=True)
-    assert config.hydra.launcher.n_jobs == 2
+    kind = {"local_2": "joblib", "slurm": "submitit_slurm", "submitit_local": "submitit_local"}[launcher]
+    assert config.hydra.runtime.choices["hydra/launcher"] == kind
 
 
 def test_the_default_curvature_file_and_the_schema_agree():
