@@ -43,7 +43,7 @@ class Quadratic(Loss):
 
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         """``1/2 (z_c - s [c = y])^2`` of each class."""
-        return 0.5 * self.slopes(outputs, labels_N).square_()
+        return 0.5 * self.slopes(outputs, labels_N).square()
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         """``z - s e_y``."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from sfu.checks import above, at_least, between, whole
 from sfu.errors import DivergedError
@@ -92,53 +93,100 @@ class Sgd:
         parameters_CE.sub_(velocity_CE, alpha=self.lr)
 
 
-def descend(
-    start_CE: Tensor,
-    batches: Iterable[Batch],
-    loss: Callable[[Tensor, Batch], Tensor],
-    sgd: Sgd,
-    *,
-    tools: Tools,
-    total: int,
-    done: Callable[[Tensor], bool] | None = None,
-) -> Walk:
-    """One step of SGD for each batch.
+@dataclass(frozen=True)
+class Course(Generic[Batch]):
+    """What a descent descends on; settings of SGD are not part of it.
 
-    Args:
-        start_CE: Where to start.
+    Attributes:
         batches: What each step sees.
         loss: A scalar of the parameters and a batch.
-        sgd: The optimiser's settings.
-        tools: Of the run.
         total: Number of batches, for progress and messages.
+        details: Scalars worth keeping.
         done: Stops the descent before a step if it returns true.
+        after: Further scalars, of the point that was reached.
+    """
+
+    batches: Iterable[Batch]
+    loss: Callable[[Tensor, Batch], Tensor]
+    total: int
+    details: dict[str, Any] = field(default_factory=dict)
+    done: Callable[[Tensor], bool] | None = None
+    after: Callable[[Tensor], dict[str, Any]] | None = None
+
+
+def descend(start_CE: Tensor, course: Course[Any], sgd: Sgd, tools: Tools) -> Walk:
+    """One step of SGD for each batch.
 
     Raises:
         DivergedError: A loss is not finite, or the parameters have grown :data:`RUNAWAY`-fold.
     """
-    parameters = start_CE.detach().clone().requires_grad_()
-    velocity_CE = torch.zeros_like(start_CE)
-    bound = RUNAWAY * max(1.0, float(start_CE.norm()))
-    path = Path(tools.keep_path)
-    path.add(parameters)
-    steps = 0
-    for batch in batches:
-        if done is not None and done(parameters.detach()):
+    (walk,) = descend_together(start_CE, course, [sgd], tools)
+    if isinstance(walk, DivergedError):
+        raise walk
+    return walk
+
+
+def descend_together(
+    start_CE: Tensor, course: Course[Any], settings: Sequence[Sgd], tools: Tools
+) -> list[Walk | DivergedError]:
+    """Descents that see the same batches, step by step: one product with the rows serves all of them.
+
+    Args:
+        start_CE: Where each starts.
+        course: What they descend on; its loss is mapped over the settings (``torch.func.vmap``) if there are several.
+        settings: One of each descent.
+        tools: Of the run.
+
+    Returns:
+        Where each led, or why it was stopped; the others go on.
+    """
+    starters = [_Walker(start_CE, sgd, tools.keep_path) for sgd in settings]
+    walkers, loss = starters, course.loss if len(settings) == 1 else vmap(course.loss, in_dims=(0, None))
+    for steps, batch in enumerate(course.batches, start=1):
+        if course.done is not None and course.done(walkers[0].point_CE):
             break
-        value = loss(parameters, batch)
-        (gradient_CE,) = torch.autograd.grad(value, parameters)
-        sgd.step(parameters.detach(), gradient_CE, velocity_CE)
-        steps += 1
-        norm = float(parameters.detach().norm())
-        if not (math.isfinite(norm) and norm <= bound and math.isfinite(float(value.detach()))):
-            raise DivergedError(
-                f"diverged at step {steps} of {total}: |w| went from {float(start_CE.norm()):.3g} to {norm:.3g} with "
-                f"lr={sgd.lr:g}. Lower lr{'' if sgd.clip is not None else ', or set clip'}; these weights are no result"
-            )
-        path.add(parameters)
+        points = [walker.point_CE for walker in walkers]
+        parameters = (points[0] if len(settings) == 1 else torch.stack(points)).detach().requires_grad_()
+        values = loss(parameters, batch)
+        (gradients,) = torch.autograd.grad(values.sum(), parameters)
+        for index, walker in enumerate(walkers):
+            alone = len(settings) == 1
+            walker.step(gradients if alone else gradients[index], values if alone else values[index], course.total)
+        walkers = [walker for walker in walkers if walker.error is None]
         if tools.progress is not None:
-            tools.progress(steps, total)
-    return Walk(parameters.detach(), steps, path.ended(parameters.detach()))
+            tools.progress(steps, course.total)
+        if not walkers:
+            break
+    return [walker.end() for walker in starters]
+
+
+class _Walker:
+    """One descent on its way."""
+
+    def __init__(self, start_CE: Tensor, sgd: Sgd, keep_path: bool) -> None:
+        self.point_CE, self._velocity_CE = start_CE.detach().clone(), torch.zeros_like(start_CE)
+        self.error: DivergedError | None = None
+        self._sgd, self._start, self._steps = sgd, float(start_CE.norm()), 0
+        self._path = Path(keep_path)
+        self._path.add(self.point_CE)
+
+    def step(self, gradient_CE: Tensor, value: Tensor, total: int) -> None:
+        """Go on, or note why not."""
+        self._sgd.step(self.point_CE, gradient_CE, self._velocity_CE)
+        self._steps += 1
+        norm = float(self.point_CE.norm())
+        if math.isfinite(norm) and norm <= RUNAWAY * max(1.0, self._start) and math.isfinite(float(value.detach())):
+            self._path.add(self.point_CE)
+            return
+        self.error = DivergedError(
+            f"diverged at step {self._steps} of {total}: |w| went from {self._start:.3g} to {norm:.3g} with "
+            f"lr={self._sgd.lr:g}. Lower lr{'' if self._sgd.clip is not None else ', or set clip'}; these weights are "
+            "no result"
+        )
+
+    def end(self) -> Walk | DivergedError:
+        """Where it led."""
+        return self.error or Walk(self.point_CE, self._steps, self._path.ended(self.point_CE))
 
 
 def n_batches(count: int, batch_size: int) -> int:
@@ -202,23 +250,46 @@ class DescentMethod(UnlearningMethod):
         Raises:
             DivergedError: The descent ran away.
         """
-        walk, details = self._walk(request, tools, retained)
-        details = {"steps": walk.steps, "lr": self.lr, "batch_size": self.batch_size, **details}
-        return Unlearned(request.unlearned_head(walk.parameters_CE), details=details, path=walk.path)
+        course = self.course(request, tools, retained)
+        return self._outcome(request, course, descend(request.head.parameters_CE, course, self.sgd, tools))
 
     @abstractmethod
-    def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
-        """The descent, and what is worth keeping of it."""
+    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+        """What it descends on, whatever the settings of SGD."""
 
-    def _over_rows(
-        self, request: ForgetRequest, tools: Tools, count: int, loss: Callable[[Tensor, Tensor], Tensor]
-    ) -> Walk:
+    @property
+    def own_details(self) -> dict[str, Any]:
+        """Scalars worth keeping that depend on the learning rate."""
+        return {}
+
+    def alike(self, other: UnlearningMethod) -> bool:
+        """Whether another differs in its learning rate alone, so that both can descend together."""
+        return type(other) is type(self) and replace(self, lr=other.lr) == other
+
+    def unlearn_together(
+        self, others: Sequence[DescentMethod], request: ForgetRequest, tools: Tools, retained: RetainedSet | None
+    ) -> list[Unlearned | DivergedError]:
+        """The outcomes of others that are alike: of a linear head, whose outputs can be mapped over parameters."""
+        course = self.course(request, tools, retained)
+        walks = descend_together(request.head.parameters_CE, course, [other.sgd for other in others], tools)
+        return [
+            walk if isinstance(walk, DivergedError) else other._outcome(request, course, walk)
+            for other, walk in zip(others, walks, strict=True)
+        ]
+
+    def _outcome(self, request: ForgetRequest, course: Course[Any], walk: Walk) -> Unlearned:
+        details = {
+            "steps": walk.steps,
+            "lr": self.lr,
+            "batch_size": self.batch_size,
+            **course.details,
+            **self.own_details,
+        }
+        if course.after is not None:
+            details |= course.after(walk.parameters_CE)
+        return Unlearned(request.unlearned_head(walk.parameters_CE), details=details, path=walk.path)
+
+    def _over_rows(self, tools: Tools, count: int, loss: Callable[[Tensor, Tensor], Tensor]) -> Course[Tensor]:
         """Plain epochs over ``count`` rows."""
-        return descend(
-            request.head.parameters_CE,
-            minibatches(count, self.batch_size, self.epochs, tools.generator("training")),
-            loss,
-            self.sgd,
-            tools=tools,
-            total=self.epochs * n_batches(count, self.batch_size),
-        )
+        batches = minibatches(count, self.batch_size, self.epochs, tools.generator("training"))
+        return Course(batches, loss, self.epochs * n_batches(count, self.batch_size))

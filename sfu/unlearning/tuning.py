@@ -30,7 +30,9 @@ import torch
 from sfu.curvature.sampling import UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError, SfuError, SourceFreeError
 from sfu.heads.base import Head
+from sfu.heads.linear import LinearHead
 from sfu.settings import Structure, Tune
+from sfu.unlearning.descent import DescentMethod
 from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 from sfu.unlearning.sequence import TrainingSet
@@ -102,22 +104,36 @@ class Tuned(UnlearningMethod):
             SfuError: All do; the first one's error.
             SourceFreeError: One reached for the data.
         """
-        found, first = [], None
+        outcomes: dict[int, Unlearned | SfuError] = {}
         shared = replace(tools, memory={}, progress=None)
-        for done, (given, method) in enumerate(self.candidates, start=1):
-            try:
-                outcome = method.unlearn(request, shared, retained)
-                if torch.isfinite(outcome.head.parameters_CE).all():
-                    found.append((given, method, outcome))
-            except SourceFreeError:
-                raise
-            except SfuError as error:
-                first = first or error
+        for group in _alike([method for _, method in self.candidates], request):
+            outcomes |= zip(group, self._try(group, request, shared, retained), strict=True)
             if tools.progress is not None:
-                tools.progress(done, len(self.candidates) + 1)
+                tools.progress(len(outcomes), len(self.candidates) + 1)
+        found = [
+            (given, method, outcome)
+            for index, (given, method) in enumerate(self.candidates)
+            if isinstance(outcome := outcomes[index], Unlearned) and torch.isfinite(outcome.head.parameters_CE).all()
+        ]
         if not found:
-            raise type(first or SfuError())(f"none of {len(self.candidates)} settings works; the first: {first}")
+            first = next((error for _, error in sorted(outcomes.items()) if isinstance(error, SfuError)), SfuError())
+            raise type(first)(f"none of {len(self.candidates)} settings works; the first: {first}")
         return found
+
+    def _try(
+        self, group: Sequence[int], request: ForgetRequest, tools: Tools, retained: RetainedSet | None
+    ) -> Sequence[Unlearned | SfuError]:
+        """The outcomes of some candidates that can be tried together, or of one."""
+        methods = [self.candidates[index][1] for index in group]
+        try:
+            if len(methods) == 1:
+                return [methods[0].unlearn(request, tools, retained)]
+            descents = [method for method in methods if isinstance(method, DescentMethod)]
+            return descents[0].unlearn_together(descents, request, tools, retained)
+        except SourceFreeError:
+            raise
+        except SfuError as error:
+            return [error] * len(methods)
 
 
 class SourceFree(Tuned):
@@ -188,6 +204,20 @@ def predicted_gain(request: ForgetRequest, held_out: ForgetRequest, head: Head) 
     move_CE = head.parameters_CE - request.head.parameters_CE
     along = float((move_CE * request.newton_gradient()).sum())
     return 2 * request.step_ratio * along - float(held_out.hessian(Structure.products).quadratic(move_CE))
+
+
+def _alike(methods: Sequence[UnlearningMethod], request: ForgetRequest) -> list[list[int]]:
+    """Numbers of methods that can descend together: alike but for the learning rate, on a linear head."""
+    groups: list[list[int]] = []
+    for index, method in enumerate(methods):
+        for group in groups:
+            first = methods[group[0]]
+            if isinstance(first, DescentMethod) and isinstance(request.head, LinearHead) and first.alike(method):
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return groups
 
 
 def _no_sample(request: ForgetRequest) -> str | None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sfu.errors import ConfigError, DivergedError, SourceFreeError
 from sfu.losses import HuberHinge, Logistic, Quadratic, Softmax
-from sfu.unlearning.descent import LONGEST_PATH, Path, Sgd, descend, minibatches
+from sfu.unlearning.descent import LONGEST_PATH, Course, Path, Sgd, descend, minibatches
 from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining, wrong_labels
-from sfu.unlearning.method import Tools
+from sfu.unlearning.method import Access, Tools
+from sfu.unlearning.methods.adversarial import Adversarial
+from sfu.unlearning.methods.fine_tune import FineTune
+from sfu.unlearning.methods.jit import Jit
 from sfu.unlearning.methods.neg_grad import NegGrad
+from sfu.unlearning.methods.neg_grad_plus import NegGradPlus
+from sfu.unlearning.methods.random_labels import RandomLabels
+from sfu.unlearning.methods.scrub import Scrub
 from tests.unlearning.comparison import TOOLS, case
 
 
@@ -26,7 +33,7 @@ def test_the_gradient_of_loss_and_regulariser_is_that_of_the_objective(loss):
 
 def test_sgd_with_momentum_decay_and_clipping_by_hand():
     start = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
-    walk = descend(start, range(2), lambda w, _: 0.5 * (w**2).sum(), Sgd(0.1, 0.5, 0.2, clip=1.0), tools=TOOLS, total=2)
+    walk = descend(start, Course(range(2), lambda w, _: 0.5 * (w**2).sum(), 2), Sgd(0.1, 0.5, 0.2, clip=1.0), TOOLS)
     w, velocity = start.clone(), torch.zeros_like(start)
     for _ in range(2):
         velocity = 0.5 * velocity + w / w.norm() + 0.2 * w  # the gradient w, clipped to length 1; decay after clipping
@@ -44,7 +51,7 @@ def test_a_descent_that_runs_away_stops_and_says_where():
         NegGrad(lr=100.0, epochs=50).unlearn(request, tools)
     assert len(seen) < 49
     with pytest.raises(DivergedError, match="to nan"):
-        descend(torch.ones(1, 1), range(3), lambda w, _: w.sum() * float("nan"), Sgd(0.1), tools=TOOLS, total=3)
+        descend(torch.ones(1, 1), Course(range(3), lambda w, _: w.sum() * float("nan"), 3), Sgd(0.1), TOOLS)
     assert NegGrad(lr=1.0, clip=0.1).unlearn(request, TOOLS).details["steps"] == 5
 
 
@@ -104,3 +111,30 @@ def test_methods_of_the_retained_data_refuse_to_go_without():
 def test_settings_that_cannot_work_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):
         NegGrad(**settings)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [NegGrad(epochs=2), RandomLabels(epochs=2), Jit(epochs=2, sigma=0.1), FineTune(epochs=1), NegGradPlus(epochs=1),
+     Scrub(epochs=2)],
+    ids=lambda method: type(method).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("loss", [Quadratic(), Softmax(), HuberHinge()], ids=str)
+def test_settings_that_descend_together_end_where_each_ends_alone(method, loss):
+    request, retained = case(loss)
+    retained = retained if method.access is Access.RETAINED else None
+    settings = [replace(method, lr=lr) for lr in (1e-3, 1e9, 1e-2)]
+    assert all(method.alike(other) for other in settings)
+    together = method.unlearn_together(settings, request, replace(TOOLS, keep_path=True), retained)
+    assert isinstance(together[1], DivergedError)
+    for setting, outcome in (settings[0], together[0]), (settings[2], together[2]):
+        alone = setting.unlearn(request, replace(TOOLS, keep_path=True), retained)
+        torch.testing.assert_close(outcome.head.parameters_CE, alone.head.parameters_CE, rtol=1e-9, atol=1e-12)
+        assert outcome.details == alone.details
+        assert len(outcome.path) == len(alone.path)
+
+
+def test_only_what_differs_in_its_rate_alone_descends_together():
+    assert not NegGrad().alike(NegGrad(epochs=3))
+    assert not NegGrad().alike(RandomLabels())
+    assert not Adversarial().alike(Adversarial(lr=1.0))

@@ -32,10 +32,10 @@ from sfu.checks import above, at_least, whole
 from sfu.errors import SolverError
 from sfu.heads.base import Head
 from sfu.unlearning.attack import Attack
-from sfu.unlearning.descent import DescentMethod, Walk, descend, minibatches
+from sfu.unlearning.descent import Course, DescentMethod, minibatches
 from sfu.unlearning.differentiable import all_wrong, forgotten, wrong_labels
 from sfu.unlearning.importance import output_sensitivity
-from sfu.unlearning.method import RetainedSet, Tools
+from sfu.unlearning.method import RetainedSet, Tools, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 
 
@@ -79,14 +79,15 @@ class Adversarial(DescentMethod):
         above("adversarial: step_size", self.step_size, 0.0)
         at_least("adversarial: importance", self.importance, 0.0)
 
-    def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
+    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+        """See the module."""
         head, gone = request.head, forgotten(request)
         features_FD, labels_F = gone.features_ND, gone.labels_N
         key = f"attack {self.radius} {self.attack_steps} {self.step_size} {self.examples}"
         near_AD, targets_A = tools.remember(key, lambda: self._attack(request, tools))
         success = self._success(head, features_FD, near_AD, targets_A)
+        length = float(features_FD.norm(dim=1).mean())
         if success == 0.0:
-            length = float(features_FD.norm(dim=1).mean())
             raise SolverError(
                 f"adversarial: the attack found no adversarial example with radius={self.radius:g} on features of mean "
                 f"norm {length:.3g}; raise radius, step_size or attack_steps"
@@ -101,16 +102,18 @@ class Adversarial(DescentMethod):
             moved = (held_CE * (parameters_CE - head.parameters_CE).square()).sum() / 2
             return (1 - share) * anchor - share * ascent + self.importance * moved
 
-        walk = descend(
-            head.parameters_CE,
-            islice(self._batches(near_AD.shape[0], request.n_forget, tools), self.max_steps),
-            loss, self.sgd, tools=tools, total=self.max_steps,
-            done=lambda parameters_CE: all_wrong(head, parameters_CE, features_FD, labels_F),
+        def forgot(parameters_CE: Tensor) -> bool:
+            return all_wrong(head, parameters_CE, features_FD, labels_F)
+
+        about = {"attack_success": success, "mean_feature_norm": length, "radius": self.radius}
+        return Course(
+            islice(self._batches(near_AD.shape[0], request.n_forget, tools), self.max_steps), loss, self.max_steps,
+            about, done=forgot, after=lambda parameters_CE: {"all_forgotten": forgot(parameters_CE)},
         )  # fmt: skip
-        return walk, {
-            "attack_success": success, "mean_feature_norm": float(features_FD.norm(dim=1).mean()),
-            "radius": self.radius, "all_forgotten": all_wrong(head, walk.parameters_CE, features_FD, labels_F),
-        }  # fmt: skip
+
+    def alike(self, other: UnlearningMethod) -> bool:
+        """Never: each descent ends where its own head has forgotten."""
+        return False
 
     def _success(self, head: Head, features_FD: Tensor, near_AD: Tensor, targets_A: Tensor) -> float:
         """Share of the rows that reach their target, of those that the head did not take for it beforehand."""

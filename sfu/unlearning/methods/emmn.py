@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from sfu.checks import above, at_least, whole
 from sfu.unlearning.classes import classes_of
-from sfu.unlearning.descent import Sgd, descend, minibatches, n_batches
+from sfu.unlearning.descent import Course, Sgd, descend, minibatches, n_batches
 from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
 from sfu.unlearning.request import ForgetRequest
 
@@ -96,8 +96,8 @@ class Emmn(UnlearningMethod):
                 return cross_entropy(head.outputs(noise_ND[rows], parameters_CE), labels_N[rows])
 
             batches: Iterator[Tensor] = minibatches(rows_M.numel(), self.batch_size, 1, tools.generator("training"))
-            total = n_batches(rows_M.numel(), self.batch_size)
-            walk = descend(walk_CE, batches, loss, Sgd(lr), tools=tools, total=total)
+            course = Course(batches, loss, n_batches(rows_M.numel(), self.batch_size))
+            walk = descend(walk_CE, course, Sgd(lr), tools)
             walk_CE, path, steps = walk.parameters_CE, (*path, *walk.path), steps + walk.steps
         return Unlearned(request.unlearned_head(walk_CE), details={"steps": steps, "classes": len(gone)}, path=path)
 

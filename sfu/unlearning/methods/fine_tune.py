@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sfu.unlearning.descent import DescentMethod, Walk
+from sfu.unlearning.descent import Course, DescentMethod
 from sfu.unlearning.differentiable import mean_loss, regularizer, remaining
 from sfu.unlearning.method import Access, RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
@@ -31,10 +31,11 @@ class FineTune(DescentMethod):
         """It descends on the retained data."""
         return Access.RETAINED
 
-    def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
+    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+        """See the module."""
         kept, head = remaining(retained, request, "fine_tune"), request.head
 
         def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
             return mean_loss(head, parameters_CE, kept.at(index)) + regularizer(head, parameters_CE)
 
-        return self._over_rows(request, tools, kept.count, loss), {}
+        return self._over_rows(tools, kept.count, loss)

@@ -19,6 +19,7 @@ Shapes: N noises, B rows, D features, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from sfu.checks import above, one_of, whole
 from sfu.heads.base import Head
-from sfu.unlearning.descent import DescentMethod, Walk
+from sfu.unlearning.descent import Course, DescentMethod, minibatches, n_batches
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
 
@@ -73,15 +74,24 @@ class Jit(DescentMethod):
         whole("jit: samples", self.samples, 1)
         one_of("jit: reduction", self.reduction, ["sum", "mean"])
 
-    def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
+    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+        """One pass; each batch brings its noise."""
         drawn, head = tools.generator("noise"), request.head
+        count = request.n_forget
 
-        def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
-            features_BD = request.features_FD[index]
-            noise_NBD = self.sigma * torch.randn(self.samples, *features_BD.shape, generator=drawn).to(features_BD)
-            constant_B = local_lipschitz(head, parameters_CE, features_BD, noise_NBD)
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for index in minibatches(count, self.batch_size, self.epochs, tools.generator("training")):
+                features_BD = request.features_FD[index]
+                noise_NBD = torch.randn(self.samples, *features_BD.shape, generator=drawn).to(features_BD)
+                yield features_BD, self.sigma * noise_NBD
+
+        def loss(parameters_CE: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+            constant_B = local_lipschitz(head, parameters_CE, *batch)
             return constant_B.sum() if self.reduction == "sum" else constant_B.mean()
 
-        walk = self._over_rows(request, tools, request.n_forget, loss)
-        per_row = self.lr * (self.batch_size if self.reduction == "sum" else 1)
-        return walk, {"lr_on_the_mean": per_row, "sigma": self.sigma}
+        return Course(batches(), loss, self.epochs * n_batches(count, self.batch_size), {"sigma": self.sigma})
+
+    @property
+    def own_details(self) -> dict[str, Any]:
+        """The learning rate as if losses were means."""
+        return {"lr_on_the_mean": self.lr * (self.batch_size if self.reduction == "sum" else 1)}

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sfu.unlearning.descent import DescentMethod, Walk
+from sfu.unlearning.descent import Course, DescentMethod
 from sfu.unlearning.differentiable import forgotten, mean_loss
 from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
@@ -24,10 +24,11 @@ from sfu.unlearning.request import ForgetRequest
 class NegGrad(DescentMethod):
     """See the module."""
 
-    def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
+    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+        """See the module."""
         rows = forgotten(request)
 
         def ascent(parameters_CE: Tensor, index: Tensor) -> Tensor:
             return -mean_loss(request.head, parameters_CE, rows.at(index))
 
-        return self._over_rows(request, tools, request.n_forget, ascent), {}
+        return self._over_rows(tools, request.n_forget, ascent)

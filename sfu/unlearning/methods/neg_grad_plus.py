@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from sfu.checks import between
-from sfu.unlearning.descent import DescentMethod, Walk, descend, minibatches, n_batches
+from sfu.unlearning.descent import Course, DescentMethod, minibatches, n_batches
 from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining
 from sfu.unlearning.method import Access, RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
@@ -49,7 +49,8 @@ class NegGradPlus(DescentMethod):
         """It descends on the retained data."""
         return Access.RETAINED
 
-    def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
+    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+        """See the module."""
         kept, head, gone = remaining(retained, request, "neg_grad_plus"), request.head, forgotten(request)
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
@@ -65,4 +66,4 @@ class NegGradPlus(DescentMethod):
             return self.alpha * stay - (1 - self.alpha) * mean_loss(head, parameters_CE, gone.at(batch[1]))
 
         total = self.epochs * n_batches(kept.count, self.batch_size)
-        return descend(head.parameters_CE, pairs(), loss, self.sgd, tools=tools, total=total), {"alpha": self.alpha}
+        return Course(pairs(), loss, total, {"alpha": self.alpha})

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import kl_div
 
 from sfu.checks import above, at_least, whole
-from sfu.unlearning.descent import DescentMethod, Walk, descend, minibatches, n_batches
+from sfu.unlearning.descent import Course, DescentMethod, minibatches, n_batches
 from sfu.unlearning.differentiable import forgotten, mean_loss, remaining
 from sfu.unlearning.method import Access, RetainedSet, Tools
 from sfu.unlearning.request import ForgetRequest
@@ -64,7 +63,8 @@ class Scrub(DescentMethod):
         """It descends on the retained data."""
         return Access.RETAINED
 
-    def _walk(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> tuple[Walk, dict[str, Any]]:
+    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+        """See the module."""
         gone, kept, head = forgotten(request), remaining(retained, request, "scrub"), request.head
         drawn = tools.generator("training")
 
@@ -73,7 +73,7 @@ class Scrub(DescentMethod):
                 (head.outputs(features_BD, at) / self.temperature).log_softmax(1)
                 for at in (parameters_CE, head.parameters_CE)
             )
-            return self.temperature**2 * kl_div(student, teacher, log_target=True, reduction="batchmean")
+            return self.temperature**2 * (teacher.exp() * (teacher - student)).sum(1).mean()
 
         def batches() -> Iterator[tuple[bool, Tensor]]:
             for epoch in range(self.epochs):
@@ -91,4 +91,4 @@ class Scrub(DescentMethod):
 
         total = self.epochs * n_batches(kept.count, self.batch_size)
         total += min(self.ascents, self.epochs) * n_batches(gone.count, self.forget_batch_size)
-        return descend(head.parameters_CE, batches(), loss, self.sgd, tools=tools, total=total), {}
+        return Course(batches(), loss, total)
