@@ -17,6 +17,7 @@ from sfu.errors import ArtifactError, DataError
 from sfu.files import write_tensors, write_text
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
+from sfu.heads.linear_outputs import LinearOutputs
 from sfu.losses import Layout, Loss, Quadratic, Rows, loss_from_json, make_loss
 from sfu.losses.rows import design_matrix
 
@@ -126,7 +127,9 @@ class LinearHead(Head):
 
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
         """One product."""
-        return design_matrix(features_ND, self.bias, parameters_CE.device, parameters_CE.dtype) @ parameters_CE.T
+        design_NE = design_matrix(features_ND, self.bias, parameters_CE.device, parameters_CE.dtype)
+        found: Tensor = LinearOutputs.apply(design_NE, parameters_CE)
+        return found
 
     def squared_pulls(self, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
         """One product."""
