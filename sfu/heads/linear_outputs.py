@@ -1,7 +1,7 @@
 """``a W^T`` as one product, for many W at once, too.
 
-Mapped over W by ``torch.func.vmap``, an ordinary product becomes a batch of small ones, each with a copy of the rows: on
-a CPU several times slower than one product with all W stacked.
+Mapped over W by ``torch.func.vmap``, an ordinary product becomes a batch of small ones, each with a copy of the rows:
+on a CPU several times slower than one product with all W stacked.
 
 Shapes: B rows, E parameters of a class, C classes, M heads.
 """
