@@ -154,7 +154,7 @@ def _show(metrics: dict[str, Any], folder: Path, in_sweep: bool) -> None:
         return
     about, what = metrics["run"], f"{len(metrics['rows'])} rows"
     if about["reused"] == ["run"]:
-        end = f": {what}, kept since {about['started'][:16].replace('T', ' ')}"
+        end = f": {what}, kept"
     else:
         kept = len([name for name in about["reused"] if name in metrics["rows"]])
         end = f": {what}{f' ({kept} kept)' if kept else ''} in {about['seconds']:.1f} s"

@@ -19,6 +19,7 @@ from sfu.reporting.sweep_export import CSV_LEAD, latex_sweep_table, markdown_swe
 from sfu.reporting.sweep_table import terminal_sweep_table
 
 PAGE, PICTURES = "report.html", "pictures"
+_LISTED = 8  # runs with a problem, or repeated, in the terminal
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -38,7 +39,10 @@ def print_report(report: Report, console: Console) -> None:
     ):
         if lines:
             console.print(Text(title, style=WORSE_STYLE if "problem" in title else "bold"))
-            for line in lines:
+            more = (
+                [f"and {len(lines) - _LISTED} more ({PAGE} lists all)"] if len(lines) > _LISTED + 1 else lines[_LISTED:]
+            )
+            for line in [*lines[:_LISTED], *more]:
                 console.print(Padding(Text(line, overflow="fold"), (0, 0, 0, 2), expand=False))
 
 

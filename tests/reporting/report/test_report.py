@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from sfu.errors import DataError
 from sfu.reporting.aggregate import aggregate
@@ -282,3 +283,13 @@ def test_in_a_real_browser_nothing_is_wider_than_the_window(saved: Path, tmp_pat
     assert seen["window"] == width
     assert seen["page"] <= width
     assert seen["shown"] == [["narrow" if width < 700 else "wide", True]] * 4
+
+
+def test_many_repeated_runs_do_not_bury_the_verdict_in_the_terminal(tmp_path: Path) -> None:
+    for index in range(24):
+        write_run(tmp_path / f"r{index}", good_run(), config_with(seed=index // 2))
+    console = Console(width=200, record=True, file=io.StringIO())
+    write.print_report(build_report([tmp_path]), console)
+    text = console.export_text()
+    assert "and 4 more (report.html lists all)" in text
+    assert text.count(", by ") == 8
