@@ -46,7 +46,7 @@ def _list(root: Path) -> None:
         print(f"No results are kept in {root}.")
         return
     print("kind   entries         size   last used")
-    for kind in ("head", "row", "run"):
+    for kind in ("gram", "head", "row", "run"):
         some = [entry for entry in entries if entry.kind == kind]
         if some:
             print(f"{kind:<6} {len(some):>7,} {human_size(size_of(some)):>12}   {some[0].used:%Y-%m-%d}")

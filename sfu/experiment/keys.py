@@ -48,8 +48,9 @@ _UNREAD = ("reporting",)
 
 @dataclass(frozen=True)
 class StageKeys:
-    """Keys of one run's results: the original head, every row, and the run as a whole."""
+    """Keys of one run's results: the Gram matrix, the original head, every row, and the run as a whole."""
 
+    gram: str
     head: str
     rows: dict[str, str]
     run: str
@@ -74,11 +75,12 @@ def stage_keys(config: RunConfig) -> StageKeys:
         "seeds": {name: seed for name, seed in seeds.items() if name != "evaluation"},
     }
     head = key_of(_plain({"stage": "head", **base}))
+    gram = {"stage": "gram", **base, "head": [config.head.name, config.head.bias]}
     lists = [path for path in (config.forget.indices, config.forget.files) if path is not None]
     forget = {**asdict(config.forget), "indices": None, "files": None, "lists": _contents(lists)}
     rows = {name: _row_key(config, spec, {**base, "forget": forget}) for name, spec in row_specs(config).items()}
     judged = {"evaluation": asdict(config.evaluation), "seed": seeds["evaluation"], "schema": METRICS_SCHEMA}
-    return StageKeys(head, rows, key_of({"stage": "run", "rows": list(rows.items()), **judged}))
+    return StageKeys(key_of(_plain(gram)), head, rows, key_of({"stage": "run", "rows": list(rows.items()), **judged}))
 
 
 def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sfu.experiment.result_store import ABOUT, KEY
+from sfu.experiment.result_store import ABOUT, GRAM, KEY
 
-_KINDS = {"row.json": "row", "metrics.json": "run"}
+_KINDS = {"row.json": "row", "metrics.json": "run", GRAM: "gram"}
 _DAY = 86_400.0
 
 
@@ -21,7 +21,7 @@ class Entry:
 
     Attributes:
         folder: Where it lies; its name is the key.
-        kind: ``head``, ``row`` or ``run``.
+        kind: ``gram``, ``head``, ``row`` or ``run``.
         used: When it was last used.
     """
 

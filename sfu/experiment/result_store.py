@@ -23,7 +23,7 @@ from sfu.files import write_text
 
 log = logging.getLogger(__name__)
 
-ABOUT = "entry.json"
+ABOUT, GRAM = "entry.json", "gram.safetensors"
 KEY = re.compile(r"[0-9a-f]{32}")
 _LARGE = 1 << 20
 

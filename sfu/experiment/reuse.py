@@ -18,7 +18,7 @@ from torch import Tensor
 from sfu.experiment.artifacts import read_metrics
 from sfu.experiment.keys import StageKeys
 from sfu.experiment.resources import Usage
-from sfu.experiment.result_store import ResultStore
+from sfu.experiment.result_store import GRAM, ResultStore
 from sfu.experiment.stages import RowResult
 from sfu.files import copy_file, write_tensors, write_text
 from sfu.heads.base import Head
@@ -62,6 +62,18 @@ class StageResults:
                 return read_head(kept / _HEAD, core).to(device)
             made = make()
             self._store.put(self._keys.head, lambda folder: made.save(folder / _HEAD))
+            return made
+
+    def gram(self, make: Callable[[], Tensor]) -> Tensor:
+        """The Gram matrix of the training rows, likewise: the same for every l2."""
+        if self._store is None or self._keys is None:
+            return make()
+        with self._store.locked(self._keys.gram):
+            kept = self._store.find(self._keys.gram)
+            if kept is not None:
+                return load_file(kept / GRAM)["gram"]
+            made = make()
+            self._store.put(self._keys.gram, lambda folder: write_tensors(folder / GRAM, {"gram": made}))
             return made
 
     def row(self, name: str, make: Callable[[], RowResult], head: Head, waiting: Callable[[], None]) -> RowResult:

@@ -116,7 +116,7 @@ def prepare(
         train = partial(
             train_head, data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
             seed=seeds["training"], noise_seed=seeds.get("objective"), device=device, dtype=dtype, core=core,
-            progress=tick,
+            progress=tick, gram=kept.gram,
             checkpoint=None if core is None else checkpoint_of(core, data.fingerprint(), config, dtype),
         )  # fmt: skip
         head = kept.head(train, device, partial(display.say, "another job trains the same head; waiting for it"), core)

@@ -16,6 +16,9 @@ from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.settings import Structure
 
+Remember = Callable[[Callable[[], Tensor]], Tensor]
+"""Returns a tensor that is known already, or else what its argument makes."""
+
 
 def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str) -> Tensor:
     """Solve ``X M = B`` for symmetric positive definite M by Cholesky, ``[C, E]``.
@@ -52,8 +55,11 @@ def train_exact(
     max_iterations: int,
     progress: Callable[[int, int], None] | None = None,
     checkpoint: Checkpoint | None = None,
+    gram: Remember | None = None,
 ) -> Optimum:
     """The minimiser of the mean objective of ``rows``, from zero weights.
+
+    ``gram`` may know the Gram matrix of the rows, which does not depend on l2, from another training.
 
     Where one E x E block serves all classes (quadratic loss), Newton's first step is the optimum and is solved by
     Cholesky, or by products where the classes share their parameters; elsewhere
@@ -72,15 +78,16 @@ def train_exact(
     if objective.loss.layout is Layout.shared:
         plan = plan_structure(Layout.shared, n_classes, rows.width, rows.count, rows.device)
         if plan.structure is Structure.shared:
-            return _one_step(objective, rows, start_CE, tolerance)
+            return _one_step(objective, rows, start_CE, tolerance, gram or (lambda make: make()))
     return minimize(
         objective, rows, start_CE, tolerance=tolerance, max_iterations=max_iterations, progress=progress
     )  # fmt: skip
 
 
-def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float) -> Optimum:
+def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float, gram: Remember) -> Optimum:
     """Newton's step from zero, which a quadratic objective needs once."""
-    hessian_EE = objective.data_hessian(rows, start_CE, Layout.shared) + torch.diag(objective.ridge_E)
+    gram_EE = gram(lambda: objective.data_hessian(rows, start_CE, Layout.shared)).to(start_CE)
+    hessian_EE = gram_EE + torch.diag(objective.ridge_E)
     what = f"the Gram matrix of the {rows.count} training rows plus head.l2={objective.l2:g}"
     parameters_CE = -solve_positive_definite(hessian_EE, objective.gradient(rows, start_CE), what)
     gradient_CE = objective.gradient(rows, parameters_CE)

@@ -17,7 +17,7 @@ from sfu.errors import ConfigError
 from sfu.heads.adam import train_adam
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
-from sfu.heads.exact import train_exact
+from sfu.heads.exact import Remember, train_exact
 from sfu.heads.existence import warn_if_separated, warn_of_absent_classes
 from sfu.heads.linear import LinearHead
 from sfu.heads.linearised.core import Core
@@ -49,6 +49,7 @@ def train_head(
     noise_seed: int | None = None,
     core: Core | None = None,
     checkpoint: Checkpoint | None = None,
+    gram: Remember | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Head:
     """Train on all rows given, by ``head.training`` (``exact``, ``adam`` or ``sgd``).
@@ -71,6 +72,7 @@ def train_head(
             operating system's entropy.
         core: Of a linearised head; ``None`` for a linear one.
         checkpoint: Where exact training of a linearised head keeps how far it is.
+        gram: What may know the Gram matrix of the rows under the quadratic loss from another training.
         progress: Called with (done, at most).
 
     Raises:
@@ -99,7 +101,7 @@ def train_head(
         rows = TangentRows(features_ND, labels_N, kind, core, **options)
         blank = LinearisedHead(**_blank(rows, n_classes, head, kind), core=core)
     if exact:
-        trained = _to_the_optimum(blank, rows, head, dtype, progress, checkpoint)
+        trained = _to_the_optimum(blank, rows, head, dtype, progress, checkpoint, gram)
     else:
         trained = _by_descent(blank, rows, head, seed, progress)
     if trained.certificate is not None:
@@ -158,12 +160,13 @@ def _to_the_optimum(
     dtype: torch.dtype,
     progress: Callable[[int, int], None] | None,
     checkpoint: Checkpoint | None,
+    gram: Remember | None,
 ) -> Head:
     """Rounded to ``dtype``, with the gradient of what is left."""
     objective = blank.objective_of(rows.weight)
     optimum = train_exact(
         objective, rows, blank.n_classes, tolerance=head.tolerance, max_iterations=head.max_iterations,
-        progress=progress, checkpoint=checkpoint,
+        progress=progress, checkpoint=checkpoint, gram=gram,
     )  # fmt: skip
     parameters_CE, gradient_CE = optimum.parameters_CE, optimum.gradient_CE
     if dtype != torch.float64:

@@ -18,6 +18,7 @@ from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import ResultStore
 from sfu.experiment.reuse import StageResults
 from sfu.experiment.runner import run
+from sfu.losses import Objective
 from sfu.settings import Reuse
 from sfu.unlearning.methods.newton import Newton
 from tests.conftest import make_arrays
@@ -134,6 +135,22 @@ def test_only_what_is_missing_is_computed(feature_file, tmp_path):
     metrics, kept = kept_run(configured(feature_file), tmp_path / "b")
     assert kept.reused == ["head", "original", "retrained"]
     assert same(metrics, run(configured(feature_file), tmp_path / "c", show_progress=False))
+
+
+def test_a_sweep_over_l2_forms_the_gram_matrix_once(feature_file, tmp_path, monkeypatch):
+    first, second = (configured(feature_file, methods=["original"], head__l2=l2) for l2 in (0.1, 0.01))
+    assert stage_keys(first).gram == stage_keys(second).gram
+    assert stage_keys(first).gram != stage_keys(configured(feature_file, head__bias=True)).gram
+    formed = []
+    real = Objective.data_hessian
+    monkeypatch.setattr(Objective, "data_hessian", lambda *given: formed.append(1) or real(*given))
+    alone = run(second, tmp_path / "alone", show_progress=False)
+    count = len(formed)
+    kept_run(first, tmp_path / "a")
+    formed.clear()
+    metrics, _ = kept_run(second, tmp_path / "b")
+    assert len(formed) == count - 1
+    assert same(metrics, alone)
 
 
 def test_a_row_that_failed_is_not_kept(feature_file, tmp_path, monkeypatch):
