@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -116,13 +118,18 @@ def _layers(run: RunConfig, name: str, seen: tuple[str, ...]) -> list[MethodConf
     if name in run.variants:
         spec = _method_config(run.variants[name], f"variants.{name}")
     elif name in files:
-        path = config_dir() / "method" / f"{name}.yaml"
-        spec = _method_config(OmegaConf.load(path), str(path))
+        spec = _method_file(config_dir() / "method" / f"{name}.yaml")
     else:
         known = ", ".join(sorted({*files, *run.variants}))
         raise ConfigError(f"methods: '{name}' is unknown; sfu has {known}.")
     below = _layers(run, spec.base, (*seen, name)) if spec.base else []
     return [*below, spec]
+
+
+@cache
+def _method_file(path: Path) -> MethodConfig:
+    """A file of ``configs/method``, read once: the jobs of a sweep share a process."""
+    return _method_config(OmegaConf.load(path), str(path))
 
 
 def _method_config(raw: Any, what: str) -> MethodConfig:

@@ -87,10 +87,11 @@ def test_the_numbers_follow_the_seeds_alone(tmp_path, feature_file):
             row["details"].pop("fit_seconds", None)
         return json.dumps(kept, sort_keys=True)
 
-    assert rows() == rows()
-    assert rows(seed=1) != rows()
-    assert rows(seeds__perturbation=5) != rows()
-    assert rows(seed=1, **{f"seeds__{k}": v for k, v in resolve_seeds(config_for()).items() if k in PURPOSES}) == rows()
+    base = rows()
+    assert rows() == base
+    assert rows(seed=1) != base
+    assert rows(seeds__perturbation=5) != base
+    assert rows(seed=1, **{f"seeds__{k}": v for k, v in resolve_seeds(config_for()).items() if k in PURPOSES}) == base
 
 
 def test_training_and_forgetting_as_configured(tmp_path, feature_file):
