@@ -59,13 +59,17 @@ def write_run(
     return folder
 
 
-def write_sweep(root: Path, fractions: tuple[float, ...] = (0.05, 0.1, 0.15), seeds: int = 3) -> Path:
+def write_sweep(
+    root: Path, fractions: tuple[float, ...] = (0.05, 0.1, 0.15), seeds: int = 3, without: tuple[str, ...] = ()
+) -> Path:
     """A sweep whose accuracies rise by a point a fraction and 0.2 a seed."""
     for index, fraction in enumerate(fractions):
         for seed in range(seeds):
+            metrics = shifted(catastrophic_run(), 0.2 * seed + index)
+            metrics["rows"] = {name: row for name, row in metrics["rows"].items() if name not in without}
             write_run(
                 root / f"{index * seeds + seed}",
-                shifted(catastrophic_run(), 0.2 * seed + index),
+                metrics,
                 config_with(forget__fraction=fraction, seed=seed),
                 overrides=(f"forget.fraction={fraction}", f"seed={seed}"),
                 job=index * seeds + seed,

@@ -177,7 +177,8 @@ def test_no_label_covers_another_and_none_leaves_the_picture(narrow: bool) -> No
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("saved")
-    report = build_report([write_sweep(root / "runs", fractions=(0.05, 0.1), seeds=2)])
+    few = ("unlearned_plus", "closed_form", "unlearned_minus_paper")  # drawing takes time
+    report = build_report([write_sweep(root / "runs", fractions=(0.05, 0.1), seeds=2, without=few)])
     write.save_report(report, root / "out")
     return root / "out"
 
@@ -188,7 +189,7 @@ def test_the_files_of_a_report(saved: Path) -> None:
     names = sorted(path.name for path in (saved / "pictures").iterdir())
     assert names == ["1-1-curve.png", "1-2-plane.png", "1-3-bars.png", "1-4-bars.png"]
     with Image.open(saved / "pictures" / "1-1-curve.png") as picture:
-        assert picture.width > 1200
+        assert picture.width > 1000
     parsed = check((saved / "report.html").read_text())
     assert len(parsed.images()) == 8
     assert (saved / "report.html").stat().st_size < 1_000_000
