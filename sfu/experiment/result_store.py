@@ -19,7 +19,7 @@ from tempfile import mkdtemp
 
 from sfu.cache_dir import cache_dir
 from sfu.errors import ArtifactError
-from sfu.files import write_text
+from sfu.files import acquire_lock, write_text
 
 log = logging.getLogger(__name__)
 
@@ -105,17 +105,8 @@ class ResultStore:
         Raises:
             ArtifactError: The folder cannot be written.
         """
-        from filelock import FileLock, Timeout
-
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.root / f".{key}.lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                if waiting is not None:
-                    waiting()
-                lock.acquire()
+            lock = acquire_lock(self.root / f".{key}.lock", waiting)
         except OSError as error:
             raise self._unwritable(error) from error
         try:

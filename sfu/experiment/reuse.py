@@ -24,7 +24,7 @@ from sfu.files import copy_file, write_tensors, write_text
 from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
 from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.files import load_head
+from sfu.heads.linearised.files import CORE_PREFIX, load_head
 from sfu.heads.linearised.head import LinearisedHead
 from sfu.unlearning.method import Unlearned
 
@@ -119,7 +119,7 @@ class StageResults:
             for path in kept.glob("*.*"):
                 if path.stem == _HEAD:
                     copy_file(path, folder / "heads" / f"{name}{path.suffix}")
-                elif path.suffix == ".safetensors" and not (folder / "heads" / path.name).is_file():  # a core
+                elif path.name.startswith(CORE_PREFIX) and not (folder / "heads" / path.name).is_file():
                     copy_file(path, folder / "heads" / path.name)
         return read_metrics(folder / "metrics.json")
 

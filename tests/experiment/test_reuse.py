@@ -130,6 +130,21 @@ def test_a_run_taken_from_the_store_is_the_run(feature_file, tmp_path, monkeypat
         assert (tmp_path / "whole" / path.relative_to(tmp_path / "first")).read_bytes() == path.read_bytes()
 
 
+def test_paths_are_kept_and_no_file_of_the_store_strays_into_a_run(feature_file, tmp_path):
+    config = configured(feature_file, methods=["original", "neg_grad"], evaluation__trade_off=True)
+    for name in ("first", "again"):
+        metrics, kept = kept_run(config, tmp_path / name)
+    assert kept.reused == ["head", "original", "neg_grad"]
+    first, again = (json.loads((tmp_path / name / "trade_off.json").read_text()) for name in ("first", "again"))
+    assert first == again
+    assert len(again["neg_grad"]["test_accuracy"]) > 2
+    (tmp_path / "again" / "metrics.json").write_text(json.dumps(metrics))
+    kept.keep_run(tmp_path / "again")
+    assert StageResults(ResultStore(), stage_keys(config)).take_run(tmp_path / "whole") is not None
+    heads = [sorted(path.name for path in (tmp_path / name / "heads").iterdir()) for name in ("first", "whole")]
+    assert heads[0] == heads[1]
+
+
 def test_only_what_is_missing_is_computed(feature_file, tmp_path):
     kept_run(configured(feature_file, methods=["original", "retrained"]), tmp_path / "a")
     metrics, kept = kept_run(configured(feature_file), tmp_path / "b")

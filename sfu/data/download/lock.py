@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sfu.errors import ArtifactError
+from sfu.files import acquire_lock
 
 log = logging.getLogger(__name__)
 
@@ -19,16 +20,11 @@ def alone(target: Path) -> Iterator[None]:
     Raises:
         ArtifactError: Its folder cannot be written.
     """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            log.info("waiting for another process that is getting %s", target)
-            lock.acquire()
+        lock = acquire_lock(
+            target.with_name(f".{target.name}.lock"),
+            lambda: log.info("waiting for another process that is getting %s", target),
+        )
     except OSError as error:
         raise ArtifactError(
             f"cannot write in {target.parent} ({error.strerror or error}); choose another folder by dataset.root."

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from sfu.errors import ArtifactError
-from sfu.files import write_tensors, write_text
+from sfu.files import acquire_lock, write_tensors, write_text
 
 SCHEMA = 1
 CHUNK_ROWS = 2048
@@ -90,17 +90,8 @@ class FeatureStore:
         Raises:
             ArtifactError: The folder cannot be written.
         """
-        from filelock import FileLock, Timeout
-
         try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(lock_path(self.folder))
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                if waiting is not None:
-                    waiting()
-                lock.acquire()
+            lock = acquire_lock(lock_path(self.folder), waiting)
         except OSError as error:
             raise ArtifactError(
                 f"cannot use the feature cache {self.folder.parent} ({error}); set backbone.cache to a folder you can "

@@ -23,7 +23,7 @@ from sfu.heads.linearised.head import LinearisedHead
 from sfu.heads.linearised.network import Source, rebuild_network
 from sfu.losses import loss_from_json
 
-SCHEMA = 1
+SCHEMA, CORE_PREFIX = 1, "core-"
 
 
 def save_head(head: LinearisedHead, stem: Path) -> list[Path]:
@@ -91,7 +91,7 @@ def load_head(stem: Path, core: Core | None = None) -> LinearisedHead:
 
 
 def _core_name(digest: str) -> str:
-    return f"core-{digest[:16]}.safetensors"
+    return f"{CORE_PREFIX}{digest[:16]}.safetensors"
 
 
 def _load_core(stem: Path, about: dict[str, Any]) -> Core:
