@@ -181,6 +181,8 @@ def test_slurm_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
         (["methods=[original,magic]"], r"'magic' is unknown; sfu has .*closed_form"),
         (["methods=original"], r"methods"),
         (["head.l2=-1"], r"head\.l2=-1"),
+        (["head.layers=3"], r"head\.layers=3 is for head=linearised"),
+        (["head.core=pretrain"], r"head\.core=pretrain is for head=linearised"),
         (["head.l2=0"], r"Gram matrix .* singular"),
         (["forget.fraction=0"], r"forget\.fraction=0"),
         (["forget.fraction=1"], r"all 1437 training rows"),

@@ -14,7 +14,7 @@ from sfu.errors import ConfigError
 from sfu.heads.linearised.network import check_layers, require_torchvision
 from sfu.losses import check_class_weights, loss_names
 from sfu.reporting.loggers import LOGGERS
-from sfu.settings import CoreWeights, RunConfig, Training
+from sfu.settings import CoreWeights, HeadConfig, RunConfig, Training
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -91,6 +91,10 @@ def check_head(config: RunConfig) -> None:
     if head.name == "linear":
         if dataset.core_fraction > 0:
             raise ConfigError(f"dataset.core_fraction={dataset.core_fraction:g} is for head=linearised.")
+        for key in ("layers", "core", "negative_slope"):
+            value = getattr(head, key)
+            if value != getattr(HeadConfig, key):
+                raise ConfigError(f"head.{key}={getattr(value, 'value', value)} is for head=linearised; set that, too.")
         return
     require_torchvision(config.backbone)
     one_of("head.dtype", head.dtype, list(_DTYPES))
