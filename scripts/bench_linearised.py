@@ -19,18 +19,17 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from sfu.curvature.operators import build_operator
 from sfu.experiment.resources import measured
 from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.cut import cut_network
 from sfu.heads.linearised.head import LinearisedHead
 from sfu.heads.linearised.preflight import preflight, with_batch_size
+from sfu.heads.linearised.split_network import split_network
 from sfu.heads.train import train_head
 from sfu.losses import make_loss
+from sfu.operators import build_operator
+from sfu.request import ForgetRequest, MethodContext
 from sfu.settings import CurvatureConfig, Estimator, HeadConfig, Structure
-from sfu.unlearning.method import Tools
 from sfu.unlearning.methods.newton import Newton
-from sfu.unlearning.request import ForgetRequest
 
 
 def best(work: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
@@ -57,7 +56,7 @@ def situation(arguments: argparse.Namespace, layers: int, count: int, classes: i
 
     torch.manual_seed(0)
     device = torch.device(arguments.device)
-    cut = cut_network(models.get_model(arguments.network, weights=None, num_classes=classes), layers)
+    cut = split_network(models.get_model(arguments.network, weights=None, num_classes=classes), layers)
     with torch.no_grad():
         images = torch.randn(count, 3, arguments.size, arguments.size)
         activations = torch.cat([cut.trunk(batch) for batch in images.split(256)])
@@ -96,7 +95,7 @@ def train(arguments: argparse.Namespace, layers: int, count: int, classes: int) 
                 )  # fmt: skip
             else:
                 request = ForgetRequest(head, features[: count // 10], labels[: count // 10])
-                Newton(CurvatureConfig(estimator=Estimator.closed_form, force=True)).unlearn(request, Tools())
+                Newton(CurvatureConfig(estimator=Estimator.closed_form, force=True)).unlearn(request, MethodContext())
         print(f"{what}: {time.perf_counter() - start:.0f} s, peak {usage.peak_memory_mb / 1024:.2f} GiB", flush=True)
 
 

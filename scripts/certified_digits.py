@@ -16,10 +16,9 @@ from sklearn.datasets import load_digits
 
 from sfu.heads.train import train_head
 from sfu.losses import make_loss
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import HeadConfig
-from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.methods.certified_removal import BOUNDS, CertifiedRemoval, residual
-from sfu.unlearning.request import ForgetRequest
 
 
 def main() -> None:
@@ -45,7 +44,7 @@ def main() -> None:
     for done in range(1, arguments.removals + 1):
         row, keep = order[done - 1 : done], order[done:]
         retained = RetainedSet(features[keep], labels[keep])
-        result = method.unlearn(ForgetRequest(head, features[row], labels[row]), Tools(), retained)
+        result = method.unlearn(ForgetRequest(head, features[row], labels[row]), MethodContext(), retained)
         head = result.head
         for name in BOUNDS:
             total[name] += result.details[f"bound_{name}"]

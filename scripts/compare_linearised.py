@@ -18,18 +18,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators import build_operator
 from sfu.data.load import load_dataset
 from sfu.data.split import make_split
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import squared_norm
 from sfu.files import write_tensors
 from sfu.heads.base import Head
-from sfu.heads.linearised.extract import CoreExtractor
+from sfu.heads.linearised.core_extractor import CoreExtractor
 from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.train import train_head
 from sfu.losses import make_loss
+from sfu.operators import build_operator
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.seeds import derive_seed
 from sfu.settings import (
     BackboneConfig,
@@ -43,9 +44,7 @@ from sfu.settings import (
     Regularization,
     Structure,
 )
-from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.methods.newton import Newton
-from sfu.unlearning.request import ForgetRequest
 
 CPU = torch.device("cpu")
 
@@ -124,8 +123,8 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: 
                 continue
             start = time.perf_counter()
             config = CurvatureConfig(estimator=estimator, regularization=rule)
-            tools = Tools({"folds": derive_seed(0, "folds")})
-            made = Newton(config).unlearn(request, tools, kept if estimator is Estimator.exact else None)
+            context = MethodContext({"folds": derive_seed(0, "folds")})
+            made = Newton(config).unlearn(request, context, kept if estimator is Estimator.exact else None)
             spent = time.perf_counter() - start
             scores, more = evaluator.evaluate(made.head), ""
             if estimator is Estimator.closed_form:

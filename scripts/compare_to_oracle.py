@@ -20,18 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators import CurvatureOperator, build_operator
 from sfu.data.feature_data import FeatureData
 from sfu.data.load import load_dataset
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
 from sfu.losses import loss_names, make_loss
+from sfu.operators import CurvatureOperator, build_operator
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.seeds import derive_seed
 from sfu.settings import CurvatureConfig, DatasetConfig, Estimator, HeadConfig, Regularization, Structure
-from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
-from sfu.unlearning.request import ForgetRequest
 
 CPU = torch.device("cpu")
 CLOSED = CurvatureConfig(estimator=Estimator.closed_form)
@@ -60,9 +59,11 @@ def oracle(request: ForgetRequest, truth: Truth) -> float:
     return (max(0.0, truth.nothing - float(gain)) / truth.nothing) ** 0.5
 
 
-def outcome(config: CurvatureConfig, request: ForgetRequest, tools: Tools, truth: Truth) -> tuple[float, float, dict]:
+def outcome(
+    config: CurvatureConfig, request: ForgetRequest, context: MethodContext, truth: Truth
+) -> tuple[float, float, dict]:
     """Distance to Retrained, predicted over measured gain, and the details of one step."""
-    result = Newton(config).unlearn(request, tools)
+    result = Newton(config).unlearn(request, context)
     left = squared_norm(result.head.parameters_CE - truth.retrained, truth.hessian)
     return (left / truth.nothing) ** 0.5, (result.predicted_gain or 0.0) / (truth.nothing - left), result.details
 
@@ -78,7 +79,7 @@ def situation(data: FeatureData, loss: str, l2: float, n_forget: int, seed: int)
     forget, keep = order[:n_forget], order[n_forget:]
     request = ForgetRequest(head, features[forget], labels[forget])
     retained = RetainedSet(features[keep], labels[keep])
-    retrained = Retrained(config).unlearn(request, Tools(), retained).head.parameters_CE
+    retrained = Retrained(config).unlearn(request, MethodContext(), retained).head.parameters_CE
     rows = head.rows(retained.features_RD, retained.labels_R, keep=True)
     structure = Structure.shared if quadratic else Structure.products
     hessian = build_operator(head.objective(), rows, head.parameters_CE, structure)
@@ -104,15 +105,15 @@ def main() -> None:
         for l2 in arguments.l2:
             for seed in range(arguments.seeds):
                 request, truth = situation(data, arguments.loss, l2, n_forget, seed)
-                tools = Tools({"folds": derive_seed(seed, "folds")})
-                ours, promise, _ = outcome(CLOSED, request, tools, truth)
+                context = MethodContext({"folds": derive_seed(seed, "folds")})
+                ours, promise, _ = outcome(CLOSED, request, context, truth)
                 best = oracle(request, truth)
                 ratios.append(ours / best)
                 promises.append(promise)
                 line = f"{n_forget:6d} {l2:6.0e} {seed:4d} {ours:6.4f} {best:6.4f} {ours / best:5.3f} {promise:18.3f}"
                 if arguments.loss == "quadratic":
-                    exact, _, _ = outcome(STORED, request, tools, truth)
-                    mixed, _, details = outcome(reference, request, tools, truth)
+                    exact, _, _ = outcome(STORED, request, context, truth)
+                    mixed, _, details = outcome(reference, request, context, truth)
                     line += f" {exact:8.0e} {mixed:10.4f} ({details['reference_weight']:g})"
                 print(line, flush=True)
     print(f"ratio to the oracle: worst {max(ratios):.3f}, mean {statistics.fmean(ratios):.3f}")

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfu.curvature.psd_fit.projection import eigh
 from sfu.data.features.extract import Extractor
 from sfu.data.images.images import ArrayImages
 from sfu.experiment.runner import run
 from sfu.heads.linear import LinearHead
+from sfu.operators.spectral import eigh
 from sfu.settings import BackboneConfig, DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
 
 METHODS = ["original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form", "unlearned_minus_paper"]

@@ -14,16 +14,16 @@ import time
 
 import torch
 
-from sfu.curvature.operators import build_operator
 from sfu.data.load import load_dataset
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
 from sfu.losses import Softmax
+from sfu.operators import build_operator
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import CurvatureConfig, DatasetConfig, Estimator, HeadConfig, Regularization, Structure
-from sfu.unlearning.method import RetainedSet, Tools, UnlearningMethod
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
-from sfu.unlearning.request import ForgetRequest
 
 CPU = torch.device("cpu")
 EXACT = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
@@ -58,7 +58,7 @@ def main() -> None:
     target, nothing = head.parameters_CE, 1.0
     for name, method in methods.items():
         start = time.perf_counter()
-        moved = method.unlearn(request, Tools(), retained).head.parameters_CE
+        moved = method.unlearn(request, MethodContext(), retained).head.parameters_CE
         seconds = time.perf_counter() - start
         if name == "retrained":
             target, nothing = moved, squared_norm(head.parameters_CE - moved, hessian)

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfu.heads.linear import LinearHead
+    from sfu.request import ForgetRequest
     from sfu.settings import CurvatureConfig
-    from sfu.unlearning.method import Unlearned
-    from sfu.unlearning.request import ForgetRequest
+    from sfu.unlearning.base import UnlearningResult
     from sfu.unlearning.unlearn import unlearn
 
 __version__ = "0.1.0"
-__all__ = ["CurvatureConfig", "ForgetRequest", "LinearHead", "Unlearned", "__version__", "unlearn"]
+__all__ = ["CurvatureConfig", "ForgetRequest", "LinearHead", "UnlearningResult", "__version__", "unlearn"]
 
 _HOMES = {
     "CurvatureConfig": "sfu.settings",
-    "ForgetRequest": "sfu.unlearning.request",
+    "ForgetRequest": "sfu.request",
     "LinearHead": "sfu.heads.linear",
-    "Unlearned": "sfu.unlearning.method",
+    "UnlearningResult": "sfu.unlearning.base",
     "unlearn": "sfu.unlearning.unlearn",
 }
 

@@ -1,6 +1,6 @@
 """``python -m sfu`` is the command ``sfu``."""
 
-from sfu.cli import main
+from sfu.cli.run import main
 
 if __name__ == "__main__":
     main()

@@ -11,9 +11,19 @@ from typing import TypeVar, cast
 Base = TypeVar("Base")
 
 
+def modules_in(*packages: str) -> dict[str, str]:
+    """The modules directly inside ``packages`` by their last name."""
+    found = {
+        module.name: f"{package}.{module.name}"
+        for package in packages
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__)
+    }
+    return dict(sorted(found.items()))
+
+
 def module_names(package: str) -> list[str]:
     """Names of the modules directly inside ``package``."""
-    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    return list(modules_in(package))
 
 
 def only_subclass(module_name: str, base: Callable[..., Base]) -> type[Base]:

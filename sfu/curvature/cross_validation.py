@@ -17,13 +17,12 @@ import torch
 from sfu.curvature.estimators.base import CurvatureEstimator
 from sfu.curvature.regularization import Fold, fold_indices
 from sfu.losses import Layout
+from sfu.request import ForgetRequest, MethodContext
 from sfu.settings import Structure
-from sfu.unlearning.method import Tools
-from sfu.unlearning.request import ForgetRequest
 
 
 def cross_validate(
-    estimator: CurvatureEstimator[Any], request: ForgetRequest, tools: Tools, n_folds: int
+    estimator: CurvatureEstimator[Any], request: ForgetRequest, context: MethodContext, n_folds: int
 ) -> tuple[Any, list[list[Fold]], int]:
     """Split the forget set at random (seed ``folds``) and estimate on all folds but one, for every fold.
 
@@ -32,19 +31,19 @@ def cross_validate(
         estimates came with a complaint (a fit that did not converge).
     """
     head, total = request.head, request.weight
-    parts = [request.rows(index) for index in fold_indices(request.n_forget, n_folds, tools.generator("folds"))]
+    parts = [request.rows(index) for index in fold_indices(request.n_forget, n_folds, context.generator("folds"))]
     steps = n_folds * (1 + len(estimator.weights))
     done = 0
 
     def tick() -> None:
         nonlocal done
         done += 1
-        if tools.progress is not None:
-            tools.progress(done, steps)
+        if context.progress is not None:
+            context.progress(done, steps)
 
     seen = []
     for part in parts:
-        seen.append(estimator.observe(part.for_curvature(), tools))
+        seen.append(estimator.observe(part.for_curvature(), context))
         tick()
     scored_by = Structure.shared if head.layout is Layout.shared else Structure.products
     held_out = [part.hessian(scored_by) for part in parts]

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfu.curvature.estimators.base import Seen, merge_seen
-from sfu.curvature.operators.plan import available_memory
+from sfu.curvature.estimators.base import HessianObservation, merge_hessians
 from sfu.errors import ConfigError
+from sfu.operators.plan import available_memory
+from sfu.request import ForgetRequest
 from sfu.settings import CurvatureConfig, LowerBound, Measurement, Pairs, Structure
-from sfu.unlearning.request import ForgetRequest
 
 _CHUNK_ELEMENTS = 1 << 22
 _LOSSES = 500
@@ -54,7 +54,7 @@ class Observations:
     response: Tensor
     slope_KQ: Tensor
     weight: float
-    hessian: Seen | None = None
+    hessian: HessianObservation | None = None
 
     @staticmethod
     def merge(parts: Sequence[Observations]) -> Observations:
@@ -68,7 +68,7 @@ class Observations:
             torch.stack([part.response * w for part, w in zip(parts, shares, strict=True)]).sum(0),
             torch.stack([part.slope_KQ * w for part, w in zip(parts, shares, strict=True)]).sum(0),
             weight,
-            merge_seen(hessians) if hessians else None,
+            merge_hessians(hessians) if hessians else None,
         )
 
 
@@ -170,7 +170,7 @@ def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor, 
         delta_KQS, response, slope_KQ = delta_PCE[None, :, 0], response.mean(1)[None], slope_PC.mean(1)[None]
     bound = None
     if config.lower_bound is LowerBound.forget_share:
-        bound = Seen(request.hessian(structure), request.weight)
+        bound = HessianObservation(request.hessian(structure), request.weight)
     return Observations(structure, delta_KQS, response, slope_KQ, request.weight, bound)
 
 

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import ForgetRequest
 
 UNLIKE_A_SAMPLE = 20.0
 """Above this ratio the forget set's curvature is not taken to stand for the rest."""

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators import CurvatureOperator
-from sfu.curvature.operators.plan import available_memory
 from sfu.errors import ArtifactError, ConfigError
 from sfu.heads.base import Head
 from sfu.losses import Layout, Loss, Rows
 from sfu.losses.chunks import Chunk, TableChunk
+from sfu.operators import CurvatureOperator
+from sfu.operators.plan import available_memory
+from sfu.request import ForgetRequest
 from sfu.settings import Subspace
-from sfu.unlearning.request import ForgetRequest
 
 _DOUBLE = 1 << 26  # numbers of a basis up to which it is held in float64
 _NOTHING = 1e-10

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators import build_operator
 from sfu.data.feature_data import FeatureData
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import MembershipScore, cross_entropy_per_sample, membership_attack
 from sfu.heads.base import Head
+from sfu.operators import build_operator
 from sfu.settings import Structure
 
 Metrics = dict[str, float | None]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators import CurvatureOperator
 from sfu.losses import Rows
+from sfu.operators import CurvatureOperator
 
 
 def accuracy(logits_NC: Tensor, labels_N: Tensor) -> float:

@@ -53,7 +53,7 @@ def look_at_job(config: DictConfig, tally: Tally) -> None:
 
     from sfu.experiment.job import kept_results, typed_config
     from sfu.experiment.validate import validate
-    from sfu.unlearning.registry import make_methods
+    from sfu.unlearning.rows import make_methods
 
     hydra = HydraConfig.get()
     in_sweep = hydra.mode is RunMode.MULTIRUN

@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from sfu.data.load import choose_backbone
 from sfu.data.split import DEFAULT_FRACTION
 from sfu.errors import SfuError
-from sfu.experiment.artifacts import remove_results, write_json
 from sfu.experiment.explain import refuse_added_keys
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import ResultStore
@@ -24,6 +23,7 @@ from sfu.experiment.reuse import StageResults
 from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.files import write_text
+from sfu.results.artifacts import remove_results, write_json
 from sfu.settings import Reuse, RunConfig, Tune
 
 

@@ -18,12 +18,12 @@ import torch
 
 import sfu
 from sfu.data.content import dataset_content, file_contents
-from sfu.experiment.artifacts import METRICS_SCHEMA
 from sfu.experiment.result_store import key_of
 from sfu.experiment.validate import resolve_device
+from sfu.results.artifacts import METRICS_SCHEMA
 from sfu.seeds import resolve_seeds
 from sfu.settings import RunConfig, Tune
-from sfu.unlearning.registry import RowSpec, row_specs
+from sfu.unlearning.rows import RowSpec, row_specs
 
 _OWN = ("dataset", "backbone", "head", "loss", "forget", "dtype")
 """Settings that decide every row; dataset and backbone by their content."""

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sfu.experiment.artifacts import read_metrics
 from sfu.experiment.keys import StageKeys
 from sfu.experiment.resources import Usage
 from sfu.experiment.result_store import GRAM, ResultStore
@@ -26,7 +25,8 @@ from sfu.heads.linear import LinearHead
 from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.files import CORE_PREFIX, load_head
 from sfu.heads.linearised.head import LinearisedHead
-from sfu.unlearning.method import Unlearned
+from sfu.results.artifacts import read_metrics
+from sfu.unlearning.base import UnlearningResult
 
 _HEAD, _ROW = "head", "row.json"
 _PATH, _TRIAL = "path.safetensors", "trial-{}"
@@ -142,7 +142,7 @@ def _write_row(row: RowResult, folder: Path) -> None:
     write_text(folder / _ROW, json.dumps(about | _write_outcome(row.unlearned, folder, _HEAD)) + "\n")
 
 
-def _write_outcome(outcome: Unlearned, folder: Path, stem: str) -> dict[str, Any]:
+def _write_outcome(outcome: UnlearningResult, folder: Path, stem: str) -> dict[str, Any]:
     """Heads and path into files; the rest is returned, for JSON."""
     outcome.head.save(folder / stem)
     if outcome.path:
@@ -160,14 +160,14 @@ def _read_row(folder: Path, original: Head) -> RowResult:
     return RowResult(usage, _read_outcome(about, folder, _HEAD, original))
 
 
-def _read_outcome(about: dict[str, Any], folder: Path, stem: str, original: Head) -> Unlearned:
+def _read_outcome(about: dict[str, Any], folder: Path, stem: str, original: Head) -> UnlearningResult:
     core = original.core if isinstance(original, LinearisedHead) else None
     head = read_head(folder / stem, core).to(original.parameters_CE.device)
     path: tuple[Tensor, ...] = ()
     if (folder / f"{stem}.{_PATH}").is_file():
         path = tuple(load_file(folder / f"{stem}.{_PATH}")["path"].to(head.parameters_CE.device))
     trials = [_read_outcome(trial, folder, _TRIAL.format(n), original) for n, trial in enumerate(about.pop("trials"))]
-    return Unlearned(head, path=path, trials=tuple(trials), **about)
+    return UnlearningResult(head, path=path, trials=tuple(trials), **about)
 
 
 def read_head(stem: Path, core: Core | None) -> Head:

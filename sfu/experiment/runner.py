@@ -23,7 +23,6 @@ from sfu.data.seal import sealed
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment import stages
-from sfu.experiment.artifacts import METRICS_SCHEMA, finite, save_split, write_json
 from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.reuse import StageResults
 from sfu.experiment.stages import Prepared, RowResult
@@ -31,12 +30,13 @@ from sfu.experiment.validate import resolve_device, resolve_dtype, validate
 from sfu.files import write_text
 from sfu.heads.base import Head
 from sfu.heads.linearised.head import LinearisedHead
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.results.artifacts import METRICS_SCHEMA, finite, save_split, write_json
 from sfu.seeds import resolve_seeds
 from sfu.settings import RunConfig
-from sfu.unlearning.method import Access, RetainedSet, Tools, UnlearningMethod
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
-from sfu.unlearning.registry import make_methods
-from sfu.unlearning.request import ForgetRequest
+from sfu.unlearning.rows import make_methods
 from sfu.unlearning.tuning import nearest
 
 log = logging.getLogger(__name__)
@@ -67,10 +67,10 @@ class _Context:
     report: Callable[[str, float], None]
     kept: StageResults
 
-    def tools(self, tick: Callable[[int, int], None] | None = None) -> Tools:
+    def tools(self, tick: Callable[[int, int], None] | None = None) -> MethodContext:
         """What methods are lent."""
         normalize, keep_path = self.config.dataset.normalize_rows, self.config.evaluation.trade_off
-        return Tools(self.seeds, tick, normalize_rows=normalize, keep_path=keep_path)
+        return MethodContext(self.seeds, tick, normalize_rows=normalize, keep_path=keep_path)
 
     def waiting(self, what: str) -> Callable[[], None]:
         """Says that another job is at work on the same thing."""

@@ -28,14 +28,14 @@ from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
 from sfu.experiment.progress import ProgressDisplay, Tick
 from sfu.experiment.resources import Usage, measured
-from sfu.heads.linearised.extract import CoreExtractor
+from sfu.heads.linearised.core_extractor import CoreExtractor
 from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import checkpoint_of
 from sfu.heads.train import train_head
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import RunConfig
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.classes import refuse_instances, whole_classes
-from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
     from sfu.data.features.extract import Extractor
@@ -76,7 +76,7 @@ class RowResult:
     """One method's outcome: a head, or the error that stopped it."""
 
     usage: Usage
-    unlearned: Unlearned | None
+    unlearned: UnlearningResult | None
     error: str | None = None
 
 
@@ -241,13 +241,17 @@ def _extractor(
 
 
 def run_method(
-    name: str, method: UnlearningMethod, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None
+    name: str,
+    method: UnlearningMethod,
+    request: ForgetRequest,
+    context: MethodContext,
+    retained: RetainedSet | None = None,
 ) -> RowResult:
     """Run one method, measured; an error ends this row, not the run."""
     unlearned, error = None, None
     with measured(request.head.parameters_CE.device) as usage:
         try:
-            unlearned = method.unlearn(request, tools, retained)
+            unlearned = method.unlearn(request, context, retained)
             if not torch.isfinite(unlearned.head.parameters_CE).all():
                 unlearned, error = None, "the unlearned head has NaN or infinite parameters"
         except Exception as caught:

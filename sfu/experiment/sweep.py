@@ -13,7 +13,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from sfu.experiment.run_folder import FoundRun, read_run, run_folders
+from sfu.results.run_folder import FoundRun, read_run, run_folders
 
 _sweep: tuple[Path, datetime] | None = None
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sfu.errors import SfuError
-from sfu.experiment.artifacts import write_json
 from sfu.experiment.sweep import collect
 from sfu.files import write_text
+from sfu.results.artifacts import write_json
 
 if TYPE_CHECKING:
     from sfu.reporting.published import PublishedTable

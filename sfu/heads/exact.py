@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators.plan import plan_structure
 from sfu.errors import SingularHessianError, SolverError
 from sfu.heads.newton_cg import Optimum, minimize, too_slow
 from sfu.heads.normal_equations import Checkpoint, solve_normal_equations
 from sfu.losses.base import Layout
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
+from sfu.operators.plan import plan_structure
 from sfu.settings import Structure
 
 Remember = Callable[[Callable[[], Tensor]], Tensor]

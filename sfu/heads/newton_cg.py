@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators.base import Solution
-from sfu.curvature.operators.build import build_operator, products_of
-from sfu.curvature.operators.conjugate_gradients import conjugate_gradients
-from sfu.curvature.operators.explicit import ExplicitOperator
-from sfu.curvature.operators.plan import plan_structure
-from sfu.curvature.operators.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
 from sfu.errors import SolverError
 from sfu.losses.objective import Linearization, Objective
 from sfu.losses.rows import Rows
+from sfu.operators.base import Solution
+from sfu.operators.build import build_operator, products_of
+from sfu.operators.conjugate_gradients import conjugate_gradients
+from sfu.operators.explicit import ExplicitOperator
+from sfu.operators.plan import plan_structure
+from sfu.operators.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
 from sfu.settings import Structure
 
 _LOOSEST, _TIGHTEST = 0.1, 1e-3  # relative residuals of conjugate gradients

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from sfu.cache_dir import cache_dir
-from sfu.curvature.operators.build import products_of
-from sfu.curvature.operators.conjugate_gradients import conjugate_gradients
 from sfu.errors import SolverError
 from sfu.files import write_tensors
 from sfu.heads.newton_cg import Optimum
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
+from sfu.operators.build import products_of
+from sfu.operators.conjugate_gradients import conjugate_gradients
 
 if TYPE_CHECKING:
     from sfu.heads.linearised.core import Core

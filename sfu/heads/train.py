@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sfu.curvature.operators.plan import plan_structure
 from sfu.errors import ConfigError
 from sfu.heads.adam import train_adam
 from sfu.heads.base import Head
@@ -28,6 +27,7 @@ from sfu.heads.rounding import rounding_bound
 from sfu.heads.sgd import train_sgd
 from sfu.losses import Layout, Loss, Rows, loss_from_config
 from sfu.losses.rows import check_weights
+from sfu.operators.plan import plan_structure
 from sfu.settings import Structure, Training
 
 if TYPE_CHECKING:

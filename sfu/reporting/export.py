@@ -10,7 +10,7 @@ from typing import Any
 from sfu.reporting import format as fmt
 from sfu.reporting.columns import COLUMNS, Metrics, flatten, rows_of, scalar_keys
 from sfu.reporting.heading import headline, machine_line
-from sfu.reporting.judge import best_rows, is_worse_than_nothing, notes, verdict, worse_sentence
+from sfu.reporting.verdict import best_rows, is_worse_than_nothing, notes, verdict, worse_sentence
 
 
 def escape_cell(value: str) -> str:

@@ -14,9 +14,15 @@ from sfu.reporting import format as fmt
 from sfu.reporting.columns import Metrics, Row, rows_of
 from sfu.reporting.figures import NARROW_INCHES, add_legend, add_title, finish_axes, plain, save_figure, scale_distance
 from sfu.reporting.heading import headline
-from sfu.reporting.judge import is_source_free, is_tuned_on_retrained, is_worse_than_nothing, sees_retained, sees_stored
 from sfu.reporting.palette import BARS, GREEN, GREY, VERMILLION
 from sfu.reporting.sweep_plot import save_sweep_plot
+from sfu.reporting.verdict import (
+    is_source_free,
+    is_tuned_on_retrained,
+    is_worse_than_nothing,
+    sees_retained,
+    sees_stored,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

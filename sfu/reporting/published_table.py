@@ -11,12 +11,12 @@ from rich.text import Text
 
 from sfu.reporting import format as fmt
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
-from sfu.reporting.judge import is_worse_than_nothing
 from sfu.reporting.layout import WORSE, legend
 from sfu.reporting.published import METRICS, PublishedTable
 from sfu.reporting.sweep_export import heading_of, marked
 from sfu.reporting.sweep_words import failures, setting_of
 from sfu.reporting.table import row_flags
+from sfu.reporting.verdict import is_worse_than_nothing
 
 Aggregate = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from sfu.reporting import format as fmt
 from sfu.reporting.aggregate import mean_rows, spread_of
 from sfu.reporting.columns import COLUMNS
 from sfu.reporting.export import csv_rows, escape_cell, markdown_rows
-from sfu.reporting.judge import best_rows, is_tuned_on_retrained, is_worse_than_nothing
 from sfu.reporting.sweep_words import Aggregate, failures, gaps_in_data, headline, setting_of
+from sfu.reporting.verdict import best_rows, is_tuned_on_retrained, is_worse_than_nothing
 
 PAPER_COLUMNS = ("test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "distance")
 """What a printed table shows: the paper's four columns and the distance."""

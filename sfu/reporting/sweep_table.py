@@ -11,11 +11,11 @@ from rich.text import Text
 
 from sfu.reporting import format as fmt
 from sfu.reporting.aggregate import aggregate, mean_rows, spread_of
-from sfu.reporting.judge import best_rows, is_worse_than_nothing
 from sfu.reporting.layout import BEST, BEST_STYLE, WORSE, WORSE_STYLE, Cell, Strip, fitting, grid, legend
 from sfu.reporting.sweep_export import csv_sweep_table, latex_sweep_table, markdown_sweep_table
 from sfu.reporting.sweep_words import Aggregate, count_of, failures, gaps_in_data, headline, setting_of
 from sfu.reporting.table import row_flags, row_style
+from sfu.reporting.verdict import best_rows, is_worse_than_nothing
 
 __all__ = ["aggregate", "csv_sweep_table", "latex_sweep_table", "markdown_sweep_table", "terminal_sweep_table"]
 

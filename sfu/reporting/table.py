@@ -19,17 +19,6 @@ from sfu.reporting import format as fmt
 from sfu.reporting.columns import Metrics, Row, rows_of
 from sfu.reporting.export import csv_table, markdown_table
 from sfu.reporting.heading import headline, machine_line
-from sfu.reporting.judge import (
-    best_rows,
-    is_tuned_on_retrained,
-    is_worse_than_nothing,
-    notes,
-    sees_retained,
-    sees_stored,
-    verdict,
-    was_withheld,
-    worse_sentence,
-)
 from sfu.reporting.layout import (
     BEST,
     BEST_STYLE,
@@ -45,6 +34,17 @@ from sfu.reporting.layout import (
     fitting,
     grid,
     legend,
+)
+from sfu.reporting.verdict import (
+    best_rows,
+    is_tuned_on_retrained,
+    is_worse_than_nothing,
+    notes,
+    sees_retained,
+    sees_stored,
+    verdict,
+    was_withheld,
+    worse_sentence,
 )
 
 __all__ = ["csv_table", "markdown_table", "print_run", "row_flags", "row_style", "terminal_table"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from sfu.reporting.columns import Metrics, rows_of
 from sfu.reporting.figures import finish_axes, plain, save_figure
 from sfu.reporting.heading import headline
-from sfu.reporting.judge import is_tuned_on_retrained, sees_retained
 from sfu.reporting.palette import BLACK, CURVES, GREEN, MARKERS
+from sfu.reporting.verdict import is_tuned_on_retrained, sees_retained
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from sfu.errors import ConfigError
-from sfu.unlearning.method import UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import ForgetRequest
+from sfu.unlearning.base import UnlearningMethod
 
 
 def whole_classes(labels_N: Tensor, forget_F: Tensor) -> tuple[int, ...] | None:

@@ -20,8 +20,8 @@ from torch.func import vmap
 
 from sfu.checks import above, at_least, between, whole
 from sfu.errors import DivergedError
-from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
 Batch = TypeVar("Batch")
 RUNAWAY = 1e4
@@ -32,7 +32,7 @@ LARGEST_PATH = 1 << 24
 
 
 @dataclass(frozen=True)
-class Walk:
+class DescentResult:
     """Where a descent has led.
 
     Attributes:
@@ -94,7 +94,7 @@ class Sgd:
 
 
 @dataclass(frozen=True)
-class Course(Generic[Batch]):
+class DescentProblem(Generic[Batch]):
     """What a descent descends on; settings of SGD are not part of it.
 
     Attributes:
@@ -114,33 +114,33 @@ class Course(Generic[Batch]):
     after: Callable[[Tensor], dict[str, Any]] | None = None
 
 
-def descend(start_CE: Tensor, course: Course[Any], sgd: Sgd, tools: Tools) -> Walk:
+def descend(start_CE: Tensor, course: DescentProblem[Any], sgd: Sgd, context: MethodContext) -> DescentResult:
     """One step of SGD for each batch.
 
     Raises:
         DivergedError: A loss is not finite, or the parameters have grown :data:`RUNAWAY`-fold.
     """
-    (walk,) = descend_together(start_CE, course, [sgd], tools)
+    (walk,) = descend_together(start_CE, course, [sgd], context)
     if isinstance(walk, DivergedError):
         raise walk
     return walk
 
 
 def descend_together(
-    start_CE: Tensor, course: Course[Any], settings: Sequence[Sgd], tools: Tools
-) -> list[Walk | DivergedError]:
+    start_CE: Tensor, course: DescentProblem[Any], settings: Sequence[Sgd], context: MethodContext
+) -> list[DescentResult | DivergedError]:
     """Descents that see the same batches, step by step: one product with the rows serves all of them.
 
     Args:
         start_CE: Where each starts.
         course: What they descend on; its loss is mapped over the settings (``torch.func.vmap``) if there are several.
         settings: One of each descent.
-        tools: Of the run.
+        context: Of the run.
 
     Returns:
         Where each led, or why it was stopped; the others go on.
     """
-    starters = [_Walker(start_CE, sgd, tools.keep_path) for sgd in settings]
+    starters = [_Descent(start_CE, sgd, context.keep_path) for sgd in settings]
     walkers, loss = starters, course.loss if len(settings) == 1 else vmap(course.loss, in_dims=(0, None))
     for steps, batch in enumerate(course.batches, start=1):
         if course.done is not None and course.done(walkers[0].point_CE):
@@ -153,14 +153,14 @@ def descend_together(
             alone = len(settings) == 1
             walker.step(gradients if alone else gradients[index], values if alone else values[index], course.total)
         walkers = [walker for walker in walkers if walker.error is None]
-        if tools.progress is not None:
-            tools.progress(steps, course.total)
+        if context.progress is not None:
+            context.progress(steps, course.total)
         if not walkers:
             break
     return [walker.end() for walker in starters]
 
 
-class _Walker:
+class _Descent:
     """One descent on its way."""
 
     def __init__(self, start_CE: Tensor, sgd: Sgd, keep_path: bool) -> None:
@@ -184,9 +184,9 @@ class _Walker:
             "no result"
         )
 
-    def end(self) -> Walk | DivergedError:
+    def end(self) -> DescentResult | DivergedError:
         """Where it led."""
-        return self.error or Walk(self.point_CE, self._steps, self._path.ended(self.point_CE))
+        return self.error or DescentResult(self.point_CE, self._steps, self._path.ended(self.point_CE))
 
 
 def n_batches(count: int, batch_size: int) -> int:
@@ -244,17 +244,21 @@ class DescentMethod(UnlearningMethod):
         """The optimiser's settings."""
         return Sgd(self.lr, self.momentum, self.weight_decay, self.clip)
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Descend; the head is what was reached.
 
         Raises:
             DivergedError: The descent ran away.
         """
-        course = self.course(request, tools, retained)
-        return self._outcome(request, course, descend(request.head.parameters_CE, course, self.sgd, tools))
+        course = self.course(request, context, retained)
+        return self._outcome(request, course, descend(request.head.parameters_CE, course, self.sgd, context))
 
     @abstractmethod
-    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+    def course(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> DescentProblem[Any]:
         """What it descends on, whatever the settings of SGD."""
 
     @property
@@ -267,17 +271,21 @@ class DescentMethod(UnlearningMethod):
         return type(other) is type(self) and replace(self, lr=other.lr) == other
 
     def unlearn_together(
-        self, others: Sequence[DescentMethod], request: ForgetRequest, tools: Tools, retained: RetainedSet | None
-    ) -> list[Unlearned | DivergedError]:
+        self,
+        others: Sequence[DescentMethod],
+        request: ForgetRequest,
+        context: MethodContext,
+        retained: RetainedSet | None,
+    ) -> list[UnlearningResult | DivergedError]:
         """The outcomes of others that are alike: of a linear head, whose outputs can be mapped over parameters."""
-        course = self.course(request, tools, retained)
-        walks = descend_together(request.head.parameters_CE, course, [other.sgd for other in others], tools)
+        course = self.course(request, context, retained)
+        walks = descend_together(request.head.parameters_CE, course, [other.sgd for other in others], context)
         return [
             walk if isinstance(walk, DivergedError) else other._outcome(request, course, walk)
             for other, walk in zip(others, walks, strict=True)
         ]
 
-    def _outcome(self, request: ForgetRequest, course: Course[Any], walk: Walk) -> Unlearned:
+    def _outcome(self, request: ForgetRequest, course: DescentProblem[Any], walk: DescentResult) -> UnlearningResult:
         details = {
             "steps": walk.steps,
             "lr": self.lr,
@@ -287,9 +295,11 @@ class DescentMethod(UnlearningMethod):
         }
         if course.after is not None:
             details |= course.after(walk.parameters_CE)
-        return Unlearned(request.unlearned_head(walk.parameters_CE), details=details, path=walk.path)
+        return UnlearningResult(request.unlearned_head(walk.parameters_CE), details=details, path=walk.path)
 
-    def _over_rows(self, tools: Tools, count: int, loss: Callable[[Tensor, Tensor], Tensor]) -> Course[Tensor]:
+    def _over_rows(
+        self, context: MethodContext, count: int, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> DescentProblem[Tensor]:
         """Plain epochs over ``count`` rows."""
-        batches = minibatches(count, self.batch_size, self.epochs, tools.generator("training"))
-        return Course(batches, loss, self.epochs * n_batches(count, self.batch_size))
+        batches = minibatches(count, self.batch_size, self.epochs, context.generator("training"))
+        return DescentProblem(batches, loss, self.epochs * n_batches(count, self.batch_size))

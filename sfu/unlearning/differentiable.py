@@ -15,8 +15,7 @@ from torch import Tensor
 
 from sfu.errors import SourceFreeError
 from sfu.heads.base import Head
-from sfu.unlearning.method import RetainedSet
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import ForgetRequest, RetainedSet
 
 _LOOK = 256
 """Rows of a look for one that is still right."""

@@ -23,15 +23,14 @@ from typing import Any
 from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimator
-from sfu.curvature.operators import CurvatureOperator, Solution
 from sfu.curvature.regularization import StepChoice
+from sfu.operators import CurvatureOperator, Solution
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepResult:
     """Where steps have led, and how the last was solved."""
 
     parameters_CE: Tensor
@@ -39,7 +38,7 @@ class Taken:
     note: str | None = None
 
     @classmethod
-    def by(cls, parameters_CE: Tensor, solution: Solution, **details: Any) -> Taken:
+    def by(cls, parameters_CE: Tensor, solution: Solution, **details: Any) -> StepResult:
         """With the solution's own account of itself."""
         about = {"solver": solution.solver, "solve_residual": solution.residual, **details}
         if solution.iterations:
@@ -49,29 +48,29 @@ class Taken:
 
 
 def on_the_retained(
-    taken: Taken,
+    taken: StepResult,
     steps: int,
     estimator: CurvatureEstimator[Any],
     request: ForgetRequest,
-    tools: Tools,
+    context: MethodContext,
     retained: RetainedSet,
     rho: float,
-) -> Taken:
+) -> StepResult:
     """Newton steps on the retained objective."""
     head = request.head
     rows = request.retained_rows(retained)
     objective = head.objective_of(rows.weight)
     for done in range(steps):
         moved = request.at(taken.parameters_CE)
-        operator = estimator.estimate(estimator.observe(moved, tools, retained), moved).operator
+        operator = estimator.estimate(estimator.observe(moved, context, retained), moved).operator
         solution = operator.solve(-objective.gradient(rows, taken.parameters_CE), rho)
-        taken = Taken.by(taken.parameters_CE + solution.value_CE, solution, steps=done + 2)
+        taken = StepResult.by(taken.parameters_CE + solution.value_CE, solution, steps=done + 2)
     return taken
 
 
 def along_the_path(
-    taken: Taken, steps: int, operator: CurvatureOperator, request: ForgetRequest, choice: StepChoice, floor: float
-) -> Taken:
+    taken: StepResult, steps: int, operator: CurvatureOperator, request: ForgetRequest, choice: StepChoice, floor: float
+) -> StepResult:
     """The step again, with the curvature of the middle of the path."""
     if operator.structure not in {known.value for known in Structure}:
         return replace(taken, note=f"a curvature held as {operator.structure} cannot be moved along the path: one step")
@@ -84,4 +83,4 @@ def along_the_path(
         moved = operator.combine([middle, there], [1.0, 1.0, -1.0])
         step_CE = moved.damped().solve(gradient_CE, choice.rho, floor=floor)
         point_CE = start_CE + choice.scale * request.step_ratio * step_CE
-    return Taken(point_CE, taken.details | {"steps": steps + 1}, taken.note)
+    return StepResult(point_CE, taken.details | {"steps": steps + 1}, taken.note)

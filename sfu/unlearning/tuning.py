@@ -31,11 +31,11 @@ from sfu.curvature.sampling import UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError, SfuError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure, Tune
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.batches import TrainingSet
 from sfu.unlearning.descent import DescentMethod
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
-from sfu.unlearning.sequence import TrainingSet
 
 Candidate = tuple[dict[str, Any], UnlearningMethod]
 ORACLE = "oracle (not source-free)"
@@ -92,28 +92,31 @@ class Tuned(UnlearningMethod):
         return {"tried": len(self.candidates), "failed": len(self.candidates) - worked}
 
     @abstractmethod
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Try, and choose if that can be done here."""
 
     def _try_all(
-        self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None
-    ) -> list[tuple[dict[str, Any], UnlearningMethod, Unlearned]]:
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> list[tuple[dict[str, Any], UnlearningMethod, UnlearningResult]]:
         """Every setting that does not fail.
 
         Raises:
             SfuError: All do; the first one's error.
             SourceFreeError: One reached for the data.
         """
-        outcomes: dict[int, Unlearned | SfuError] = {}
-        shared = replace(tools, memory={}, progress=None)
+        outcomes: dict[int, UnlearningResult | SfuError] = {}
+        shared = replace(context, memory={}, progress=None)
         for group in _alike([method for _, method in self.candidates], request):
             outcomes |= zip(group, self._try(group, request, shared, retained), strict=True)
-            if tools.progress is not None:
-                tools.progress(len(outcomes), len(self.candidates) + 1)
+            if context.progress is not None:
+                context.progress(len(outcomes), len(self.candidates) + 1)
         found = [
             (given, method, outcome)
             for index, (given, method) in enumerate(self.candidates)
-            if isinstance(outcome := outcomes[index], Unlearned) and torch.isfinite(outcome.head.parameters_CE).all()
+            if isinstance(outcome := outcomes[index], UnlearningResult)
+            and torch.isfinite(outcome.head.parameters_CE).all()
         ]
         if not found:
             first = next((error for _, error in sorted(outcomes.items()) if isinstance(error, SfuError)), SfuError())
@@ -121,15 +124,15 @@ class Tuned(UnlearningMethod):
         return found
 
     def _try(
-        self, group: Sequence[int], request: ForgetRequest, tools: Tools, retained: RetainedSet | None
-    ) -> Sequence[Unlearned | SfuError]:
+        self, group: Sequence[int], request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> Sequence[UnlearningResult | SfuError]:
         """The outcomes of some candidates that can be tried together, or of one."""
         methods = [self.candidates[index][1] for index in group]
         try:
             if len(methods) == 1:
-                return [methods[0].unlearn(request, tools, retained)]
+                return [methods[0].unlearn(request, context, retained)]
             descents = [method for method in methods if isinstance(method, DescentMethod)]
-            return descents[0].unlearn_together(descents, request, tools, retained)
+            return descents[0].unlearn_together(descents, request, context, retained)
         except SourceFreeError:
             raise
         except SfuError as error:
@@ -141,7 +144,9 @@ class SourceFree(Tuned):
 
     tuning = Tune.source_free.value
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Choose, then forget all.
 
         Raises:
@@ -149,14 +154,14 @@ class SourceFree(Tuned):
         """
         why_not = _no_sample(request)
         if why_not is not None:
-            outcome = self.published.unlearn(request, tools, retained)
+            outcome = self.published.unlearn(request, context, retained)
             return _with(outcome, {}, f"settings as published: {why_not}, so none can be chosen from the forget set")
-        order = torch.randperm(request.n_forget, generator=tools.generator("folds"))
+        order = torch.randperm(request.n_forget, generator=context.generator("folds"))
         held_out, rest = order[: request.n_forget // _HELD_OUT], order[request.n_forget // _HELD_OUT :]
         small = request.rows(rest)
         trials = self._try_all(
             small,
-            replace(tools, keep_path=False),
+            replace(context, keep_path=False),
             None if retained is None else TrainingSet(retained, request).keeping(held_out),
         )
         gains = [predicted_gain(small, request.rows(held_out), outcome.head) for _, _, outcome in trials]
@@ -164,7 +169,7 @@ class SourceFree(Tuned):
         given, method, _ = trials[best]
         about = self._count(len(trials)) | {"tuning_gain": gains[best]}
         note = "no setting is predicted to be better than nothing" if gains[best] <= 0 else None
-        return _with(method.unlearn(request, tools, retained), given | about, note)
+        return _with(method.unlearn(request, context, retained), given | about, note)
 
 
 class Oracle(Tuned):
@@ -172,19 +177,21 @@ class Oracle(Tuned):
 
     tuning = ORACLE
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Every setting's outcome, the first one's standing for it until the choice is made.
 
         Raises:
             SfuError: Every setting fails.
         """
-        trials = self._try_all(request, tools, retained)
+        trials = self._try_all(request, context, retained)
         counts = self._count(len(trials))
         outcomes = [_with(outcome, given | counts) for given, _, outcome in trials]
         return replace(outcomes[0], trials=tuple(outcomes))
 
 
-def nearest(outcome: Unlearned, distance: Callable[[Head], float | None]) -> Unlearned:
+def nearest(outcome: UnlearningResult, distance: Callable[[Head], float | None]) -> UnlearningResult:
     """The trial of smallest distance to Retrained; the outcome itself if there are no trials.
 
     Raises:
@@ -230,7 +237,7 @@ def _no_sample(request: ForgetRequest) -> str | None:
     return None
 
 
-def _with(outcome: Unlearned, chosen: dict[str, Any], note: str | None = None) -> Unlearned:
+def _with(outcome: UnlearningResult, chosen: dict[str, Any], note: str | None = None) -> UnlearningResult:
     """The outcome, saying what was chosen."""
     details = {**outcome.details, **{f"tuned.{key}": value for key, value in chosen.items()}}
     return replace(outcome, details=details, note="; ".join(filter(None, (outcome.note, note))) or None)

@@ -12,11 +12,11 @@ from torch import Tensor
 from sfu.checks import validate_curvature
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
+from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.seeds import PURPOSES, derive_seed
 from sfu.settings import CurvatureConfig, curvature_settings
-from sfu.unlearning.method import Access, Tools, Unlearned
+from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.methods.newton import Newton
-from sfu.unlearning.request import ForgetRequest
 
 
 def unlearn(
@@ -31,7 +31,7 @@ def unlearn(
     steps: int = 1,
     batches: int = 1,
     seed: int = 0,
-) -> Unlearned:
+) -> UnlearningResult:
     """Source-free Newton steps (one, unless told otherwise): sfu's ``unlearned_minus`` outside the experiment
     framework.
 
@@ -78,4 +78,4 @@ def unlearn(
         views_VFD=None if views is None else torch.as_tensor(views),
         weights_F=None if weights is None else torch.as_tensor(weights),
     )
-    return method.unlearn(request, Tools(seeds))
+    return method.unlearn(request, MethodContext(seeds))

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from sfu.config_files import group_options
 from sfu.curvature.estimators.psd_fit import _Problem
 from sfu.curvature.estimators.registry import make_estimator
 from sfu.curvature.measurements import draw_perturbations, observe
 from sfu.curvature.psd_fit import PsdFitResult, Status
 from sfu.errors import ConfigError, DataError, SolverError
-from sfu.experiment.paths import group_options
+from sfu.request import Access, MethodContext
 from sfu.settings import (
     CurvatureConfig,
     Estimator,
@@ -24,10 +25,9 @@ from sfu.settings import (
     Solver,
     Structure,
 )
-from sfu.unlearning.method import Access, Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
-from tests.unlearning.test_newton import LOSS, TOOLS, distance, relative, situation
+from tests.unlearning.test_newton import CONTEXT, LOSS, distance, relative, situation
 
 
 def second_moments(rows: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def second_moments(rows: torch.Tensor) -> torch.Tensor:
 
 def estimate(config: CurvatureConfig, request, weight=None):
     estimator = make_estimator(config)
-    return estimator.estimate(estimator.observe(request, TOOLS), request, weight)
+    return estimator.estimate(estimator.observe(request, CONTEXT), request, weight)
 
 
 def test_every_estimator_has_a_file_and_a_config():
@@ -69,8 +69,8 @@ def test_observations_of_parts_merge_into_that_of_the_whole():
     request, _, _ = situation()
     for kind in (Estimator.psd_fit, Estimator.closed_form, Estimator.oas):
         estimator = make_estimator(CurvatureConfig(estimator=kind, perturbations=30))
-        whole = estimator.estimate(estimator.observe(request, TOOLS), request).operator.blocks_BKK[0]
-        parts = [estimator.observe(request.rows(i), TOOLS) for i in (torch.arange(17), torch.arange(17, 60))]
+        whole = estimator.estimate(estimator.observe(request, CONTEXT), request).operator.blocks_BKK[0]
+        parts = [estimator.observe(request.rows(i), CONTEXT) for i in (torch.arange(17), torch.arange(17, 60))]
         torch.testing.assert_close(
             estimator.estimate(estimator.merge(parts), request).operator.blocks_BKK[0], whole, rtol=1e-8, atol=1e-10
         )
@@ -111,7 +111,7 @@ def test_the_diagonal_prior_is_the_measured_diagonal():
     diagonal = request.hessian(Structure.shared).blocks_BKK[0].diagonal()
     for measurement, tolerance in ((Measurement.gradient, 0.3), (Measurement.loss, 0.35)):
         config = CurvatureConfig(measurement=measurement, perturbations=20_000, per_class=False, prior=Prior.diagonal)
-        problem = _Problem(config, make_estimator(config).observe(request, TOOLS), request, 0)
+        problem = _Problem(config, make_estimator(config).observe(request, CONTEXT), request, 0)
         assert relative(problem.measured_diagonal() - diagonal, diagonal) < tolerance
 
 
@@ -131,13 +131,13 @@ def test_a_fit_that_does_not_converge_is_said_and_one_that_fails_is_an_error(mon
         measurement=Measurement.loss, perturbations=60, per_class=False, gradient_term=GradientTerm.paper, scale=1e-2,
         max_iterations=1, tolerance=1e-14, regularization=Regularization.mean_eigenvalue, folds=0,
     )  # fmt: skip
-    result = Newton(config).unlearn(request, TOOLS)
+    result = Newton(config).unlearn(request, CONTEXT)
     assert result.details["fit_status"] != "converged"
     assert "did not converge" in result.note
     monkeypatch.setattr(psd_fit, "fit_psd", lambda *a, **k: PsdFitResult.failed("it overflowed", "auto"))
     assert psd_fit.fit_psd().status is Status.FAILED
     with pytest.raises(SolverError, match="it overflowed"):
-        Newton(config).unlearn(request, TOOLS)
+        Newton(config).unlearn(request, CONTEXT)
 
 
 @pytest.mark.parametrize("kind", [Estimator.ledoit_wolf, Estimator.oas])
@@ -177,12 +177,12 @@ def test_stored_curvature_gives_retrained_exactly(bias, tmp_path):
     request = type(request)(loaded, request.features_FD, request.labels_F)
     method = Newton(STORED)
     assert method.access is Access.STORED
-    result = method.unlearn(request, TOOLS).head
-    retrained = Retrained(config).unlearn(request, TOOLS, retained).head
+    result = method.unlearn(request, CONTEXT).head
+    retrained = Retrained(config).unlearn(request, CONTEXT, retained).head
     assert relative(result.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
     assert result.data_hessian is None
     with pytest.raises(ConfigError, match=r"head\.store_curvature=true"):
-        method.unlearn(request.without_summary(), TOOLS)
+        method.unlearn(request.without_summary(), CONTEXT)
 
 
 def test_training_stores_the_curvature_when_asked():
@@ -215,14 +215,14 @@ def test_public_features_like_the_training_data_help_and_unlike_ones_are_ignored
         unlike = np.random.default_rng(seed).normal(size=(200, 12)).astype(np.float32) * np.geomspace(0.1, 30, 12)
         gains["alone"].append(
             distance(
-                Newton(CurvatureConfig(estimator=Estimator.closed_form)).unlearn(request, TOOLS).head,
+                Newton(CurvatureConfig(estimator=Estimator.closed_form)).unlearn(request, CONTEXT).head,
                 request,
                 retained,
                 config,
             )
         )
         for name, rows in (("alike", alike), ("unlike", unlike)):
-            result = Newton(reference(tmp_path, rows)).unlearn(request, TOOLS)
+            result = Newton(reference(tmp_path, rows)).unlearn(request, CONTEXT)
             gains[name].append(distance(result.head, request, retained, config))
             weights[name].append(result.details["reference_weight"])
     mean = {name: float(np.mean(values)) for name, values in gains.items()}
@@ -237,14 +237,16 @@ def test_the_mixture_by_hand_and_row_normalization(tmp_path):
     config = reference(tmp_path, rows, reference_weight=0.25)
     estimator = make_estimator(config)
     assert estimator.weights == (0.25,)
-    mixed = estimator.estimate(estimator.observe(request, TOOLS), request).operator.blocks_BKK[0]
+    mixed = estimator.estimate(estimator.observe(request, CONTEXT), request).operator.blocks_BKK[0]
     public = torch.from_numpy(rows).double()
     expected = (
         0.75 * second_moments(request.features_FD) + 0.25 * public.T @ public / 50 + 1e-3 * torch.eye(12).double()
     )
     torch.testing.assert_close(mixed, expected, rtol=1e-9, atol=1e-12)
     unit = make_estimator(dataclasses.replace(config, reference_weight=1.0))
-    unit_hessian = unit.estimate(unit.observe(request, Tools(normalize_rows=True)), request).operator.blocks_BKK[0]
+    unit_hessian = unit.estimate(
+        unit.observe(request, MethodContext(normalize_rows=True)), request
+    ).operator.blocks_BKK[0]
     assert float(unit_hessian.trace()) == pytest.approx(1 + 12e-3, rel=1e-6)
 
 
@@ -259,9 +261,9 @@ def test_reference_files_that_cannot_work(tmp_path):
         (np.full((5, 12), np.nan, np.float32), "NaN or infinite"),
     ):
         with pytest.raises(DataError, match=message):
-            Newton(reference(tmp_path, rows)).unlearn(request, TOOLS)
+            Newton(reference(tmp_path, rows)).unlearn(request, CONTEXT)
     with pytest.raises(DataError, match=r"no array 'x'; set curvature\.reference_key"):
-        Newton(reference(tmp_path, np.zeros((5, 12), np.float32), reference_key="x")).unlearn(request, TOOLS)
+        Newton(reference(tmp_path, np.zeros((5, 12), np.float32), reference_key="x")).unlearn(request, CONTEXT)
 
 
 def test_a_forget_hessian_of_rank_one_still_gives_a_step():
@@ -270,7 +272,7 @@ def test_a_forget_hessian_of_rank_one_still_gives_a_step():
     one = type(request)(request.head, request.features_FD[:1] * scales, request.labels_F)
     assert int(torch.linalg.matrix_rank(second_moments(one.features_FD))) == 1
     for kind in (Estimator.closed_form, Estimator.psd_fit, Estimator.oas):
-        result = Newton(CurvatureConfig(estimator=kind, force=True)).unlearn(one, TOOLS)
+        result = Newton(CurvatureConfig(estimator=kind, force=True)).unlearn(one, CONTEXT)
         assert result.applied
         assert torch.isfinite(result.head.parameters_CE).all()
 
@@ -279,7 +281,7 @@ def test_copies_of_one_row_are_not_taken_for_a_sample():
     request, _, _ = situation(n_forget=30)
     copies = type(request)(request.head, request.features_FD[:1].repeat(30, 1), request.labels_F[:1].repeat(30))
     for kind in (Estimator.closed_form, Estimator.psd_fit):
-        result = Newton(CurvatureConfig(estimator=kind)).unlearn(copies, TOOLS)
+        result = Newton(CurvatureConfig(estimator=kind)).unlearn(copies, CONTEXT)
         assert not result.applied
         assert "unlike a random sample" in result.note
 
@@ -294,7 +296,7 @@ def test_a_float32_head_gets_the_float64_step(kind):
     single = type(request)(head.to(torch.device("cpu"), torch.float32), request.features_FD, request.labels_F)
     regularization = Regularization.none if kind is Estimator.stored else Regularization.cross_validated
     config = CurvatureConfig(estimator=kind, perturbations=60, regularization=regularization)
-    double, rounded = (Newton(config).unlearn(r, TOOLS).head.parameters_CE for r in (request, single))
+    double, rounded = (Newton(config).unlearn(r, CONTEXT).head.parameters_CE for r in (request, single))
     assert rounded.dtype == torch.float32
     assert relative(rounded.double() - double, double) < 1e-4
 
@@ -305,7 +307,7 @@ def test_complaints_of_the_folds_reach_the_reader(monkeypatch):
     real = psd_fit.fit_psd
     monkeypatch.setattr(psd_fit, "fit_psd", lambda *a, **k: dataclasses.replace(real(*a, **k), status=Status.STALLED))
     request, _, _ = situation()
-    result = Newton(CurvatureConfig()).unlearn(request, TOOLS)
+    result = Newton(CurvatureConfig()).unlearn(request, CONTEXT)
     assert "5 of the fits to 5 folds did not converge" in result.note
     assert "the fit did not converge" in result.note
 
@@ -314,10 +316,10 @@ def test_with_few_rows_public_data_speak_for_themselves(tmp_path):
     left = {"alone": [], "public": []}
     for seed in range(10):
         request, retained, config = situation(n_forget=5, seed=seed)
-        public = Newton(reference(tmp_path, retained.features_RD.numpy()[:200])).unlearn(request, TOOLS)
+        public = Newton(reference(tmp_path, retained.features_RD.numpy()[:200])).unlearn(request, CONTEXT)
         assert public.details["reference_weight"] == 1.0
         left["public"].append(distance(public.head, request, retained, config))
-        alone = Newton(CurvatureConfig(estimator=Estimator.closed_form)).unlearn(request, TOOLS)
+        alone = Newton(CurvatureConfig(estimator=Estimator.closed_form)).unlearn(request, CONTEXT)
         left["alone"].append(distance(alone.head, request, retained, config))
     assert np.mean(left["public"]) < np.mean(left["alone"])
 

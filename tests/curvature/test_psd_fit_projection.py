@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, fit_psd
-from sfu.curvature.psd_fit.projection import Spectrum, eigh, project_eigh, project_newton_schulz
+from sfu.curvature.psd_fit.projection import Spectrum, project_eigh, project_newton_schulz
+from sfu.operators.spectral import eigh
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfu.curvature.operators import ExplicitOperator
-from sfu.curvature.operators.spectral import SpectralInverse
 from sfu.curvature.regularization import Fold, choose_step, fold_indices, noise_factor, predict_gain
+from sfu.operators import ExplicitOperator
+from sfu.operators.spectral import SpectralInverse
 
 
 def shared(block: torch.Tensor) -> ExplicitOperator:

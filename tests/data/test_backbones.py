@@ -130,7 +130,7 @@ def test_the_cut_is_right_before_the_last_layer(name, size, width):
     cut = build_backbone(config(name=name))
     fed = {}
     other = models.get_model(name, weights=None, **torchvision_models.quiet(name))
-    last = whole.get_submodule(torchvision_models.cut_last_layer(other))
+    last = whole.get_submodule(torchvision_models.remove_last_layer(other))
     last.register_forward_hook(lambda module, inputs, output: fed.setdefault("input", inputs[0]))
     batch = cut.transform(images(2, size, size), CPU, torch.float32)
     with torch.inference_mode():

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from sfu.config_files import group_options
 from sfu.data.feature_data import make_feature_data
 from sfu.data.load import dataset_names, load_dataset, source_files
 from sfu.data.seal import sealed
 from sfu.errors import ConfigError, DataError, SourceFreeError
-from sfu.experiment.paths import group_options
 from sfu.settings import DatasetConfig
 from tests.conftest import make_arrays
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from sfu import features_cli
+from sfu.cli import features as features_cli
 from sfu.data.backbones import pixels
 from sfu.data.backbones.network import Network
 from sfu.data.backbones.transform import ImageTransform
@@ -432,7 +432,7 @@ def test_two_ranks_give_the_same_bytes_as_one_process(monkeypatch, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        [*torchrun, "-m", "sfu.features_cli", *settings, f"backbone.cache={tmp_path / 'two'}"],
+        [*torchrun, "-m", "sfu.cli.features", *settings, f"backbone.cache={tmp_path / 'two'}"],
         check=True, env=environment, timeout=240, capture_output=True,
     )  # fmt: skip
     monkeypatch.setattr(store_module, "CHUNK_ROWS", 2048)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from sfu.curvature.operators import ExplicitOperator
 from sfu.data.feature_data import make_feature_data
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
 from sfu.heads.linear import LinearHead
+from sfu.operators import ExplicitOperator
 
 
 def test_accuracy_and_agreement_by_hand():

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from sfu.config_files import config_dir, group_options
 from sfu.experiment.job import typed_config
-from sfu.experiment.paths import config_dir, group_options
 from sfu.experiment.validate import validate
 from sfu.settings import RunConfig, register
-from sfu.unlearning.registry import make_methods
+from sfu.unlearning.rows import make_methods
 
 GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "logger", "experiment")
 LINEARISED = ["dataset=digits", "backbone.weights=none", "head.store_curvature=false"]

@@ -16,9 +16,9 @@ from sfu.data.load import load_dataset, load_images
 from sfu.data.split import make_split
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.experiment import runner
+from sfu.request import Access, ForgetRequest
 from sfu.settings import BackboneConfig, CurvatureConfig, DatasetConfig, ForgetConfig, RunConfig
-from sfu.unlearning.method import Access, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
+from sfu.unlearning.base import UnlearningMethod
 from tests.experiment.test_source_free import Probe, config_for
 
 N_CLASSES, PER_CLASS, N_TEST = 3, 40, 10
@@ -243,11 +243,11 @@ class Views(UnlearningMethod):
     def augmentations(self) -> tuple[str, ...]:
         return self.names
 
-    def unlearn(self, request, tools, retained=None):
-        from sfu.unlearning.method import Unlearned
+    def unlearn(self, request, context, retained=None):
+        from sfu.unlearning.base import UnlearningResult
 
         self.request = request
-        return Unlearned(request.head)
+        return UnlearningResult(request.head)
 
 
 def test_every_method_gets_the_views_it_asks_for_normalised_like_the_rest(monkeypatch, tmp_path, folder):

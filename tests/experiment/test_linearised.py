@@ -11,7 +11,7 @@ from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.heads.linearised.files import load_head
 from sfu.settings import BackboneConfig, CoreWeights, ForgetConfig, HeadConfig, PretrainConfig, RunConfig
-from sfu.unlearning.registry import make_methods
+from sfu.unlearning.rows import make_methods
 from tests.experiment.test_images import image_config, write_folder
 
 

@@ -9,7 +9,7 @@ from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.heads.linear import LinearHead
 from sfu.settings import Structure, Training
-from sfu.unlearning.registry import make_methods
+from sfu.unlearning.rows import make_methods
 from tests.experiment.test_runner import config_for
 
 ROWS = ["original", "retrained", "unlearned_plus", "plus_2", "stored", "unlearned_minus", "closed_form"]

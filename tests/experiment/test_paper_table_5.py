@@ -14,13 +14,13 @@ from sfu.experiment.validate import validate
 from sfu.heads.linear import LinearHead
 from sfu.reporting.aggregate import aggregate
 from sfu.reporting.sweep_table import markdown_sweep_table
+from sfu.request import Access
 from sfu.settings import DatasetConfig, Tune
-from sfu.unlearning.method import Access
 from sfu.unlearning.methods.neg_grad import NegGrad
-from sfu.unlearning.registry import make_methods
+from sfu.unlearning.rows import make_methods
+from tests.cli.test_run import sfu
 from tests.experiment.test_configs import composed
 from tests.experiment.test_runner import config_for
-from tests.test_cli import sfu
 
 QUICK = (
     "logger=none", "curvature.perturbations=60", "evaluation.membership_splits=2",
@@ -67,10 +67,10 @@ def test_table_5_on_digits_under_the_three_rules(tmp_path):
 
 def test_a_forget_only_method_that_touches_the_retained_data_fails_the_run(tmp_path, feature_file, monkeypatch):
     class Peeks(NegGrad):
-        def unlearn(self, request, tools, retained=None):
+        def unlearn(self, request, context, retained=None):
             assert retained is None
             load_dataset(DatasetConfig(name="features", path=str(feature_file)), 0)
-            return super().unlearn(request, tools)
+            return super().unlearn(request, context)
 
     honest = NegGrad()
     assert Peeks().access is Access.FORGET

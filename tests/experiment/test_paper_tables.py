@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from sfu.experiment.paths import group_options
+from sfu.config_files import group_options
 from sfu.experiment.runner import run
 from sfu.reporting.aggregate import aggregate
 from sfu.reporting.published import METRICS, published_table, published_tables

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 
 from sfu.errors import ArtifactError, ConfigError, DataError, SingularHessianError
 from sfu.experiment import stages
-from sfu.experiment.artifacts import finite, read_metrics, remove_results, write_json
 from sfu.experiment.resources import measured
 from sfu.experiment.runner import run
 from sfu.experiment.validate import resolve_device, validate
 from sfu.files import replacing, write_text
 from sfu.heads.linear import LinearHead
+from sfu.results.artifacts import finite, read_metrics, remove_results, write_json
 from sfu.seeds import PURPOSES, resolve_seeds
 from sfu.settings import (
     CurvatureConfig,
@@ -26,7 +26,7 @@ from sfu.settings import (
     RunConfig,
     Training,
 )
-from sfu.unlearning.registry import make_methods
+from sfu.unlearning.rows import make_methods
 
 ROWS = ["original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form", "unlearned_minus_paper"]
 

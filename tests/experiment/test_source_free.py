@@ -16,9 +16,9 @@ from sfu.errors import SourceFreeError
 from sfu.experiment import runner, stages
 from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.reuse import StageResults
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from tests.conftest import make_arrays
 
 
@@ -44,9 +44,11 @@ class Probe(UnlearningMethod):
     def access(self) -> Access:
         return self._access
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         self.found = self.attempt(request, retained)
-        return Unlearned(request.head)
+        return UnlearningResult(request.head)
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, probe: Probe) -> dict:
@@ -174,7 +176,9 @@ class Buggy(UnlearningMethod):
     def __init__(self, error: type[Exception]) -> None:
         self.error = error
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         raise self.error("oops")
 
 

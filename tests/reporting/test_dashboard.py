@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sfu.experiment.paths import config_dir
+from sfu.config_files import config_dir
 from sfu.experiment.validate import validate
-from sfu.unlearning.registry import make_methods
+from sfu.unlearning.rows import make_methods
 from tests.experiment.test_configs import composed
 
 from .scripts import load_script

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from sfu.reporting.aggregate import aggregate
 from sfu.reporting.export import csv_table, markdown_table
-from sfu.reporting.judge import best_rows, is_source_free, verdict
 from sfu.reporting.plot import save_bar_plot
 from sfu.reporting.published import published_table
 from sfu.reporting.published_table import csv_published_table, markdown_published_table, terminal_published_table
@@ -18,6 +17,7 @@ from sfu.reporting.report.write import save_report
 from sfu.reporting.sweep_table import csv_sweep_table, latex_sweep_table, markdown_sweep_table, terminal_sweep_table
 from sfu.reporting.table import terminal_table
 from sfu.reporting.trade_off import save_trade_off_plot
+from sfu.reporting.verdict import best_rows, is_source_free, verdict
 from sfu.unlearning.tuning import ORACLE
 from tests.reporting.report.folders import config_with, write_run
 from tests.reporting.samples import make_metrics, make_row

@@ -9,13 +9,12 @@ from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
 from sfu.heads.train import train_head
 from sfu.losses import Loss, Quadratic
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import HeadConfig
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 from tests.conftest import make_arrays
 
 CONFIG = HeadConfig(name="linear", l2=1e-2)
-TOOLS = Tools({"training": 1, "perturbation": 2, "noise": 3, "folds": 4})
+CONTEXT = MethodContext({"training": 1, "perturbation": 2, "noise": 3, "folds": 4})
 
 
 def rows(n_train: int = 400) -> tuple[Tensor, Tensor]:

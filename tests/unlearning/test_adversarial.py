@@ -12,7 +12,7 @@ from sfu.unlearning.attack import Attack
 from sfu.unlearning.differentiable import wrong_labels
 from sfu.unlearning.importance import output_sensitivity
 from sfu.unlearning.methods.adversarial import Adversarial, held_in_place
-from tests.unlearning.comparison import TOOLS, case, flattened
+from tests.unlearning.comparison import CONTEXT, case, flattened
 
 
 @pytest.mark.parametrize("shape", [lambda request: request, flattened], ids=["affine in the features", "any head"])
@@ -32,13 +32,13 @@ def test_one_attack_step_by_hand(shape):
 
 def test_the_attack_reaches_its_targets_and_stays_within_its_radius(monkeypatch):
     request, _ = case()
-    drawn = TOOLS.generator("perturbation")
+    drawn = CONTEXT.generator("perturbation")
     targets = wrong_labels(request.labels_F, 4, drawn)
     near = Attack(4.0, 100, 0.1).perturb(request.head, request.features_FD, targets, drawn)
     assert float((near - request.features_FD).norm(dim=1).max()) <= 4.0 * (1 + 1e-9)
     assert float((request.head.logits(near).argmax(1) == targets).double().mean()) > 0.9
     monkeypatch.setattr("sfu.unlearning.attack._NUMBERS", 24)  # two rows at a time: the same examples
-    drawn = TOOLS.generator("perturbation")
+    drawn = CONTEXT.generator("perturbation")
     targets = wrong_labels(request.labels_F, 4, drawn)
     again = Attack(4.0, 100, 0.1).perturb(request.head, request.features_FD, targets, drawn)
     torch.testing.assert_close(again, near, rtol=1e-9, atol=1e-9)
@@ -46,7 +46,7 @@ def test_the_attack_reaches_its_targets_and_stays_within_its_radius(monkeypatch)
 
 def test_an_attack_within_the_span_of_the_weights_is_the_general_one():
     request, _ = case(bias=True)
-    targets = wrong_labels(request.labels_F, 4, TOOLS.generator("folds"))
+    targets = wrong_labels(request.labels_F, 4, CONTEXT.generator("folds"))
 
     class NoShortWay(LinearHead):
         feature_weights_CD = None
@@ -55,7 +55,7 @@ def test_an_attack_within_the_span_of_the_weights_is_the_general_one():
     general = NoShortWay(head.parameters_CE, head.gradient_CE, head.l2, head.n_train, bias=True)
     for radius, step_size in ((4.0, 0.1), (0.3, 0.1)):  # the second leaves the ball at every step but the first ones
         short, long = (
-            Attack(radius, 30, step_size).perturb(of, request.features_FD, targets, TOOLS.generator("noise"))
+            Attack(radius, 30, step_size).perturb(of, request.features_FD, targets, CONTEXT.generator("noise"))
             for of in (head, general)
         )
         torch.testing.assert_close(short, long, rtol=1e-9, atol=1e-9)
@@ -82,7 +82,7 @@ def test_two_steps_by_hand():
     method = Adversarial(
         lr=0.1, examples=3, attack_steps=20, max_steps=2, importance=2.0, momentum=0.0, weight_decay=0.0
     )
-    drawn = TOOLS.generator("perturbation")
+    drawn = CONTEXT.generator("perturbation")
     targets = wrong_labels(y.repeat(3), 4, drawn)
     near = Attack(4.0, 20, 0.1).perturb(head, x.repeat(3, 1), targets, drawn)
     held = held_in_place(output_sensitivity(head, x, 32))
@@ -92,18 +92,18 @@ def test_two_steps_by_hand():
         value = -4 / 16 * cross_entropy(x @ v.T, y) + 12 / 16 * cross_entropy(near @ v.T, targets)
         (value + 2.0 / 2 * (held * (v - head.parameters_CE) ** 2).sum()).backward()
         w = w - 0.1 * v.grad
-    out = method.unlearn(request, TOOLS)
+    out = method.unlearn(request, CONTEXT)
     torch.testing.assert_close(out.head.parameters_CE, w, rtol=1e-8, atol=1e-10)
     assert out.details["attack_success"] > 0
     assert out.details["all_forgotten"] is False
-    flat = method.unlearn(flattened(request), TOOLS).head.parameters_CE
+    flat = method.unlearn(flattened(request), CONTEXT).head.parameters_CE
     torch.testing.assert_close(flat.reshape(4, 12), w, rtol=1e-8, atol=1e-10)
 
 
 def test_it_stops_once_the_forget_set_is_forgotten():
     request, _ = case(n_forget=4)
     out = Adversarial(lr=0.5, examples=1, attack_steps=20, importance=0.0, adversarial_batch_size=1).unlearn(
-        request, TOOLS
+        request, CONTEXT
     )
     assert out.details["all_forgotten"]
     assert out.details["steps"] < 500
@@ -111,10 +111,10 @@ def test_it_stops_once_the_forget_set_is_forgotten():
 
 def test_an_attack_that_finds_nothing_is_an_error_that_says_what_to_change():
     request, _ = case(n_forget=40)  # some of which the head takes for their target as they are
-    drawn = wrong_labels(request.labels_F, 4, TOOLS.generator("perturbation"))
+    drawn = wrong_labels(request.labels_F, 4, CONTEXT.generator("perturbation"))
     assert bool((request.head.logits(request.features_FD).argmax(1) == drawn).any())
     with pytest.raises(SolverError, match=r"no adversarial example with radius=1e-09 on features of mean .*; raise"):
-        Adversarial(radius=1e-9, examples=1, attack_steps=2).unlearn(request, TOOLS)
+        Adversarial(radius=1e-9, examples=1, attack_steps=2).unlearn(request, CONTEXT)
 
 
 @pytest.mark.parametrize(

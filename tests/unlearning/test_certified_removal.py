@@ -12,16 +12,15 @@ from sklearn.datasets import load_digits
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.train import train_head
 from sfu.losses import Logistic, Quadratic, Softmax, make_loss
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import HeadConfig, LossConfig, RunConfig
 from sfu.unlearning.gaussian_mechanism import delta_of
-from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, residual
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
-from sfu.unlearning.request import ForgetRequest
 from tests.unlearning.test_newton import EXACT, relative
 
-TOOLS = Tools({"folds": 3})
+CONTEXT = MethodContext({"folds": 3})
 
 
 def digits(classes: int = 2):
@@ -44,7 +43,7 @@ def remove_first(head, features, labels, count: int, weights=None, **settings):
     parts = [None if weights is None else weights[where] for where in (slice(count), slice(count, None))]
     retained = RetainedSet(features[count:], labels[count:], parts[1])
     request = ForgetRequest(head, features[:count], labels[:count], weights_F=parts[0])
-    return CertifiedRemoval(**settings).unlearn(request, TOOLS, retained), retained
+    return CertifiedRemoval(**settings).unlearn(request, CONTEXT, retained), retained
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_sequential_removals_stay_below_the_accumulated_bound(loss, classes, rem
         keep = order[k + 1 :]
         retained = RetainedSet(features[keep], labels[keep])
         result = method.unlearn(
-            ForgetRequest(head, features[order[k : k + 1]], labels[order[k : k + 1]]), TOOLS, retained
+            ForgetRequest(head, features[order[k : k + 1]], labels[order[k : k + 1]]), CONTEXT, retained
         )
         assert result.applied
         head = result.head
@@ -96,7 +95,7 @@ def test_every_bound_holds_for_a_batch(loss, count):
             cost = result.details["last_cost"] - result.details[f"bound_{name}"]
             assert 0 < cost < 1e-5  # solve and rounding
     request = ForgetRequest(head, features[:count], labels[:count], weights_F=weights[:count])
-    retrained = Retrained(config).unlearn(request, TOOLS, retained).head
+    retrained = Retrained(config).unlearn(request, CONTEXT, retained).head
     moved = relative(result.head.parameters_CE - retrained.parameters_CE, head.parameters_CE - retrained.parameters_CE)
     assert moved < (1e-6 if loss.name == "quadratic" else 0.3)
 
@@ -108,8 +107,8 @@ def test_the_budget_refuses_what_would_break_it_and_what_is_left_is_as_it_was():
     applied_to = []
 
     class Recording(CertifiedRemoval):
-        def _remove(self, request, tools, retained):
-            result = super()._remove(request, tools, retained)
+        def _remove(self, request, context, retained):
+            result = super()._remove(request, context, retained)
             if result.applied:
                 applied_to.append(request.features_FD)
             return result
@@ -117,7 +116,7 @@ def test_the_budget_refuses_what_would_break_it_and_what_is_left_is_as_it_was():
     method = Recording(epsilon=0.5, delta=1e-3, batches=40)
     budget = method.budget(0.5)
     assert budget > 0.5 * 0.5 / math.sqrt(2 * math.log(1.5 / 1e-3))  # theorem 3's
-    result = method.unlearn(request, TOOLS, retained)
+    result = method.unlearn(request, CONTEXT, retained)
     applied = result.details["batches_applied"]
     assert 0 < applied < 40
     assert result.head.n_train == 1797 - 10 * applied
@@ -135,7 +134,7 @@ def test_the_budget_refuses_what_would_break_it_and_what_is_left_is_as_it_was():
     stay = torch.tensor([i for i, row in enumerate(features.tolist()) if tuple(row) not in gone])
     assert len(stay) == 1797 - 10 * applied
     assert residual(result.head, RetainedSet(features[stay], labels[stay])) <= bound
-    broke = dataclasses.replace(method, epsilon=1e-9).unlearn(request, TOOLS, retained)
+    broke = dataclasses.replace(method, epsilon=1e-9).unlearn(request, CONTEXT, retained)
     assert not broke.applied
     assert torch.equal(broke.head.parameters_CE, head.parameters_CE)
 
@@ -162,16 +161,16 @@ def test_what_no_certificate_covers_is_refused():
     head, features, labels, _ = trained(Logistic())
     request, retained = ForgetRequest(head, features[:5], labels[:5]), RetainedSet(features[5:], labels[5:])
     with pytest.raises(SourceFreeError, match="needs the retained data"):
-        CertifiedRemoval().unlearn(request, TOOLS)
+        CertifiedRemoval().unlearn(request, CONTEXT)
     plain = dataclasses.replace(head, certificate=None)
-    moved = Newton(EXACT).unlearn(request, TOOLS, retained).head
+    moved = Newton(EXACT).unlearn(request, CONTEXT, retained).head
     assert moved.certificate.residual_bound is None
     for other in (plain, moved):
         with pytest.raises(ConfigError, match=r"head\.objective_noise above 0"):
-            CertifiedRemoval().unlearn(ForgetRequest(other, features[:5], labels[:5]), TOOLS, retained)
+            CertifiedRemoval().unlearn(ForgetRequest(other, features[:5], labels[:5]), CONTEXT, retained)
     hinge = dataclasses.replace(head, loss=make_loss("huber_hinge"))
     with pytest.raises(ConfigError, match="loss=huber_hinge has not; use logistic"):
-        CertifiedRemoval().unlearn(ForgetRequest(hinge, features[:5], labels[:5]), TOOLS, retained)
+        CertifiedRemoval().unlearn(ForgetRequest(hinge, features[:5], labels[:5]), CONTEXT, retained)
     for settings, message in (
         ({"epsilon": 0.0}, "epsilon=0"), ({"delta": 1.0}, "delta=1"), ({"bound": "loose"}, "bound=loose is unknown"),
     ):  # fmt: skip
@@ -183,8 +182,8 @@ def test_newton_on_a_perturbed_head_goes_to_the_perturbed_optimum():
     """Original, Retrained and every method share b, so the rows of a table are comparable."""
     head, features, labels, config = trained(Quadratic(), noise=5.0)
     request, retained = ForgetRequest(head, features[:90], labels[:90]), RetainedSet(features[90:], labels[90:])
-    retrained = Retrained(config).unlearn(request, TOOLS, retained).head
-    newton = Newton(EXACT).unlearn(request, TOOLS, retained).head
+    retrained = Retrained(config).unlearn(request, CONTEXT, retained).head
+    newton = Newton(EXACT).unlearn(request, CONTEXT, retained).head
     assert relative(newton.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
 
 
@@ -230,7 +229,7 @@ def test_the_noise_is_the_systems_unless_a_seed_is_given_and_retrained_shares_it
     assert secret.note.endswith("of 10000 (delta 0.0001) spent, 1 of 1 batch")
     request = ForgetRequest(drawn[0], features[:5], labels[:5])
     assert torch.equal(
-        Retrained(config).unlearn(request, TOOLS, retained).head.certificate.noise_CE, drawn[0].certificate.noise_CE
+        Retrained(config).unlearn(request, CONTEXT, retained).head.certificate.noise_CE, drawn[0].certificate.noise_CE
     )
 
 
@@ -241,10 +240,10 @@ def test_retained_data_that_are_not_what_is_left_are_refused():
         wrong = RetainedSet(features[start:], labels[start:])
         for method in (CertifiedRemoval(epsilon=1e4), Newton(EXACT), CertifiedRemoval(epsilon=1e4, batches=5)):
             with pytest.raises(DataError, match=rf"has {1797 - start}\b.* rows .* has 1747 |has {1837 - start} rows"):
-                method.unlearn(request, TOOLS, wrong)
+                method.unlearn(request, CONTEXT, wrong)
     heavy = RetainedSet(features[50:], labels[50:], torch.full((1747,), 2.0))
     with pytest.raises(DataError, match=r"total weight 3494; .* has 1747 of 1747"):
-        CertifiedRemoval(epsilon=1e4).unlearn(request, TOOLS, heavy)
+        CertifiedRemoval(epsilon=1e4).unlearn(request, CONTEXT, heavy)
 
 
 def test_weights_on_one_side_alone_count_one_on_the_other():
@@ -253,9 +252,9 @@ def test_weights_on_one_side_alone_count_one_on_the_other():
     head, features, labels, _ = trained(Logistic(), weights=weights)
     request = ForgetRequest(head, features[:100], labels[:100])
     retained = RetainedSet(features[100:], labels[100:], weights[100:])
-    one_sided = CertifiedRemoval(epsilon=1e4, batches=4).unlearn(request, TOOLS, retained)
+    one_sided = CertifiedRemoval(epsilon=1e4, batches=4).unlearn(request, CONTEXT, retained)
     both = ForgetRequest(head, features[:100], labels[:100], weights_F=weights[:100])
-    full = CertifiedRemoval(epsilon=1e4, batches=4).unlearn(both, TOOLS, retained)
+    full = CertifiedRemoval(epsilon=1e4, batches=4).unlearn(both, CONTEXT, retained)
     assert torch.equal(one_sided.head.parameters_CE, full.head.parameters_CE)
 
 

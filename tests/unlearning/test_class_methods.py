@@ -9,12 +9,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from sfu.errors import ConfigError, DataError, SolverError
+from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.unlearning.classes import whole_classes
-from sfu.unlearning.method import Access, Tools
-from sfu.unlearning.methods.emmn import Emmn
-from sfu.unlearning.methods.gkt import Gkt
-from sfu.unlearning.request import ForgetRequest
-from tests.unlearning.comparison import TOOLS, case, class_case, flattened, trained
+from sfu.unlearning.experimental.emmn import Emmn
+from sfu.unlearning.experimental.gkt import Gkt
+from tests.unlearning.comparison import CONTEXT, case, class_case, flattened, trained
 
 EMMN = Emmn(noise_rows=8, noise_steps=5)
 GKT = Gkt(batches=8, batch_size=32, student_steps=3, noise=8, threshold=0.3)
@@ -37,7 +36,7 @@ def test_a_request_for_instances_is_refused(method):
     assert method.whole_classes
     assert method.access is Access.FORGET
     with pytest.raises(ConfigError, match=r"forgets whole classes only, .* give forget\.classes="):
-        method.unlearn(case()[0], TOOLS)
+        method.unlearn(case()[0], CONTEXT)
 
 
 def test_a_request_that_empties_the_head_or_contradicts_itself_is_refused():
@@ -52,7 +51,7 @@ def test_a_request_that_empties_the_head_or_contradicts_itself_is_refused():
 def test_emmn_by_hand():
     request, _ = class_case()
     w, scale = request.head.parameters_CE, float(request.features_FD.square().mean().sqrt())
-    drawn = torch.randn(8, 12, generator=TOOLS.generator("noise")).double()
+    drawn = torch.randn(8, 12, generator=CONTEXT.generator("noise")).double()
     noise = torch.nn.Parameter(drawn)
     labels, sign = torch.arange(4).repeat_interleave(2), torch.tensor([1.0, 1, 1, 1, -1, -1, 1, 1]).double()
     adam = torch.optim.Adam([noise], lr=0.1)
@@ -67,7 +66,7 @@ def test_emmn_by_hand():
         v = w.clone().requires_grad_()
         cross_entropy(learned[kept] @ v.T, labels[kept]).backward()
         w = w - lr * v.grad
-    out = Emmn(noise_rows=2, noise_steps=3).unlearn(request, TOOLS)
+    out = Emmn(noise_rows=2, noise_steps=3).unlearn(request, CONTEXT)
     torch.testing.assert_close(out.head.parameters_CE, w, rtol=1e-6, atol=1e-9)
     assert out.details == {"steps": 2, "classes": 1}
 
@@ -77,7 +76,7 @@ def test_emmns_noise_does_what_it_is_for():
     labels, sign = torch.arange(4), torch.tensor([1, 1, -1, 1])
     losses = []
     for steps in (1, 40):
-        noise, of = Emmn(noise_rows=8, noise_steps=steps)._noise(request, labels, sign, TOOLS)
+        noise, of = Emmn(noise_rows=8, noise_steps=steps)._noise(request, labels, sign, CONTEXT)
         losses.append(cross_entropy(request.head.logits(noise), of, reduction="none").reshape(4, 8).mean(1))
     assert (losses[1] < losses[0]).tolist() == [True, True, False, True]
 
@@ -90,7 +89,7 @@ def test_gkt_teaches_and_an_affine_student_comes_back_to_the_class_it_was_never_
     def apart(logits) -> float:
         return float((theirs.exp() * (theirs - logits.log_softmax(1))).sum(1).mean())
 
-    out = Gkt(batches=60, batch_size=32, noise=8, threshold=0.2, lr=0.005).unlearn(request, TOOLS)
+    out = Gkt(batches=60, batch_size=32, noise=8, threshold=0.2, lr=0.005).unlearn(request, CONTEXT)
     mine = out.head.logits(request.features_FD)
     assert 0 < out.details["passed"] < 0.5
     assert apart(mine) < 0.5 * apart(torch.zeros_like(theirs))
@@ -102,19 +101,19 @@ def test_gkt_teaches_through_the_gate_alone_and_says_when_nothing_passes():
     gate = GKT._gate(request.head, request.features_FD, [2])
     assert torch.equal(gate, request.head.logits(request.features_FD).softmax(1)[:, 2] <= 0.3)
     with pytest.raises(SolverError, match=r"none of 256 generated rows passes .*\[2\].*threshold=1e-09.*raise"):
-        replace(GKT, threshold=1e-9).unlearn(request, TOOLS)
+        replace(GKT, threshold=1e-9).unlearn(request, CONTEXT)
 
 
 @pytest.mark.parametrize("method", BOTH, ids=name_of)
 def test_the_seed_decides_and_the_shape_of_the_parameters_does_not(method):
     request, _ = class_case()
-    once, twice = (method.unlearn(request, TOOLS).head.parameters_CE for _ in range(2))
+    once, twice = (method.unlearn(request, CONTEXT).head.parameters_CE for _ in range(2))
     assert torch.equal(once, twice)
-    other = method.unlearn(request, Tools(dict.fromkeys(TOOLS.seeds, 9))).head.parameters_CE
+    other = method.unlearn(request, MethodContext(dict.fromkeys(CONTEXT.seeds, 9))).head.parameters_CE
     assert not torch.allclose(once, other, rtol=1e-6)
-    flat = method.unlearn(flattened(request), TOOLS).head.parameters_CE
+    flat = method.unlearn(flattened(request), CONTEXT).head.parameters_CE
     torch.testing.assert_close(flat.reshape(4, 12), once, rtol=1e-6, atol=1e-8)
-    path = method.unlearn(request, replace(TOOLS, keep_path=True)).path
+    path = method.unlearn(request, replace(CONTEXT, keep_path=True)).path
     assert torch.equal(path[-1], once)
     assert torch.equal(path[0], trained().parameters_CE if method is EMMN else torch.zeros_like(once))
 

@@ -10,9 +10,9 @@ import torch
 
 from sfu.errors import ConfigError, DivergedError, SourceFreeError
 from sfu.losses import HuberHinge, Logistic, Quadratic, Softmax
-from sfu.unlearning.descent import LONGEST_PATH, Course, Path, Sgd, descend, minibatches
+from sfu.request import Access, MethodContext
+from sfu.unlearning.descent import LONGEST_PATH, DescentProblem, Path, Sgd, descend, minibatches
 from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining, wrong_labels
-from sfu.unlearning.method import Access, Tools
 from sfu.unlearning.methods.adversarial import Adversarial
 from sfu.unlearning.methods.fine_tune import FineTune
 from sfu.unlearning.methods.jit import Jit
@@ -20,7 +20,7 @@ from sfu.unlearning.methods.neg_grad import NegGrad
 from sfu.unlearning.methods.neg_grad_plus import NegGradPlus
 from sfu.unlearning.methods.random_labels import RandomLabels
 from sfu.unlearning.methods.scrub import Scrub
-from tests.unlearning.comparison import TOOLS, case
+from tests.unlearning.comparison import CONTEXT, case
 
 
 @pytest.mark.parametrize("loss", [Quadratic(), Logistic(), Softmax((1.0, 2.0, 3.0, 4.0)), HuberHinge()], ids=str)
@@ -33,7 +33,9 @@ def test_the_gradient_of_loss_and_regulariser_is_that_of_the_objective(loss):
 
 def test_sgd_with_momentum_decay_and_clipping_by_hand():
     start = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
-    walk = descend(start, Course(range(2), lambda w, _: 0.5 * (w**2).sum(), 2), Sgd(0.1, 0.5, 0.2, clip=1.0), TOOLS)
+    walk = descend(
+        start, DescentProblem(range(2), lambda w, _: 0.5 * (w**2).sum(), 2), Sgd(0.1, 0.5, 0.2, clip=1.0), CONTEXT
+    )
     w, velocity = start.clone(), torch.zeros_like(start)
     for _ in range(2):
         velocity = 0.5 * velocity + w / w.norm() + 0.2 * w  # the gradient w, clipped to length 1; decay after clipping
@@ -46,13 +48,13 @@ def test_sgd_with_momentum_decay_and_clipping_by_hand():
 def test_a_descent_that_runs_away_stops_and_says_where():
     request, _ = case()
     seen = []
-    tools = Tools(TOOLS.seeds, progress=lambda done, total: seen.append(done))
+    context = MethodContext(CONTEXT.seeds, progress=lambda done, total: seen.append(done))
     with pytest.raises(DivergedError, match=r"diverged at step \d+ of 50: .*lr=100\. Lower lr, or .* no result"):
-        NegGrad(lr=100.0, epochs=50).unlearn(request, tools)
+        NegGrad(lr=100.0, epochs=50).unlearn(request, context)
     assert len(seen) < 49
     with pytest.raises(DivergedError, match="to nan"):
-        descend(torch.ones(1, 1), Course(range(3), lambda w, _: w.sum() * float("nan"), 3), Sgd(0.1), TOOLS)
-    assert NegGrad(lr=1.0, clip=0.1).unlearn(request, TOOLS).details["steps"] == 5
+        descend(torch.ones(1, 1), DescentProblem(range(3), lambda w, _: w.sum() * float("nan"), 3), Sgd(0.1), CONTEXT)
+    assert NegGrad(lr=1.0, clip=0.1).unlearn(request, CONTEXT).details["steps"] == 5
 
 
 def test_the_path_holds_start_and_end_and_is_thinned_evenly():
@@ -125,10 +127,10 @@ def test_settings_that_descend_together_end_where_each_ends_alone(method, loss):
     retained = retained if method.access is Access.RETAINED else None
     settings = [replace(method, lr=lr) for lr in (1e-3, 1e9, 1e-2)]
     assert all(method.alike(other) for other in settings)
-    together = method.unlearn_together(settings, request, replace(TOOLS, keep_path=True), retained)
+    together = method.unlearn_together(settings, request, replace(CONTEXT, keep_path=True), retained)
     assert isinstance(together[1], DivergedError)
     for setting, outcome in (settings[0], together[0]), (settings[2], together[2]):
-        alone = setting.unlearn(request, replace(TOOLS, keep_path=True), retained)
+        alone = setting.unlearn(request, replace(CONTEXT, keep_path=True), retained)
         torch.testing.assert_close(outcome.head.parameters_CE, alone.head.parameters_CE, rtol=1e-9, atol=1e-12)
         assert outcome.details == alone.details
         assert len(outcome.path) == len(alone.path)

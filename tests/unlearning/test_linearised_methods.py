@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from sfu.heads.base import Head
+from sfu.request import RetainedSet
 from sfu.settings import HeadConfig
 from sfu.unlearning.differentiable import forgotten
+from sfu.unlearning.experimental.delta_grad import DeltaGrad
+from sfu.unlearning.experimental.emmn import Emmn
+from sfu.unlearning.experimental.gkt import Gkt
+from sfu.unlearning.experimental.sisa import Sisa
 from sfu.unlearning.importance import squared_gradients
-from sfu.unlearning.method import RetainedSet
 from sfu.unlearning.methods.adversarial import Adversarial
-from sfu.unlearning.methods.delta_grad import DeltaGrad
-from sfu.unlearning.methods.emmn import Emmn
 from sfu.unlearning.methods.fine_tune import FineTune
 from sfu.unlearning.methods.fisher import Fisher
-from sfu.unlearning.methods.gkt import Gkt
 from sfu.unlearning.methods.gradient_step import GradientStep
 from sfu.unlearning.methods.jit import Jit
 from sfu.unlearning.methods.neg_grad import NegGrad
@@ -25,10 +26,9 @@ from sfu.unlearning.methods.neg_grad_plus import NegGradPlus
 from sfu.unlearning.methods.random_labels import RandomLabels
 from sfu.unlearning.methods.rescale import Rescale
 from sfu.unlearning.methods.scrub import Scrub
-from sfu.unlearning.methods.sisa import Sisa
 from sfu.unlearning.methods.ssd import Ssd
 from tests.heads.linearised.tiny import C, Case, tiny_case
-from tests.unlearning.comparison import TOOLS
+from tests.unlearning.comparison import CONTEXT
 
 CONFIG = HeadConfig(name="linearised", l2=1e-2, tolerance=1e-9, max_iterations=3000)
 FORGET_ONLY = [NegGrad(lr=1e-4), RandomLabels(lr=1e-4), Jit(lr=1e-4, sigma=0.1), Rescale(), GradientStep(),
@@ -54,7 +54,7 @@ def name_of(method: object) -> str:
 @pytest.mark.parametrize("method", [*FORGET_ONLY, *RETAINED], ids=name_of)
 def test_every_method_unlearns_the_tangents_parameters(tiny, head, method):
     retained = RetainedSet(tiny.features[tiny.keep], tiny.labels[tiny.keep])
-    made = method.unlearn(tiny.request(head), TOOLS, None if method in FORGET_ONLY else retained).head
+    made = method.unlearn(tiny.request(head), CONTEXT, None if method in FORGET_ONLY else retained).head
     assert made.core is head.core
     assert made.parameters_CE.shape == head.parameters_CE.shape
     assert not torch.equal(made.parameters_CE, head.parameters_CE)
@@ -68,7 +68,7 @@ def test_class_methods_do_too(tiny, head, method):
     request = dataclasses.replace(
         tiny.request(head), features_FD=tiny.features[gone], labels_F=tiny.labels[gone], classes=(1,)
     )
-    assert method.unlearn(request, TOOLS).head.parameters_CE.shape == head.parameters_CE.shape
+    assert method.unlearn(request, CONTEXT).head.parameters_CE.shape == head.parameters_CE.shape
 
 
 def test_importances_are_those_of_the_jacobian(tiny, head):

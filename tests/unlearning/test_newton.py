@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfu.curvature.operators import CurvatureOperator, build_operator
 from sfu.curvature.sampling import sampling_ratio
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
+from sfu.operators import CurvatureOperator, build_operator
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import (
     AdamConfig,
     CurvatureConfig,
@@ -26,15 +27,13 @@ from sfu.settings import (
     Structure,
     Training,
 )
-from sfu.unlearning.method import Access, RetainedSet, Tools
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
-from sfu.unlearning.request import ForgetRequest
 from tests.conftest import make_arrays
 
 LOSS = LossConfig(name="quadratic", target_scale=2.0)
 EXACT = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
-TOOLS = Tools({"training": 1, "perturbation": 2, "noise": 3, "folds": 4})
+CONTEXT = MethodContext({"training": 1, "perturbation": 2, "noise": 3, "folds": 4})
 
 
 def situation(
@@ -59,8 +58,8 @@ def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:
 @given(bias=st.booleans(), l2=st.sampled_from([1e-6, 1e-3, 1.0]), n_forget=st.integers(1, 350), seed=st.integers(0, 50))
 def test_unlearned_plus_is_retrained(bias, l2, n_forget, seed):
     request, retained, config = situation(bias, l2, n_forget=n_forget, seed=seed)
-    retrained = Retrained(config).unlearn(request, TOOLS, retained).head
-    unlearned = Newton(EXACT).unlearn(request, TOOLS, retained).head
+    retrained = Retrained(config).unlearn(request, CONTEXT, retained).head
+    unlearned = Newton(EXACT).unlearn(request, CONTEXT, retained).head
     assert relative(unlearned.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
     assert relative(request.head.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) > 1e-7
     assert unlearned.n_train == 400 - n_forget
@@ -71,26 +70,28 @@ def test_an_early_stop_is_corrected_by_the_stored_gradient(bias):
     request, retained, config = situation(bias, training=Training.adam)
     assert float(request.head.gradient_CE.norm()) > 1e-3
     config.training = Training.exact
-    optimum = Retrained(config).unlearn(request, TOOLS, retained).head
-    corrected = Newton(EXACT).unlearn(request, TOOLS, retained).head
+    optimum = Retrained(config).unlearn(request, CONTEXT, retained).head
+    corrected = Newton(EXACT).unlearn(request, CONTEXT, retained).head
     assert relative(corrected.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) < 1e-8
     forgetful = dataclasses.replace(request.head, gradient_CE=torch.zeros_like(request.head.gradient_CE))
-    blind = Newton(EXACT).unlearn(ForgetRequest(forgetful, request.features_FD, request.labels_F), TOOLS, retained).head
+    blind = (
+        Newton(EXACT).unlearn(ForgetRequest(forgetful, request.features_FD, request.labels_F), CONTEXT, retained).head
+    )
     assert relative(blind.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) > 1e-3
 
 
 def test_forgetting_half_then_the_other_half_is_forgetting_both():
     request, retained, _ = situation(n_forget=80)
-    both = Newton(EXACT).unlearn(request, TOOLS, retained).head
+    both = Newton(EXACT).unlearn(request, CONTEXT, retained).head
     first, second = torch.arange(40), torch.arange(40, 80)
     rest = RetainedSet(
         torch.cat([retained.features_RD, request.features_FD[second]]),
         torch.cat([retained.labels_R, request.labels_F[second]]),
     )
-    half = Newton(EXACT).unlearn(request.rows(first), TOOLS, rest).head
+    half = Newton(EXACT).unlearn(request.rows(first), CONTEXT, rest).head
     then = (
         Newton(EXACT)
-        .unlearn(ForgetRequest(half, request.features_FD[second], request.labels_F[second]), TOOLS, retained)
+        .unlearn(ForgetRequest(half, request.features_FD[second], request.labels_F[second]), CONTEXT, retained)
         .head
     )
     assert relative(then.parameters_CE - both.parameters_CE, both.parameters_CE) < 1e-8
@@ -104,7 +105,7 @@ def retained_hessian(request, retained, structure: Structure = Structure.product
 
 
 def distance(head, request, retained, config) -> float:
-    retrained = Retrained(config).unlearn(request, TOOLS, retained).head.parameters_CE
+    retrained = Retrained(config).unlearn(request, CONTEXT, retained).head.parameters_CE
     hessian = retained_hessian(request, retained)
     nothing = squared_norm(request.head.parameters_CE - retrained, hessian)
     return (squared_norm(head.parameters_CE - retrained, hessian) / nothing) ** 0.5
@@ -112,7 +113,7 @@ def distance(head, request, retained, config) -> float:
 
 def measured_gain(head, request, retained, config) -> float:
     """Fall of the squared distance to Retrained in the retain-Hessian norm."""
-    retrained = Retrained(config).unlearn(request, TOOLS, retained).head.parameters_CE
+    retrained = Retrained(config).unlearn(request, CONTEXT, retained).head.parameters_CE
     hessian = retained_hessian(request, retained)
     before, after = request.head.parameters_CE - retrained, head.parameters_CE - retrained
     return squared_norm(before, hessian) - squared_norm(after, hessian)
@@ -127,7 +128,7 @@ CLOSED = CurvatureConfig(estimator=Estimator.closed_form)
 def test_gradient_measurements_that_determine_the_hessian_give_the_closed_form(bias, pairs, per_class):
     request, _, _ = situation(bias)
     fit = CurvatureConfig(measurement=Measurement.gradient, perturbations=60, pairs=pairs, per_class=per_class)
-    closed, fitted = (Newton(c).unlearn(request, TOOLS) for c in (CLOSED, fit))
+    closed, fitted = (Newton(c).unlearn(request, CONTEXT) for c in (CLOSED, fit))
     assert fitted.details["fit_status"] == "converged"
     assert relative(fitted.head.parameters_CE - closed.head.parameters_CE, closed.head.parameters_CE) < 1e-7
     assert fitted.predicted_gain == pytest.approx(closed.predicted_gain, rel=1e-6)
@@ -143,7 +144,7 @@ def test_enough_exact_loss_measurements_give_the_closed_form(settings_):
     )
     base.prior_strength = 1e-14
     fit = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(base), settings_))
-    closed, fitted = (Newton(c).unlearn(request, TOOLS) for c in (CLOSED, fit))
+    closed, fitted = (Newton(c).unlearn(request, CONTEXT) for c in (CLOSED, fit))
     assert relative(fitted.head.parameters_CE - closed.head.parameters_CE, closed.head.parameters_CE) < 1e-3
 
 
@@ -151,7 +152,7 @@ def test_the_default_brings_the_head_nearer_to_retrained_and_predicts_how_much()
     left, promised, kept = [], 0.0, 0.0
     for seed in range(12):
         request, retained, config = situation(seed=seed, n_forget=120)
-        result = Newton(CurvatureConfig()).unlearn(request, TOOLS)
+        result = Newton(CurvatureConfig()).unlearn(request, CONTEXT)
         assert result.applied
         left.append(distance(result.head, request, retained, config))
         promised += result.predicted_gain
@@ -165,7 +166,7 @@ def test_the_prediction_holds_after_an_early_stop_too():
     for seed in range(8):
         request, retained, config = situation(seed=seed, n_forget=120, training=Training.adam)
         config.training = Training.exact
-        result = Newton(CLOSED).unlearn(request, TOOLS)
+        result = Newton(CLOSED).unlearn(request, CONTEXT)
         promised += result.predicted_gain
         kept += measured_gain(result.head, request, retained, config)
     assert promised / kept == pytest.approx(1.0, abs=0.2)
@@ -174,12 +175,12 @@ def test_the_prediction_holds_after_an_early_stop_too():
 def test_a_step_predicted_to_do_harm_is_withheld_unless_forced():
     request, retained, config = situation(n_forget=13)  # 12 features: the forget Hessian is almost singular
     harmful = CurvatureConfig(estimator=Estimator.closed_form, regularization=Regularization.none, folds=5)
-    withheld = Newton(harmful, noise_sigma=1.0).unlearn(request, TOOLS)
+    withheld = Newton(harmful, noise_sigma=1.0).unlearn(request, CONTEXT)
     assert not withheld.applied
     assert withheld.predicted_gain < 0
     assert "no better than nothing" in withheld.note
     assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
-    forced = Newton(dataclasses.replace(harmful, force=True)).unlearn(request, TOOLS)
+    forced = Newton(dataclasses.replace(harmful, force=True)).unlearn(request, CONTEXT)
     assert forced.applied
     assert "curvature.force=true" in forced.note
     assert distance(forced.head, request, retained, config) > 1
@@ -201,15 +202,15 @@ def class_request(request_seed: int = 0):
 def test_a_forget_set_unlike_a_random_sample_is_noticed():
     request, retained, config = class_request()
     for curvature in (CurvatureConfig(), CLOSED):
-        withheld = Newton(curvature).unlearn(request, TOOLS)
+        withheld = Newton(curvature).unlearn(request, CONTEXT)
         assert not withheld.applied
         assert withheld.predicted_gain is None
         assert "unlike a random sample" in withheld.note
         assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
-        forced = Newton(dataclasses.replace(curvature, force=True)).unlearn(request, TOOLS)
+        forced = Newton(dataclasses.replace(curvature, force=True)).unlearn(request, CONTEXT)
         assert forced.applied
         assert "although the forget set is unlike" in forced.note
-    assert distance(Newton(EXACT).unlearn(request, TOOLS, retained).head, request, retained, config) < 1e-6
+    assert distance(Newton(EXACT).unlearn(request, CONTEXT, retained).head, request, retained, config) < 1e-6
 
 
 def test_the_sampling_ratio_is_one_for_random_samples_and_large_for_a_class():
@@ -236,17 +237,17 @@ def test_the_sampling_ratio_by_autograd():
 def test_the_noise_is_counted_in_the_prediction():
     request, retained, config = situation(n_forget=120)
     sigma = 0.003
-    plain, noisy = (Newton(CLOSED, noise_sigma=s).unlearn(request, TOOLS) for s in (0.0, sigma))
+    plain, noisy = (Newton(CLOSED, noise_sigma=s).unlearn(request, CONTEXT) for s in (0.0, sigma))
 
     def noisy_head(k: int):
-        return Newton(CLOSED, noise_sigma=sigma).unlearn(request, Tools({**TOOLS.seeds, "noise": k})).head
+        return Newton(CLOSED, noise_sigma=sigma).unlearn(request, MethodContext({**CONTEXT.seeds, "noise": k})).head
 
     losses = [
         measured_gain(plain.head, request, retained, config) - measured_gain(noisy_head(k), request, retained, config)
         for k in range(40)
     ]
     assert plain.predicted_gain - noisy.predicted_gain == pytest.approx(sum(losses) / 40, rel=0.3)
-    drowned = Newton(CLOSED, noise_sigma=1.0).unlearn(request, TOOLS)
+    drowned = Newton(CLOSED, noise_sigma=1.0).unlearn(request, CONTEXT)
     assert not drowned.applied
 
 
@@ -255,7 +256,7 @@ def test_very_few_rows_are_forgotten_without_settings(n_forget):
     left = []
     for seed in range(10):
         request, retained, config = situation(n_forget=n_forget, seed=seed)
-        result = Newton(CurvatureConfig()).unlearn(request, TOOLS)
+        result = Newton(CurvatureConfig()).unlearn(request, CONTEXT)
         left.append(distance(result.head, request, retained, config))
         assert f"{n_forget} rows are too few to cross-validate" in result.note
         assert result.predicted_gain is None
@@ -267,7 +268,7 @@ def test_damping_rules():
     seen = {}
     for rule in (Regularization.fixed, Regularization.mean_eigenvalue, Regularization.none):
         config = CurvatureConfig(estimator=Estimator.closed_form, regularization=rule, rho=0.25, folds=0)
-        seen[rule] = Newton(config).unlearn(request, TOOLS)
+        seen[rule] = Newton(config).unlearn(request, CONTEXT)
         assert seen[rule].predicted_gain is None
     hessian = request.hessian(Structure.shared).blocks_BKK[0]
     assert seen[Regularization.fixed].details["rho"] == 0.25
@@ -286,16 +287,20 @@ def test_the_authors_notebook_bound_is_subtracted():
     )  # fmt: skip
     hessian = request.hessian(Structure.shared).blocks_BKK[0] * (1 - 60 / 400)
     step = torch.linalg.solve(hessian, request.newton_gradient().T).T * request.step_ratio
-    result = Newton(config).unlearn(request, TOOLS)
+    result = Newton(config).unlearn(request, CONTEXT)
     torch.testing.assert_close(result.head.parameters_CE, request.head.parameters_CE + step, rtol=1e-6, atol=1e-9)
 
 
 def test_noise_has_the_size_asked_for_and_follows_its_seed():
     request, _, _ = situation()
     forced = dataclasses.replace(CLOSED, force=True)  # so much noise is predicted to do harm
-    plain = Newton(forced).unlearn(request, TOOLS).head.parameters_CE
-    noisy = [Newton(forced, noise_sigma=0.5).unlearn(request, TOOLS).head.parameters_CE for _ in range(2)]
-    other = Newton(forced, noise_sigma=0.5).unlearn(request, Tools({**TOOLS.seeds, "noise": 9})).head.parameters_CE
+    plain = Newton(forced).unlearn(request, CONTEXT).head.parameters_CE
+    noisy = [Newton(forced, noise_sigma=0.5).unlearn(request, CONTEXT).head.parameters_CE for _ in range(2)]
+    other = (
+        Newton(forced, noise_sigma=0.5)
+        .unlearn(request, MethodContext({**CONTEXT.seeds, "noise": 9}))
+        .head.parameters_CE
+    )
     assert torch.equal(*noisy)
     assert not torch.equal(noisy[0], other)
     assert float((noisy[0] - plain).std()) == pytest.approx(0.5, rel=0.3)
@@ -306,7 +311,7 @@ def test_noise_has_the_size_asked_for_and_follows_its_seed():
 def test_more_folds_than_rows_are_refused():
     request, _, _ = situation(n_forget=4)
     with pytest.raises(ConfigError, match=r"curvature\.folds=5 but there are only 4 rows"):
-        Newton(dataclasses.replace(CLOSED, folds=5)).unlearn(request, TOOLS)
+        Newton(dataclasses.replace(CLOSED, folds=5)).unlearn(request, CONTEXT)
 
 
 def test_exact_curvature_needs_the_retained_data():
@@ -314,13 +319,13 @@ def test_exact_curvature_needs_the_retained_data():
     assert Newton(EXACT).access is Access.RETAINED
     for method in (Newton(EXACT), Retrained(config)):
         with pytest.raises(SourceFreeError, match="needs the retained data"):
-            method.unlearn(request, TOOLS)
+            method.unlearn(request, CONTEXT)
 
 
 def test_same_result_on_every_device(device):
     request, _, _ = situation()
     here = ForgetRequest(request.head.to(device), request.features_FD, request.labels_F)
     results = [
-        Newton(CurvatureConfig(perturbations=60)).unlearn(r, TOOLS).head.parameters_CE.cpu() for r in (request, here)
+        Newton(CurvatureConfig(perturbations=60)).unlearn(r, CONTEXT).head.parameters_CE.cpu() for r in (request, here)
     ]
     assert relative(results[0] - results[1], results[0]) < 1e-9

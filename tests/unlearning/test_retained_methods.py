@@ -12,17 +12,17 @@ from sfu.errors import ConfigError, DivergedError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.train import train_head
 from sfu.losses import Logistic, Quadratic, Softmax
+from sfu.request import Access, MethodContext
 from sfu.unlearning.differentiable import Labelled, forgotten
+from sfu.unlearning.experimental.delta_grad import DeltaGrad, QuasiHessian
+from sfu.unlearning.experimental.sisa import Sisa
 from sfu.unlearning.importance import fisher_diagonal, squared_gradients
-from sfu.unlearning.method import Access, Tools
-from sfu.unlearning.methods.delta_grad import DeltaGrad, QuasiHessian
 from sfu.unlearning.methods.fine_tune import FineTune
 from sfu.unlearning.methods.fisher import Fisher
 from sfu.unlearning.methods.neg_grad_plus import NegGradPlus
 from sfu.unlearning.methods.scrub import Scrub
-from sfu.unlearning.methods.sisa import Sisa
 from sfu.unlearning.methods.ssd import Ssd
-from tests.unlearning.comparison import CONFIG, TOOLS, case, flattened
+from tests.unlearning.comparison import CONFIG, CONTEXT, case, flattened
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
 ALL = [FineTune(epochs=1), NegGradPlus(epochs=1), Scrub(epochs=2), Ssd(alpha=1.0), Fisher(), DeltaGrad(), Sisa(CONFIG)]
@@ -71,7 +71,7 @@ def test_fine_tuning_by_hand():
     x, y = retained.features_RD, retained.labels_R
     for _ in range(2):
         w = w - 0.05 * (slopes(request.head, x, y, w).T @ x / 360 + 0.01 * w)
-    out = FineTune(lr=0.05, epochs=2, batch_size=360, **PLAIN).unlearn(request, TOOLS, retained).head
+    out = FineTune(lr=0.05, epochs=2, batch_size=360, **PLAIN).unlearn(request, CONTEXT, retained).head
     torch.testing.assert_close(out.parameters_CE, w, rtol=1e-10, atol=1e-13)
 
 
@@ -82,9 +82,9 @@ def test_neg_grad_plus_by_hand():
     leave = slopes(request.head, request.features_FD, request.labels_F, w).T @ request.features_FD / 40
     expected = w - 0.1 * (0.8 * stay - 0.2 * leave)
     method = NegGradPlus(lr=0.1, epochs=1, batch_size=400, alpha=0.8, **PLAIN)
-    out = method.unlearn(request, TOOLS, retained)
+    out = method.unlearn(request, CONTEXT, retained)
     torch.testing.assert_close(out.head.parameters_CE, expected, rtol=1e-10, atol=1e-13)
-    assert replace(method, batch_size=16).unlearn(request, TOOLS, retained).details["steps"] == 23
+    assert replace(method, batch_size=16).unlearn(request, CONTEXT, retained).details["steps"] == 23
 
 
 def test_scrub_by_hand():
@@ -106,7 +106,7 @@ def test_scrub_by_hand():
     method = Scrub(
         lr=0.5, epochs=2, ascents=1, batch_size=360, forget_batch_size=40, alpha=0.1, gamma=0.9, **PLAIN
     )  # fmt: skip
-    out = method.unlearn(request, TOOLS, retained)
+    out = method.unlearn(request, CONTEXT, retained)
     torch.testing.assert_close(out.head.parameters_CE, w, rtol=1e-9, atol=1e-12)
     assert out.details["steps"] == 3
 
@@ -123,10 +123,10 @@ def test_ssd_by_hand():
     expected = w.clone()
     chosen = of["forget"] > 1.2 * everything
     expected[chosen] *= (0.7 * everything / of["forget"]).clamp(max=1)[chosen]
-    out = Ssd(alpha=1.2, dampening=0.7).unlearn(request, TOOLS, retained)
+    out = Ssd(alpha=1.2, dampening=0.7).unlearn(request, CONTEXT, retained)
     torch.testing.assert_close(out.head.parameters_CE, expected, rtol=1e-10, atol=1e-13)
     assert out.details["dampened"] == int(chosen.sum()) > 0
-    none = Ssd(alpha=1e6).unlearn(request, TOOLS, retained)
+    none = Ssd(alpha=1e6).unlearn(request, CONTEXT, retained)
     assert not none.applied
     assert "no parameter matters 1e+06 times more" in none.note
     assert torch.equal(none.head.parameters_CE, w)
@@ -135,17 +135,17 @@ def test_ssd_by_hand():
 def test_fisher_by_hand():
     request, retained = case()
     information = retained.features_RD.square().mean(0).expand(4, 12)
-    noise = torch.randn(4, 12, generator=TOOLS.generator("noise"), dtype=torch.float64)
+    noise = torch.randn(4, 12, generator=CONTEXT.generator("noise"), dtype=torch.float64)
     expected = request.head.parameters_CE + (0.01 * (1 / (information + 1e-8)).clamp(max=2.0)).sqrt() * noise
-    out = Fisher(alpha=0.01, cap=2.0).unlearn(request, TOOLS, retained).head
+    out = Fisher(alpha=0.01, cap=2.0).unlearn(request, CONTEXT, retained).head
     torch.testing.assert_close(out.parameters_CE, expected, rtol=1e-10, atol=1e-13)
 
 
 def test_sisa_is_exact_for_its_own_ensemble():
     """Forgetting equals training the same shards without the forgotten rows; the mean of heads votes as their mean."""
     request, retained = case()
-    out = Sisa(CONFIG, shards=3).unlearn(request, TOOLS, retained)
-    shard = torch.randint(3, (400,), generator=TOOLS.generator("folds"))
+    out = Sisa(CONFIG, shards=3).unlearn(request, CONTEXT, retained)
+    shard = torch.randint(3, (400,), generator=CONTEXT.generator("folds"))
     where = {"seed": 0, "device": torch.device("cpu"), "dtype": torch.float64}
     heads = [
         train_head(retained.features_RD[kept], retained.labels_R[kept], 4, CONFIG, Quadratic(), **where)
@@ -155,10 +155,10 @@ def test_sisa_is_exact_for_its_own_ensemble():
     torch.testing.assert_close(out.head.logits(request.features_FD), mean, rtol=1e-9, atol=1e-11)
     assert out.details["shards_retrained"] == 3
     assert out.details["storage_mb"] == 3 * 48 * 8 / 2**20
-    one = Sisa(CONFIG, shards=5).unlearn(case(n_forget=1)[0], TOOLS, case(n_forget=1)[1])
+    one = Sisa(CONFIG, shards=5).unlearn(case(n_forget=1)[0], CONTEXT, case(n_forget=1)[1])
     assert one.details["shards_retrained"] == 1
     with pytest.raises(ConfigError, match=r"sisa: shards=100000 leaves a shard"):
-        Sisa(CONFIG, shards=100000).unlearn(request, TOOLS, retained)
+        Sisa(CONFIG, shards=100000).unlearn(request, CONTEXT, retained)
 
 
 def test_the_quasi_hessian_meets_its_pairs_and_is_exact_on_their_span():
@@ -195,11 +195,11 @@ def test_delta_grad_with_every_step_exact_is_retraining_by_the_same_descent():
             w = w - lr * (slopes(head, features, labels, w).T @ features / len(labels) + 0.01 * w)
         return w
 
-    out = DeltaGrad(steps=30, lr=lr, burn_in=30).unlearn(request, TOOLS, retained)
+    out = DeltaGrad(steps=30, lr=lr, burn_in=30).unlearn(request, CONTEXT, retained)
     expected = head.parameters_CE + descent(retained.features_RD, retained.labels_R) - descent(x, y)
     torch.testing.assert_close(out.head.parameters_CE, expected, rtol=1e-9, atol=1e-12)
     assert out.details["exact_steps"] == 30
-    fast = DeltaGrad(steps=30, lr=lr, burn_in=5, period=5).unlearn(request, TOOLS, retained)
+    fast = DeltaGrad(steps=30, lr=lr, burn_in=5, period=5).unlearn(request, CONTEXT, retained)
     assert fast.details["exact_steps"] == 10
     missed = (fast.head.parameters_CE - expected).norm() / (expected - head.parameters_CE).norm()
     assert float(missed) < 0.15
@@ -207,13 +207,13 @@ def test_delta_grad_with_every_step_exact_is_retraining_by_the_same_descent():
 
 def test_delta_grads_own_step_converges_and_too_long_a_step_is_refused():
     request, retained = case()
-    out = DeltaGrad(steps=1000).unlearn(request, TOOLS, retained)
+    out = DeltaGrad(steps=1000).unlearn(request, CONTEXT, retained)
     where = {"seed": 0, "device": torch.device("cpu"), "dtype": torch.float64}
     retrained = train_head(retained.features_RD, retained.labels_R, 4, CONFIG, Quadratic(), **where)
     shift = retrained.parameters_CE - request.head.parameters_CE
     assert float((out.head.parameters_CE - retrained.parameters_CE).norm() / shift.norm()) < 0.02
     with pytest.raises(DivergedError, match=r"path diverged at step .* with lr=100; lower lr"):
-        DeltaGrad(lr=100.0).unlearn(request, TOOLS, retained)
+        DeltaGrad(lr=100.0).unlearn(request, CONTEXT, retained)
 
 
 @pytest.mark.parametrize("method", ALL, ids=name_of)
@@ -221,16 +221,16 @@ def test_they_declare_the_retained_data_and_the_seed_decides(method):
     request, retained = case()
     assert method.access is Access.RETAINED
     with pytest.raises(SourceFreeError, match="needs the retained data"):
-        method.unlearn(request, TOOLS)
-    once, twice = (method.unlearn(request, TOOLS, retained).head.parameters_CE for _ in range(2))
+        method.unlearn(request, CONTEXT)
+    once, twice = (method.unlearn(request, CONTEXT, retained).head.parameters_CE for _ in range(2))
     assert torch.equal(once, twice)
 
 
 @pytest.mark.parametrize("method", ALL[:5], ids=name_of)
 def test_the_shape_of_the_parameters_does_not_matter(method):
     request, retained = case()
-    plain = method.unlearn(request, TOOLS, retained).head.parameters_CE
-    flat = method.unlearn(flattened(request), TOOLS, retained).head.parameters_CE
+    plain = method.unlearn(request, CONTEXT, retained).head.parameters_CE
+    flat = method.unlearn(flattened(request), CONTEXT, retained).head.parameters_CE
     torch.testing.assert_close(flat.reshape(4, 12), plain, rtol=1e-9, atol=1e-12)
 
 
@@ -239,9 +239,9 @@ def test_what_is_costly_is_remembered_between_settings(monkeypatch):
     calls = []
     real = squared_gradients
     monkeypatch.setattr("sfu.unlearning.methods.ssd.squared_gradients", lambda *given: calls.append(0) or real(*given))
-    tools = Tools(TOOLS.seeds, memory={})
+    context = MethodContext(CONTEXT.seeds, memory={})
     for alpha in (1.0, 2.0, 3.0):
-        Ssd(alpha=alpha).unlearn(request, tools, retained)
+        Ssd(alpha=alpha).unlearn(request, context, retained)
     assert len(calls) == 2
     assert isinstance(forgotten(request), Labelled)
 

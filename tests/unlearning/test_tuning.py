@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from sfu.curvature.operators import build_operator
 from sfu.errors import ConfigError, DivergedError, SourceFreeError
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
+from sfu.operators import build_operator
+from sfu.request import Access, MethodContext, RetainedSet
 from sfu.settings import Structure, Tune
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.methods.gradient_step import GradientStep
 from sfu.unlearning.methods.neg_grad import NegGrad
-from sfu.unlearning.registry import make_methods
+from sfu.unlearning.rows import make_methods
 from sfu.unlearning.tuning import ORACLE, Oracle, SourceFree, nearest, predicted_gain, settings_of
 from tests.experiment.test_runner import config_for
-from tests.unlearning.comparison import CONFIG, TOOLS, case, class_case, rows
+from tests.unlearning.comparison import CONFIG, CONTEXT, case, class_case, rows
 
 LRS = [0.01, 0.1, 1.0, 10.0]
 STEPS = [({"lr": lr}, GradientStep(lr)) for lr in LRS]
@@ -35,10 +36,10 @@ class Moves(UnlearningMethod):
     by: float = 0.0
     error: type[Exception] | None = None
 
-    def unlearn(self, request, tools, retained=None):
+    def unlearn(self, request, context, retained=None):
         if self.error is not None:
             raise self.error("it failed")
-        return Unlearned(request.unlearned_head(request.head.parameters_CE + self.by))
+        return UnlearningResult(request.unlearned_head(request.head.parameters_CE + self.by))
 
 
 def random_case(n_forget: int = 100):
@@ -88,23 +89,23 @@ def test_the_predicted_gain_is_the_true_one_when_the_held_out_rows_are_the_retai
     request, retained = random_case()
     truth = distance_of(request, retained)
     kept = replace(request, features_FD=retained.features_RD, labels_F=retained.labels_R)
-    moved = NegGrad(lr=0.01).unlearn(request, TOOLS).head
+    moved = NegGrad(lr=0.01).unlearn(request, CONTEXT).head
     assert predicted_gain(request, kept, moved) == pytest.approx(truth(request.head) - truth(moved), rel=1e-6)
     assert predicted_gain(request, kept, request.head) == 0.0
 
 
 def test_source_free_takes_the_largest_gain_and_forgets_the_whole_set():
     request, _ = random_case()
-    out = SourceFree(STEPS, GradientStep()).unlearn(request, TOOLS)
-    order = torch.randperm(100, generator=TOOLS.generator("folds"))
+    out = SourceFree(STEPS, GradientStep()).unlearn(request, CONTEXT)
+    order = torch.randperm(100, generator=CONTEXT.generator("folds"))
     small, held_out = request.rows(order[20:]), request.rows(order[:20])
-    gains = [predicted_gain(small, held_out, method.unlearn(small, TOOLS).head) for _, method in STEPS]
+    gains = [predicted_gain(small, held_out, method.unlearn(small, CONTEXT).head) for _, method in STEPS]
     best = LRS[gains.index(max(gains))]
     assert 0.01 < best < 10.0
     assert out.details["tuned.lr"] == best
     assert out.details["tuned.tuning_gain"] == max(gains) > 0
     assert out.details["tuned.tried"] == 4
-    assert torch.equal(out.head.parameters_CE, GradientStep(best).unlearn(request, TOOLS).head.parameters_CE)
+    assert torch.equal(out.head.parameters_CE, GradientStep(best).unlearn(request, CONTEXT).head.parameters_CE)
     assert out.note is None
 
 
@@ -113,18 +114,18 @@ def test_with_the_retained_data_the_held_out_rows_stay_in_the_training_set():
     seen = []
 
     class Looks(Moves):
-        def unlearn(self, request, tools, retained=None):
+        def unlearn(self, request, context, retained=None):
             seen.append((request.n_forget, len(retained.labels_R)))
-            return super().unlearn(request, tools, retained)
+            return super().unlearn(request, context, retained)
 
-    SourceFree([({"by": 0.0}, Looks())], Looks()).unlearn(request, TOOLS, retained)
+    SourceFree([({"by": 0.0}, Looks())], Looks()).unlearn(request, CONTEXT, retained)
     assert seen == [(80, 320), (100, 300)]
 
 
 def test_a_forget_set_that_is_no_sample_keeps_the_published_settings():
     few, _ = random_case(19)
     for request, why in ((few, "19 rows are too few"), (class_case()[0], "unlike a random sample")):
-        out = SourceFree(STEPS, GradientStep(7.0)).unlearn(request, TOOLS)
+        out = SourceFree(STEPS, GradientStep(7.0)).unlearn(request, CONTEXT)
         assert out.details["lr"] == 7.0
         assert "settings as published: " in out.note
         assert why in out.note
@@ -133,16 +134,16 @@ def test_a_forget_set_that_is_no_sample_keeps_the_published_settings():
 def test_the_oracle_takes_the_nearest_and_only_who_knows_retrained_can_choose():
     request, retained = random_case()
     truth = distance_of(request, retained)
-    out = Oracle(STEPS, GradientStep()).unlearn(request, TOOLS)
+    out = Oracle(STEPS, GradientStep()).unlearn(request, CONTEXT)
     assert len(out.trials) == 4
     chosen = nearest(out, truth)
-    distances = [truth(method.unlearn(request, TOOLS).head) for _, method in STEPS]
+    distances = [truth(method.unlearn(request, CONTEXT).head) for _, method in STEPS]
     assert truth(chosen.head) == min(distances)
     assert chosen.details["tuned.lr"] == LRS[distances.index(min(distances))]
     assert chosen.trials == ()
     with pytest.raises(ConfigError, match="tune=oracle chooses by the distance to Retrained, which is not known"):
         nearest(out, lambda head: None)
-    plain = GradientStep().unlearn(request, TOOLS)
+    plain = GradientStep().unlearn(request, CONTEXT)
     assert nearest(plain, truth) is plain
 
 
@@ -150,27 +151,29 @@ def test_the_oracle_takes_the_nearest_and_only_who_knows_retrained_can_choose():
 def test_settings_that_fail_are_out_and_all_failing_is_an_error(kind):
     request, _ = random_case()
     bad, good = ({"by": 1}, Moves(error=DivergedError)), ({"by": 0.0}, Moves())
-    out = nearest(kind([bad, good, bad], Moves()).unlearn(request, TOOLS), lambda head: 0.0)
+    out = nearest(kind([bad, good, bad], Moves()).unlearn(request, CONTEXT), lambda head: 0.0)
     assert (out.details["tuned.tried"], out.details["tuned.failed"]) == (3, 2)
     with pytest.raises(DivergedError, match="none of 2 settings works; the first: it failed"):
-        kind([bad, bad], Moves()).unlearn(request, TOOLS)
+        kind([bad, bad], Moves()).unlearn(request, CONTEXT)
     not_finite = ({"by": 2}, Moves(by=float("nan")))
     with pytest.raises(Exception, match=r"NaN|none of 1 settings works"):
-        kind([not_finite], Moves()).unlearn(request, TOOLS)
+        kind([not_finite], Moves()).unlearn(request, CONTEXT)
     with pytest.raises(SourceFreeError, match="it failed"):  # no setting may reach for the data and be passed over
-        kind([good, ({"by": 3}, Moves(error=SourceFreeError))], Moves()).unlearn(request, TOOLS)
+        kind([good, ({"by": 3}, Moves(error=SourceFreeError))], Moves()).unlearn(request, CONTEXT)
 
 
 def test_no_setting_better_than_nothing_is_said():
     request, _ = random_case()
-    out = SourceFree([({"by": by}, Moves(by)) for by in (0.5, 1.0)], Moves()).unlearn(request, TOOLS)
+    out = SourceFree([({"by": by}, Moves(by)) for by in (0.5, 1.0)], Moves()).unlearn(request, CONTEXT)
     assert out.details["tuned.by"] == 0.5
     assert out.note == "no setting is predicted to be better than nothing"
 
 
 def test_trials_leave_no_path_and_the_last_run_does():
     request, _ = random_case()
-    out = SourceFree([({"lr": 1e-3}, NegGrad(lr=1e-3))], NegGrad()).unlearn(request, Tools(TOOLS.seeds, keep_path=True))
+    out = SourceFree([({"lr": 1e-3}, NegGrad(lr=1e-3))], NegGrad()).unlearn(
+        request, MethodContext(CONTEXT.seeds, keep_path=True)
+    )
     assert len(out.path) == 6
 
 

@@ -37,7 +37,7 @@ def test_a_torch_layer_is_brought_nearer_to_its_retrained_self(bias):
     layer, features, labels, retrained = trained_layer(bias)
     head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
     result = sfu.unlearn(head, features[:80], labels[:80])
-    assert isinstance(result, sfu.Unlearned)
+    assert isinstance(result, sfu.UnlearningResult)
     before = float((head.parameters_CE - retrained).norm())
     after = float((result.head.parameters_CE - retrained).norm())
     assert after < 0.7 * before

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from sfu.curvature.operators import CurvatureOperator, Plan, plan_structure
-from sfu.unlearning.method import Access, RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
+from sfu.operators import CurvatureOperator, Plan, plan_structure
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 
 if TYPE_CHECKING:
     from sfu.settings import CurvatureConfig
@@ -39,18 +38,18 @@ class CurvatureEstimate:
     note: str | None = None
 
 
-class Seen(NamedTuple):
+class HessianObservation(NamedTuple):
     """An observation that is a Hessian: that of a set of rows, and what the rows weigh."""
 
     operator: CurvatureOperator
     weight: float
 
 
-def merge_seen(parts: Sequence[Seen]) -> Seen:
+def merge_hessians(parts: Sequence[HessianObservation]) -> HessianObservation:
     """The Hessian of the union of disjoint sets."""
     weight = sum(part.weight for part in parts)
     first, *others = (part.operator for part in parts)
-    return Seen(first.combine(others, [part.weight / weight for part in parts]), weight)
+    return HessianObservation(first.combine(others, [part.weight / weight for part in parts]), weight)
 
 
 class CurvatureEstimator(ABC, Generic[Observation]):
@@ -92,7 +91,9 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         )  # fmt: skip
 
     @abstractmethod
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Observation:
+    def observe(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> Observation:
         """Look at the examples of ``request`` (or at ``retained``, if the access allows)."""
 
     @abstractmethod
@@ -106,17 +107,21 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         """The Hessian for one of :attr:`weights`; of ``request`` only the head and the counts are used."""
 
 
-class HessianEstimator(CurvatureEstimator[Seen]):
+class HessianEstimator(CurvatureEstimator[HessianObservation]):
     """An estimator that starts from the Hessian of rows it sees: the forget rows, unless overridden."""
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Seen:
+    def observe(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> HessianObservation:
         """Hessian of the forget rows."""
-        return Seen(request.hessian(self.plan(request).structure), request.weight)
+        return HessianObservation(request.hessian(self.plan(request).structure), request.weight)
 
-    def merge(self, observations: Sequence[Seen]) -> Seen:
+    def merge(self, observations: Sequence[HessianObservation]) -> HessianObservation:
         """Hessian of the union."""
-        return merge_seen(observations)
+        return merge_hessians(observations)
 
-    def estimate(self, observation: Seen, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
+    def estimate(
+        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
         """As seen."""
         return CurvatureEstimate(observation.operator)

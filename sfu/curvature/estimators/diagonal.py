@@ -21,11 +21,10 @@ from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.measurements import default_scale
-from sfu.curvature.operators.diagonal import DiagonalOperator
 from sfu.heads.base import Head
 from sfu.heads.linearised.head import LinearisedHead
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
+from sfu.operators.diagonal import DiagonalOperator
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 
 _NUMBERS = 1 << 25  # of perturbations times groups
 _LOSSES = 500
@@ -43,14 +42,16 @@ class LossChanges(NamedTuple):
 class Diagonal(CurvatureEstimator[LossChanges]):
     """See the module."""
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> LossChanges:
+    def observe(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> LossChanges:
         """The loss of the forget rows at perturbed heads."""
         head, rows, objective = request.head, request.data(keep=True), request.head.objective()
         count = self.config.perturbations or _LOSSES
         group_CE, n_groups = groups_of(head, count)
         here, gradient_CE = objective.value(rows, head.parameters_CE), request.forget_gradient()
         scale = self.config.scale or default_scale(request)
-        drawn = tools.generator("perturbation")
+        drawn = context.generator("perturbation")
         squares_PG, target_P = torch.zeros(count, n_groups, dtype=torch.float64), torch.zeros(count).double()
         single = n_groups == head.parameters_CE.numel()
         for i in range(count):
@@ -61,8 +62,8 @@ class Diagonal(CurvatureEstimator[LossChanges]):
             moved_CE = (scale * delta_CE).to(head.parameters_CE)
             change = objective.value(rows, head.parameters_CE + moved_CE) - here
             target_P[i] = change - float((gradient_CE * moved_CE).sum())
-            if tools.progress is not None:
-                tools.progress(i + 1, count)
+            if context.progress is not None:
+                context.progress(i + 1, count)
         return LossChanges(squares_PG, target_P, request.weight)
 
     def merge(self, observations: Sequence[LossChanges]) -> LossChanges:

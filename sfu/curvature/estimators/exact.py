@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sfu.curvature.estimators.base import HessianEstimator, Seen
-from sfu.curvature.operators import build_operator
+from sfu.curvature.estimators.base import HessianEstimator, HessianObservation
 from sfu.errors import SourceFreeError
-from sfu.unlearning.method import Access, RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
+from sfu.operators import build_operator
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 
 
 class Exact(HessianEstimator):
@@ -22,7 +21,9 @@ class Exact(HessianEstimator):
         """It is."""
         return True
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Seen:
+    def observe(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> HessianObservation:
         """Hessian of the retained rows.
 
         Raises:
@@ -32,6 +33,6 @@ class Exact(HessianEstimator):
         if retained is None:
             raise SourceFreeError("curvature.estimator=exact needs the retained data.")
         head = request.head
-        rows = request.retained_rows(retained, progress=tools.progress)
+        rows = request.retained_rows(retained, progress=context.progress)
         structure = self.plan(request, rows.count).structure
-        return Seen(build_operator(head.objective(), rows, head.parameters_CE, structure), rows.weight)
+        return HessianObservation(build_operator(head.objective(), rows, head.parameters_CE, structure), rows.weight)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import torch
 
-from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, Seen
-from sfu.curvature.operators import build_operator
-from sfu.curvature.operators.diagonal import DiagonalOperator
+from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation
 from sfu.errors import SourceFreeError
+from sfu.operators import build_operator
+from sfu.operators.diagonal import DiagonalOperator
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure
-from sfu.unlearning.method import Access, RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 
 
 class Hutchinson(HessianEstimator):
@@ -33,7 +32,9 @@ class Hutchinson(HessianEstimator):
         """There is nothing to cross-validate on: it never looks at the forget set."""
         return True
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Seen:
+    def observe(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> HessianObservation:
         """The diagonal.
 
         Raises:
@@ -44,15 +45,17 @@ class Hutchinson(HessianEstimator):
         head, probes = request.head, self.config.probes
         rows = request.retained_rows(retained)
         operator = build_operator(head.objective(), rows, head.parameters_CE, Structure.products)
-        drawn, total_CE = tools.generator("perturbation"), torch.zeros_like(head.parameters_CE)
+        drawn, total_CE = context.generator("perturbation"), torch.zeros_like(head.parameters_CE)
         for done in range(1, probes + 1):
             signs_CE = torch.randint(0, 2, total_CE.shape, generator=drawn, dtype=torch.int8).to(total_CE) * 2 - 1
             total_CE += signs_CE * operator.matmul(signs_CE) / probes
-            if tools.progress is not None:
-                tools.progress(done, probes)
+            if context.progress is not None:
+                context.progress(done, probes)
         floor_CE = head.objective().ridge_E.expand_as(total_CE)  # no diagonal of a convex loss is below it
-        return Seen(DiagonalOperator(torch.maximum(total_CE, floor_CE), head.regularized_E), rows.weight)
+        return HessianObservation(DiagonalOperator(torch.maximum(total_CE, floor_CE), head.regularized_E), rows.weight)
 
-    def estimate(self, observation: Seen, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
+    def estimate(
+        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
         """As seen."""
         return CurvatureEstimate(observation.operator, {"probes": self.config.probes})

@@ -24,17 +24,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator, Seen, merge_seen
+from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator, HessianObservation, merge_hessians
 from sfu.curvature.measurements import Observations, default_scale, draw_perturbations, observe
-from sfu.curvature.operators import ExplicitOperator
-from sfu.curvature.operators.lifted import LiftedOperator
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, PsdFitResult, Status, fit_psd
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError, SolverError
 from sfu.losses import Layout
+from sfu.operators import ExplicitOperator
+from sfu.operators.lifted import LiftedOperator
+from sfu.request import ForgetRequest, MethodContext, RetainedSet, merge_requests
 from sfu.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver, Structure
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest, merge_requests
 
 if TYPE_CHECKING:
     from sfu.settings import CurvatureConfig
@@ -42,31 +41,33 @@ if TYPE_CHECKING:
 _SLOPE_SIGN = {GradientTerm.paper: 1.0, GradientTerm.exact: -1.0, GradientTerm.none: 0.0}
 
 
-class Rest(NamedTuple):
+class Deferred(NamedTuple):
     """Rows that are looked at only when they are known to be all: the subspace depends on them."""
 
     request: ForgetRequest
-    tools: Tools
+    context: MethodContext
 
 
-Sight = Observations | Seen | Rest
+Observation = Observations | HessianObservation | Deferred
 
 
-class PsdFit(CurvatureEstimator[Sight]):
+class PsdFit(CurvatureEstimator[Observation]):
     """Fits ``X >= L`` to loss or gradient measurements of the forget set, near a prior X0."""
 
     def __init__(self, config: CurvatureConfig) -> None:
         super().__init__(config)
         self._drawn: tuple[tuple[object, ...], Tensor] | None = None
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Sight:
+    def observe(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> Observation:
         """Perturb the head and observe the forget rows; or their Hessian, where it takes the fit's place."""
         if request.head.layout is Layout.products:
-            return Rest(request, tools)
+            return Deferred(request, context)
         structure = self._structure(request)
         if structure is Structure.products:
-            return Seen(request.hessian(structure), request.weight)
-        return observe(self.config, request, self._perturbations(request, tools, structure), structure)
+            return HessianObservation(request.hessian(structure), request.weight)
+        return observe(self.config, request, self._perturbations(request, context, structure), structure)
 
     def _structure(self, request: ForgetRequest) -> Structure:
         """What is fitted.
@@ -88,38 +89,42 @@ class PsdFit(CurvatureEstimator[Sight]):
             )
         return structure
 
-    def _perturbations(self, request: ForgetRequest, tools: Tools, structure: Structure) -> Tensor:
+    def _perturbations(self, request: ForgetRequest, context: MethodContext, structure: Structure) -> Tensor:
         """Drawn once for all folds of a request: ``[P, C, E]`` on the head's device, in its dtype."""
         like = request.head.parameters_CE
-        key = (tools.seeds.get("perturbation"), like.shape, like.device, like.dtype, structure)
+        key = (context.seeds.get("perturbation"), like.shape, like.device, like.dtype, structure)
         if self._drawn is None or self._drawn[0] != key:
             delta = draw_perturbations(
-                self.config, like.shape[0], like.shape[1], tools.generator("perturbation"), structure=structure,
+                self.config, like.shape[0], like.shape[1], context.generator("perturbation"), structure=structure,
                 scale=default_scale(request),
             )  # fmt: skip
             self._drawn = (key, delta.to(like))
         return self._drawn[1]
 
-    def merge(self, observations: Sequence[Sight]) -> Sight:
+    def merge(self, observations: Sequence[Observation]) -> Observation:
         """Observations of the union."""
-        rest = [part for part in observations if isinstance(part, Rest)]
+        rest = [part for part in observations if isinstance(part, Deferred)]
         if rest:
-            return Rest(merge_requests([part.request for part in rest]), rest[0].tools)
-        seen = [part for part in observations if isinstance(part, Seen)]
+            return Deferred(merge_requests([part.request for part in rest]), rest[0].context)
+        seen = [part for part in observations if isinstance(part, HessianObservation)]
         return (
-            merge_seen(seen) if seen else Observations.merge([p for p in observations if isinstance(p, Observations)])
+            merge_hessians(seen)
+            if seen
+            else Observations.merge([p for p in observations if isinstance(p, Observations)])
         )
 
-    def estimate(self, observation: Sight, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
+    def estimate(
+        self, observation: Observation, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
         """Fit.
 
         Raises:
             SolverError: A fit failed outright (no finite X).
         """
         head = request.head
-        if isinstance(observation, Rest):
+        if isinstance(observation, Deferred):
             return self._in_a_subspace(observation)
-        if isinstance(observation, Seen):
+        if isinstance(observation, HessianObservation):
             return CurvatureEstimate(observation.operator, {"fit_status": "closed form, the limit of the fit"})
         results = [_Problem(self.config, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
         matrices, fits = zip(*(problem.solve() for problem in results), strict=True)
@@ -141,16 +146,16 @@ class PsdFit(CurvatureEstimator[Sight]):
         }
         return CurvatureEstimate(operator, details, f"the fit did not converge: {worst.message}" if bad else None)
 
-    def _in_a_subspace(self, rest: Rest) -> CurvatureEstimate:
+    def _in_a_subspace(self, rest: Deferred) -> CurvatureEstimate:
         """The fit to the rows of a subspace, and the mean of what curvature there is elsewhere."""
         request, config = rest.request, self.config
         head, hessian = request.head, request.hessian(Structure.products)
         basis_KP = make_basis(
-            config.subspace, request, hessian, config.dimension, rest.tools.generator("perturbation")
+            config.subspace, request, hessian, config.dimension, rest.context.generator("perturbation")
         )  # fmt: skip
         small = restrict(request, basis_KP)
         inner = PsdFit(config)
-        found = inner.estimate(inner.observe(small, rest.tools), small)
+        found = inner.estimate(inner.observe(small, rest.context), small)
         assert isinstance(found.operator, ExplicitOperator)
         size, dimension = head.parameters_CE.numel(), basis_KP.shape[0]
         left = hessian.trace() - found.operator.trace() - head.l2 * (size - dimension)

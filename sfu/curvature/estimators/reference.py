@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, Seen
-from sfu.curvature.operators import CurvatureOperator, build_operator
+from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation
 from sfu.data.datasets.features import read_arrays
 from sfu.data.feature_data import check_features
 from sfu.errors import ConfigError, DataError
+from sfu.operators import CurvatureOperator, build_operator
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 
 if TYPE_CHECKING:
     from sfu.settings import CurvatureConfig
@@ -64,19 +63,23 @@ class Reference(HessianEstimator):
         """Public data alone: a few forget rows say less than they do."""
         return self.weights[-1]
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Seen:
+    def observe(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> HessianObservation:
         """Hessian of the forget rows; reads the public file the first time."""
         if self._features is None:
-            self._features = self._read(request, tools.normalize_rows)
-        return super().observe(request, tools, retained)
+            self._features = self._read(request, context.normalize_rows)
+        return super().observe(request, context, retained)
 
-    def estimate(self, observation: Seen, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
+    def estimate(
+        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
         """Mix; ``weight`` is that of the public data (by default the first of :attr:`weights`)."""
         alpha = self.weights[0] if weight is None else weight
         mixed = observation.operator.combine([self._public_hessian(observation, request)], [1 - alpha, alpha])
         return CurvatureEstimate(mixed, {"reference_weight": alpha})
 
-    def _public_hessian(self, observation: Seen, request: ForgetRequest) -> CurvatureOperator:
+    def _public_hessian(self, observation: HessianObservation, request: ForgetRequest) -> CurvatureOperator:
         """Computed once for each point at which the head is looked at."""
         assert self._features is not None
         head = request.head

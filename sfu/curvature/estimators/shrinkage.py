@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
-from sfu.curvature.operators.build import with_ridge
 from sfu.errors import ConfigError, DataError
 from sfu.heads.linear import LinearHead
 from sfu.losses import Layout
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
+from sfu.operators.build import with_ridge
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 
 
 class CurvedRows(NamedTuple):
@@ -38,7 +37,9 @@ class CurvedRows(NamedTuple):
 class Shrinkage(CurvatureEstimator[CurvedRows]):
     """A shrunk second moment for each block, plus ``l2 R``."""
 
-    def observe(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> CurvedRows:
+    def observe(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> CurvedRows:
         """The forget rows and their curvature.
 
         Raises:

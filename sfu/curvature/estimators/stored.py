@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, Seen
-from sfu.curvature.operators import Plan
-from sfu.curvature.operators.build import with_ridge
+from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation
 from sfu.errors import ConfigError
+from sfu.operators import Plan
+from sfu.operators.build import with_ridge
+from sfu.request import Access, ForgetRequest
 from sfu.settings import Structure
-from sfu.unlearning.method import Access
-from sfu.unlearning.request import ForgetRequest
 
 
 class Stored(HessianEstimator):
@@ -35,7 +34,9 @@ class Stored(HessianEstimator):
         own = Stored(replace(self.config, structure=Structure.auto))
         return super(Stored, own).plan(request, count)
 
-    def estimate(self, observation: Seen, request: ForgetRequest, weight: float | None = None) -> CurvatureEstimate:
+    def estimate(
+        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
         """Subtract.
 
         Raises:

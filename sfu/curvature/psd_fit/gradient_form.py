@@ -20,9 +20,10 @@ from torch import Tensor
 
 from sfu.curvature.psd_fit.bounds import SymmetricTerm
 from sfu.curvature.psd_fit.measurements import GradientMeasurements
-from sfu.curvature.psd_fit.projection import Spectrum, eigh
+from sfu.curvature.psd_fit.projection import Spectrum
 from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm
 from sfu.errors import ConfigError
+from sfu.operators.spectral import eigh
 
 # A prior of this strength or less is a tie-breaker: it is dropped where the data already have one minimiser.
 TIE_BREAK = 1e-8

@@ -5,34 +5,12 @@ Shapes: D features, R positive eigenvalues, K = D - R others.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
-
-
-def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending) and eigenvectors; an eigen-solve that fails on a GPU is repeated on the CPU in float64.
-
-    Raises:
-        torch.linalg.LinAlgError: the CPU fails too (values that are not finite).
-    """
-    try:
-        return torch.linalg.eigh(matrix_DD)
-    except torch.linalg.LinAlgError:
-        if matrix_DD.device.type == "cpu":
-            raise
-        logger.warning(
-            "eigh of a %d x %d %s matrix failed on %s; repeated on the CPU in float64",
-            *matrix_DD.shape,
-            matrix_DD.dtype,
-            matrix_DD.device,
-        )
-        value_D, vector_DD = torch.linalg.eigh(matrix_DD.double().cpu())
-        return value_D.to(matrix_DD), vector_DD.to(matrix_DD)
+from sfu.operators.spectral import eigh
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sfu.curvature.psd_fit.bounds import MatrixLike, symmetric_term
 from sfu.curvature.psd_fit.measurements import LossMeasurements, Measurements
-from sfu.curvature.psd_fit.projection import eigh
 from sfu.curvature.psd_fit.result import PsdFitResult, Status
 from sfu.curvature.psd_fit.solve import fit_psd
 from sfu.errors import ConfigError
+from sfu.operators.spectral import eigh
 
 LARGEST_DIMENSION = 64
 ACCEPTED_GAP = 1e-3

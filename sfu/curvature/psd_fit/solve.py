@@ -20,11 +20,12 @@ from sfu.curvature.psd_fit.gradient_form import GradientForm
 from sfu.curvature.psd_fit.loss_form import LossForm
 from sfu.curvature.psd_fit.measurements import GradientMeasurements, LossMeasurements, Measurements
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
-from sfu.curvature.psd_fit.projection import eigh, project_eigh, project_newton_schulz
+from sfu.curvature.psd_fit.projection import project_eigh, project_newton_schulz
 from sfu.curvature.psd_fit.result import PsdFitResult, Status
 from sfu.curvature.psd_fit.standard_form import StandardForm
 from sfu.curvature.psd_fit.unconstrained import solve_unconstrained
 from sfu.errors import ConfigError
+from sfu.operators.spectral import eigh
 
 Algorithm = Literal["auto", "unconstrained", "dual_newton", "projected_gradient"]
 Projection = Literal["eigh", "newton_schulz"]

@@ -52,20 +52,20 @@ def build(config: BackboneConfig) -> Network:
     default = models.get_model_weights(config.name).DEFAULT
     if config.weights == "default":
         model = _pretrained(config.name, default)
-        last = cut_last_layer(model)
+        last = remove_last_layer(model)
     elif config.weights == "none":
         model = models.get_model(config.name, weights=None, **quiet(config.name))
-        last = cut_last_layer(model)
+        last = remove_last_layer(model)
     else:
         tensors = _renamed(config.name, read_state_dict(config.weights))
         options = {"transform_input": True} if config.name in _RESCALED_INPUT else {}
         model = models.get_model(config.name, weights=None, **options, **quiet(config.name))
-        last = cut_last_layer(model)
+        last = remove_last_layer(model)
         load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), config.weights)
     return Network(model, _transform(default, resized=config.weights != "none"), f"input of the last layer ({last})")
 
 
-def cut_last_layer(model: nn.Module) -> str:
+def remove_last_layer(model: nn.Module) -> str:
     """Replace the last linear (or 1 x 1 convolutional) layer by the identity; returns its name.
 
     Raises:

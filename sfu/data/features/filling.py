@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sfu.data.features.decoding import Batch, decode_batch, find_damage
-from sfu.data.features.lanes import Lanes, lanes
 from sfu.data.features.store import READERS, Chunk, FeatureStore
+from sfu.data.features.thread_pools import ThreadPools, thread_pools
 from sfu.data.images.decode import ImageError
 from sfu.data.images.images import Images
 from sfu.errors import ArtifactError, DataError
@@ -104,26 +104,26 @@ class Filling:
             f"{self.extractor.device}" + (f" ({done:,} are there)" if done else "")
         )
         damaged: dict[int, str] = {}
-        with lanes(self.extractor.device, self.extractor.config.workers) as open_lanes:
+        with thread_pools(self.extractor.device, self.extractor.config.workers) as pools:
             for index in missing:
-                chunk = self._extract_chunk(open_lanes, index, done, total)
+                chunk = self._extract_chunk(pools, index, done, total)
                 damaged |= chunk.damaged
                 if damaged and self.fail_on_damage:
                     todo = [row for other in missing if other > index for row in self.store.rows(other)]
-                    raise damage_error(damaged | find_damage(self.images, todo, open_lanes.decoders), self.store)
+                    raise damage_error(damaged | find_damage(self.images, todo, pools.decoders), self.store)
                 if index == missing[0] and chunk.rows_M.numel():
                     self.store.require_space(chunk.features_MD[0].nbytes, total - done)
                 self.store.write(index, chunk)
                 done += len(self.store.rows(index))
         return damaged
 
-    def _extract_chunk(self, open_lanes: Lanes, index: int, done: int, total: int) -> Chunk:
+    def _extract_chunk(self, pools: ThreadPools, index: int, done: int, total: int) -> Chunk:
         rows, size = self.store.rows(index), self.extractor.config.batch_size
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
         features: list[Tensor] = []
         kept: list[int] = []
         damaged: dict[int, str] = {}
-        for batch, found in open_lanes.batches.map(lambda numbers: self._extract_batch(open_lanes, numbers), batches):
+        for batch, found in pools.batches.map(lambda numbers: self._extract_batch(pools, numbers), batches):
             damaged |= batch.damaged
             kept += batch.rows
             if found is not None:
@@ -132,9 +132,9 @@ class Filling:
         joined = torch.cat(features) if features else torch.empty(0, 0)
         return Chunk(joined, torch.tensor(kept, dtype=torch.int64), damaged)
 
-    def _extract_batch(self, open_lanes: Lanes, numbers: range) -> tuple[Batch, Tensor | None]:
+    def _extract_batch(self, pools: ThreadPools, numbers: range) -> tuple[Batch, Tensor | None]:
         backbone = self.extractor.backbone
-        batch = decode_batch(self.images, numbers, backbone.transform, open_lanes.decoders, open_lanes.workers)
+        batch = decode_batch(self.images, numbers, backbone.transform, pools.decoders, pools.workers)
         if not batch.rows:
             return batch, None
         found = backbone.features(batch.pixels).cpu()

@@ -19,8 +19,8 @@ from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, tensors_digest, weights_digest
 from sfu.errors import ConfigError, DataError
 from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.cut import cut_network
 from sfu.heads.linearised.small_maps import use_small_maps
+from sfu.heads.linearised.split_network import split_network
 
 if TYPE_CHECKING:
     from sfu.settings import BackboneConfig, HeadConfig
@@ -158,7 +158,7 @@ def check_layers(backbone: BackboneConfig, head: HeadConfig) -> None:
     """
     torchvision_models.check(backbone)
     with torch.device("meta"):
-        cut_network(_classifier(backbone.name, 2), head.layers, head.negative_slope)
+        split_network(_classifier(backbone.name, 2), head.layers, head.negative_slope)
 
 
 def _fresh(source: Source, seed: int) -> nn.Module:
@@ -179,5 +179,5 @@ def _classifier(name: str, n_classes: int) -> nn.Module:
 
 
 def _cut(whole: nn.Module, source: Source, transform: ImageTransform) -> Network:
-    cut = cut_network(whole, source.layers, source.negative_slope)
+    cut = split_network(whole, source.layers, source.negative_slope)
     return Network(cut.trunk, cut.top, cut.components, transform, source)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from sfu.curvature.operators.plan import available_memory
 from sfu.errors import ConfigError
 from sfu.heads.linearised.core import Core
+from sfu.operators.plan import available_memory
 
 _LARGEST = {"cpu": 512, "cuda": 1024}
 _SHARE = 8  # of the memory goes to one pass

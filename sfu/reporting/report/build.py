@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sfu.errors import DataError
-from sfu.experiment.run_folder import FoundRun, read_run, run_folders
 from sfu.reporting.aggregate import in_order
 from sfu.reporting.report.grouping import (
     SEEDS,
@@ -21,6 +20,7 @@ from sfu.reporting.report.grouping import (
     settings_of,
     under,
 )
+from sfu.results.run_folder import FoundRun, read_run, run_folders
 
 HIDDEN = ("logger",)
 Track = Callable[[Sequence[Any], str], Iterable[Any]]

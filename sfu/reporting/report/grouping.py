@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sfu.errors import ConfigError
-from sfu.experiment.run_folder import FoundRun
 from sfu.reporting.aggregate import Run, aggregate
+from sfu.results.run_folder import FoundRun
 
 SEEDS = ("seed", "seeds")
 EXPERIMENT = "experiment"

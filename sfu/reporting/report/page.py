@@ -9,14 +9,14 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import sfu
-from sfu.experiment.run_folder import FoundRun
 from sfu.reporting import format as fmt
 from sfu.reporting.report.build import Report, limits, public
 from sfu.reporting.report.grouping import Section
 from sfu.reporting.report.pictures import Picture
-from sfu.reporting.report.verdict import verdicts
+from sfu.reporting.report.verdicts import verdicts
 from sfu.reporting.sweep_export import cells_of, heading_of, marked, metric_keys
 from sfu.reporting.sweep_words import count_of, gaps_in_data, headline, setting_of
+from sfu.results.run_folder import FoundRun
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -14,7 +14,7 @@ from sfu.reporting.export import csv_rows, escape_cell
 from sfu.reporting.layout import WORSE_STYLE
 from sfu.reporting.report.build import Report, Track, untracked
 from sfu.reporting.report.pictures import pictures_of
-from sfu.reporting.report.verdict import verdicts
+from sfu.reporting.report.verdicts import verdicts
 from sfu.reporting.sweep_export import CSV_LEAD, latex_sweep_table, markdown_sweep_table, sweep_records
 from sfu.reporting.sweep_table import terminal_sweep_table
 

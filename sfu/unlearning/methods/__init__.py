@@ -1,1 +1,1 @@
-"""One file a method; each holds one subclass of :class:`sfu.unlearning.method.UnlearningMethod`."""
+"""One file a method; each holds one subclass of :class:`sfu.unlearning.base.UnlearningMethod`."""

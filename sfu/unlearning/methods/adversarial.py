@@ -31,12 +31,12 @@ from torch.nn.functional import cross_entropy
 from sfu.checks import above, at_least, whole
 from sfu.errors import SolverError
 from sfu.heads.base import Head
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.unlearning.attack import Attack
-from sfu.unlearning.descent import Course, DescentMethod, minibatches
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches
 from sfu.unlearning.differentiable import all_wrong, forgotten, wrong_labels
 from sfu.unlearning.importance import output_sensitivity
-from sfu.unlearning.method import RetainedSet, Tools, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,14 @@ class Adversarial(DescentMethod):
         above("adversarial: step_size", self.step_size, 0.0)
         at_least("adversarial: importance", self.importance, 0.0)
 
-    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+    def course(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> DescentProblem[Any]:
         """See the module."""
         head, gone = request.head, forgotten(request)
         features_FD, labels_F = gone.features_ND, gone.labels_N
         key = f"attack {self.radius} {self.attack_steps} {self.step_size} {self.examples}"
-        near_AD, targets_A = tools.remember(key, lambda: self._attack(request, tools))
+        near_AD, targets_A = context.remember(key, lambda: self._attack(request, context))
         success = self._success(head, features_FD, near_AD, targets_A)
         length = float(features_FD.norm(dim=1).mean())
         if success == 0.0:
@@ -106,8 +108,8 @@ class Adversarial(DescentMethod):
             return all_wrong(head, parameters_CE, features_FD, labels_F)
 
         about = {"attack_success": success, "mean_feature_norm": length, "radius": self.radius}
-        return Course(
-            islice(self._batches(near_AD.shape[0], request.n_forget, tools), self.max_steps), loss, self.max_steps,
+        return DescentProblem(
+            islice(self._batches(near_AD.shape[0], request.n_forget, context), self.max_steps), loss, self.max_steps,
             about, done=forgot, after=lambda parameters_CE: {"all_forgotten": forgot(parameters_CE)},
         )  # fmt: skip
 
@@ -121,15 +123,15 @@ class Adversarial(DescentMethod):
         reached_A = head.logits(near_AD).argmax(1) == targets_A
         return float(reached_A[~already_A].double().mean()) if not already_A.all() else 1.0
 
-    def _attack(self, request: ForgetRequest, tools: Tools) -> tuple[Tensor, Tensor]:
+    def _attack(self, request: ForgetRequest, context: MethodContext) -> tuple[Tensor, Tensor]:
         """Adversarial examples and their targets, ``examples`` for each example to forget."""
-        drawn = tools.generator("perturbation")
+        drawn = context.generator("perturbation")
         rows_AD, labels_A = request.features_FD.repeat(self.examples, 1), request.labels_F.repeat(self.examples)
         targets_A = wrong_labels(labels_A, request.head.n_classes, drawn)
         attack = Attack(self.radius, self.attack_steps, self.step_size)
         return attack.perturb(request.head, rows_AD, targets_A, drawn), targets_A
 
-    def _batches(self, n_adversarial: int, n_forget: int, tools: Tools) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, n_adversarial: int, n_forget: int, context: MethodContext) -> Iterator[tuple[Tensor, Tensor]]:
         """Endless pairs, each side in an order of its own."""
 
         def endless(size: int, batch_size: int, drawn: torch.Generator) -> Iterator[Tensor]:
@@ -137,8 +139,8 @@ class Adversarial(DescentMethod):
                 yield from minibatches(size, batch_size, 1, drawn)
 
         yield from zip(
-            endless(n_adversarial, self.adversarial_batch_size, tools.generator("training")),
-            endless(n_forget, self.batch_size, tools.generator("folds")),
+            endless(n_adversarial, self.adversarial_batch_size, context.generator("training")),
+            endless(n_forget, self.batch_size, context.generator("folds")),
             strict=True,
         )
 

@@ -42,15 +42,15 @@ import torch
 from torch import Tensor
 
 from sfu.checks import above, at_least, between, one_of
-from sfu.curvature.operators import build_operator, plan_structure
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.rounding import rounding_bound
 from sfu.losses import Loss, Rows, make_loss
+from sfu.operators import build_operator, plan_structure
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.batches import unlearn_in_batches
 from sfu.unlearning.gaussian_mechanism import largest_shift, smallest_epsilon
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
-from sfu.unlearning.sequence import unlearn_in_batches
 
 if TYPE_CHECKING:
     from sfu.settings import RunConfig
@@ -120,7 +120,9 @@ class CertifiedRemoval(UnlearningMethod):
         """The largest gradient residual that the noise hides."""
         return noise_std * largest_shift(self.epsilon, self.delta)
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Remove as many batches as the budget allows.
 
         Raises:
@@ -143,7 +145,7 @@ class CertifiedRemoval(UnlearningMethod):
                 f"certified_removal needs a head in float64, not {request.head.parameters_CE.dtype}: rounding would "
                 "count as a residual. Train with dtype=float64."
             )
-        result = unlearn_in_batches(self._remove, request, tools, retained, self.batches)
+        result = unlearn_in_batches(self._remove, request, context, retained, self.batches)
         details, several = result.details, "es" if self.batches > 1 else ""
         done = details.get("batches_applied", int(result.applied))
         spent = (
@@ -154,7 +156,7 @@ class CertifiedRemoval(UnlearningMethod):
         notes = [spent, result.note, known if certificate.seeded else None]
         return replace(result, note="; ".join(note for note in notes if note))
 
-    def _remove(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Unlearned:
+    def _remove(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> UnlearningResult:
         """One batch, if the budget allows it."""
         head = request.head
         certificate = head.certificate
@@ -185,9 +187,9 @@ class CertifiedRemoval(UnlearningMethod):
                 f"refused: the removal would exceed the budget of {details['budget']:.3g} for "
                 f"epsilon={self.epsilon:g}, delta={self.delta:g}; retrain"
             )
-            return Unlearned(head, applied=False, details=details, note=note)
+            return UnlearningResult(head, applied=False, details=details, note=note)
         left = replace(left, certificate=replace(certificate, residual_bound=after))
-        return Unlearned(left, details=details | {"residual": measured})
+        return UnlearningResult(left, details=details | {"residual": measured})
 
     def _details(self, noise_std: float, spent: float) -> dict[str, Any]:
         return {

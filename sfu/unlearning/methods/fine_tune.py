@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sfu.unlearning.descent import Course, DescentMethod
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.descent import DescentMethod, DescentProblem
 from sfu.unlearning.differentiable import mean_loss, regularizer, remaining
-from sfu.unlearning.method import Access, RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,13 @@ class FineTune(DescentMethod):
         """It descends on the retained data."""
         return Access.RETAINED
 
-    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+    def course(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> DescentProblem[Any]:
         """See the module."""
         kept, head = remaining(retained, request, "fine_tune"), request.head
 
         def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
             return mean_loss(head, parameters_CE, kept.at(index)) + regularizer(head, parameters_CE)
 
-        return self._over_rows(tools, kept.count, loss)
+        return self._over_rows(context, kept.count, loss)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from sfu.checks import above
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.differentiable import remaining
 from sfu.unlearning.importance import fisher_diagonal
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,17 @@ class Fisher(UnlearningMethod):
         """The information is that of the retained data."""
         return Access.RETAINED
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Add noise.
 
         Raises:
             SourceFreeError: No retained data were given.
         """
         head, kept = request.head, remaining(retained, request, "fisher")
-        fisher_CE = tools.remember("fisher", lambda: fisher_diagonal(head, kept))
+        fisher_CE = context.remember("fisher", lambda: fisher_diagonal(head, kept))
         std_CE = (self.alpha * (1 / (fisher_CE + 1e-8)).clamp(max=self.cap)).sqrt()
-        drawn = torch.randn(std_CE.shape, generator=tools.generator("noise"), dtype=torch.float64).to(std_CE)
+        drawn = torch.randn(std_CE.shape, generator=context.generator("noise"), dtype=torch.float64).to(std_CE)
         details = {"mean_noise_std": float(std_CE.mean())}
-        return Unlearned(request.unlearned_head(head.parameters_CE + std_CE * drawn), details=details)
+        return UnlearningResult(request.unlearned_head(head.parameters_CE + std_CE * drawn), details=details)

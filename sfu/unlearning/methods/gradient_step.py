@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sfu.checks import above
-from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class GradientStep(UnlearningMethod):
         """
         above("gradient_step: lr", self.lr, 0.0)
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Step."""
         step_CE = self.lr * request.step_ratio * request.newton_gradient()
-        return Unlearned(request.unlearned_head(request.head.parameters_CE + step_CE), details={"lr": self.lr})
+        return UnlearningResult(request.unlearned_head(request.head.parameters_CE + step_CE), details={"lr": self.lr})

@@ -28,9 +28,8 @@ from torch import Tensor
 
 from sfu.checks import above, one_of, whole
 from sfu.heads.base import Head
-from sfu.unlearning.descent import Course, DescentMethod, minibatches, n_batches
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 
 
 def local_lipschitz(head: Head, parameters_CE: Tensor, features_BD: Tensor, noise_NBD: Tensor) -> Tensor:
@@ -74,13 +73,15 @@ class Jit(DescentMethod):
         whole("jit: samples", self.samples, 1)
         one_of("jit: reduction", self.reduction, ["sum", "mean"])
 
-    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+    def course(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> DescentProblem[Any]:
         """One pass; each batch brings its noise."""
-        drawn, head = tools.generator("noise"), request.head
+        drawn, head = context.generator("noise"), request.head
         count = request.n_forget
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            for index in minibatches(count, self.batch_size, self.epochs, tools.generator("training")):
+            for index in minibatches(count, self.batch_size, self.epochs, context.generator("training")):
                 features_BD = request.features_FD[index]
                 noise_NBD = torch.randn(self.samples, *features_BD.shape, generator=drawn).to(features_BD)
                 yield features_BD, self.sigma * noise_NBD
@@ -89,7 +90,7 @@ class Jit(DescentMethod):
             constant_B = local_lipschitz(head, parameters_CE, *batch)
             return constant_B.sum() if self.reduction == "sum" else constant_B.mean()
 
-        return Course(batches(), loss, self.epochs * n_batches(count, self.batch_size), {"sigma": self.sigma})
+        return DescentProblem(batches(), loss, self.epochs * n_batches(count, self.batch_size), {"sigma": self.sigma})
 
     @property
     def own_details(self) -> dict[str, Any]:

@@ -14,21 +14,22 @@ from typing import Any
 
 from torch import Tensor
 
-from sfu.unlearning.descent import Course, DescentMethod
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.descent import DescentMethod, DescentProblem
 from sfu.unlearning.differentiable import forgotten, mean_loss
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
 class NegGrad(DescentMethod):
     """See the module."""
 
-    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+    def course(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> DescentProblem[Any]:
         """See the module."""
         rows = forgotten(request)
 
         def ascent(parameters_CE: Tensor, index: Tensor) -> Tensor:
             return -mean_loss(request.head, parameters_CE, rows.at(index))
 
-        return self._over_rows(tools, request.n_forget, ascent)
+        return self._over_rows(context, request.n_forget, ascent)

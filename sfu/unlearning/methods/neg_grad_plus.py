@@ -17,10 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from sfu.checks import between
-from sfu.unlearning.descent import Course, DescentMethod, minibatches, n_batches
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining
-from sfu.unlearning.method import Access, RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,20 @@ class NegGradPlus(DescentMethod):
         """It descends on the retained data."""
         return Access.RETAINED
 
-    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+    def course(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> DescentProblem[Any]:
         """See the module."""
         kept, head, gone = remaining(retained, request, "neg_grad_plus"), request.head, forgotten(request)
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             again = chain.from_iterable(
-                minibatches(gone.count, self.batch_size, 1, drawn) for drawn in repeat(tools.generator("folds"))
+                minibatches(gone.count, self.batch_size, 1, drawn) for drawn in repeat(context.generator("folds"))
             )
             yield from zip(
-                minibatches(kept.count, self.batch_size, self.epochs, tools.generator("training")), again, strict=False
+                minibatches(kept.count, self.batch_size, self.epochs, context.generator("training")),
+                again,
+                strict=False,
             )
 
         def loss(parameters_CE: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -66,4 +69,4 @@ class NegGradPlus(DescentMethod):
             return self.alpha * stay - (1 - self.alpha) * mean_loss(head, parameters_CE, gone.at(batch[1]))
 
         total = self.epochs * n_batches(kept.count, self.batch_size)
-        return Course(pairs(), loss, total, {"alpha": self.alpha})
+        return DescentProblem(pairs(), loss, total, {"alpha": self.alpha})

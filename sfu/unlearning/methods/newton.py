@@ -24,18 +24,18 @@ from sfu.checks import at_least
 from sfu.curvature.cross_validation import cross_validate
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.estimators.registry import make_estimator
-from sfu.curvature.operators import DampedInverse
-from sfu.curvature.operators.plan import check_structure
 from sfu.curvature.regularization import Fold, StepChoice, choose_step, noise_factor, predict_gain
 from sfu.curvature.sampling import DOUBTFUL, UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.losses import make_loss
+from sfu.operators import DampedInverse
+from sfu.operators.plan import check_structure
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Estimator, Regularization
-from sfu.unlearning.further_steps import Taken, along_the_path, on_the_retained
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
-from sfu.unlearning.sequence import unlearn_in_batches
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.batches import unlearn_in_batches
+from sfu.unlearning.further_steps import StepResult, along_the_path, on_the_retained
 
 if TYPE_CHECKING:
     from sfu.settings import CurvatureConfig, RunConfig
@@ -129,7 +129,9 @@ class Newton(UnlearningMethod):
             return _FOLDS if n_forget >= _FEW else 0
         return self.curvature.folds
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Estimate, regularise, step; batch by batch, if there are several.
 
         The step is withheld, and the head returned untouched and without noise, if the forget set is unlike a random
@@ -143,10 +145,12 @@ class Newton(UnlearningMethod):
         """
         self.check(request.n_forget)
         if self.batches == 1:
-            return self._unlearn_at_once(request, tools, retained)
-        return unlearn_in_batches(self._unlearn_at_once, request, tools, retained, self.batches)
+            return self._unlearn_at_once(request, context, retained)
+        return unlearn_in_batches(self._unlearn_at_once, request, context, retained, self.batches)
 
-    def _unlearn_at_once(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Unlearned:
+    def _unlearn_at_once(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> UnlearningResult:
         given, request = request.head, request.in_float64()
         estimator, rule = self.estimator, self.curvature
         ratio = None if estimator.is_exact else sampling_ratio(request)
@@ -157,12 +161,12 @@ class Newton(UnlearningMethod):
         folds: list[list[Fold]] = []
         if n_folds > 0:
             observation, folds, complaints = self._once(
-                "folds", tools, lambda: cross_validate(estimator, request, tools, n_folds)
+                "folds", context, lambda: cross_validate(estimator, request, context, n_folds)
             )
         else:
             seen = request if estimator.is_exact else request.for_curvature()
-            observation = self._once("observation", tools, lambda: estimator.observe(seen, tools, retained))
-        found = self._best(observation, request, folds, n_folds, tools)
+            observation = self._once("observation", context, lambda: estimator.observe(seen, context, retained))
+        found = self._best(observation, request, folds, n_folds, context)
         taken = self._step(found, request)
         estimate, choice = found.estimate, found.choice
         details = {
@@ -185,23 +189,25 @@ class Newton(UnlearningMethod):
             return _withheld(given, gain, details, [NO_GAIN, *remarks])
         if taken.note is not None and not taken.details["solve_residual"] < 1 and not rule.force:
             return _withheld(given, gain, details, [f"{taken.note}, more than that of no step; raise head.l2"])
-        taken = self._further(taken, found, request, tools, retained)
+        taken = self._further(taken, found, request, context, retained)
         parameters = taken.parameters_CE
         if self.noise_sigma > 0:
-            drawn = torch.randn(parameters.shape, generator=tools.generator("noise"), dtype=torch.float64)
+            drawn = torch.randn(parameters.shape, generator=context.generator("noise"), dtype=torch.float64)
             parameters = parameters + self.noise_sigma * drawn.to(parameters)
         left = request.unlearned_head(parameters).to(parameters.device, given.parameters_CE.dtype)
-        return Unlearned(left, predicted_gain=gain, details=details | taken.details, note="; ".join(remarks) or None)
+        return UnlearningResult(
+            left, predicted_gain=gain, details=details | taken.details, note="; ".join(remarks) or None
+        )
 
-    def _once(self, what: str, tools: Tools, make: Callable[[], Any]) -> Any:
+    def _once(self, what: str, context: MethodContext, make: Callable[[], Any]) -> Any:
         """Made once for all settings that are tried on one request and differ in the regularisation alone."""
         if self.batches > 1:  # every batch is another request
             return make()
         alike = replace(self.curvature, regularization=Regularization.none, rho=0.0, force=False)
-        return tools.remember(f"newton {what} {alike}", make)
+        return context.remember(f"newton {what} {alike}", make)
 
     def _best(
-        self, observation: Any, request: ForgetRequest, folds: list[list[Fold]], n_folds: int, tools: Tools
+        self, observation: Any, request: ForgetRequest, folds: list[list[Fold]], n_folds: int, context: MethodContext
     ) -> _Candidate:
         """The estimator's setting, rho and c of the largest predicted gain."""
         estimator, head = self.estimator, request.head
@@ -210,7 +216,7 @@ class Newton(UnlearningMethod):
         candidates = []
         for index, weight in enumerate(estimator.weights if folds else (estimator.blind_weight,)):
             estimate = self._once(
-                f"estimate {weight}", tools, partial(estimator.estimate, observation, request, weight)
+                f"estimate {weight}", context, partial(estimator.estimate, observation, request, weight)
             )
             inverse = None if estimator.is_exact and given else estimate.operator.damped()
             choice = self._choose(inverse, folds[index] if folds else [], noise, self._floor(head))
@@ -229,25 +235,30 @@ class Newton(UnlearningMethod):
             rho = inverse.mean_eigenvalue  # cross_validated: too few rows for folds
         return predict_gain(folds, rho, noise, floor=floor) if folds else StepChoice(rho, 1.0, 0.0)
 
-    def _step(self, found: _Candidate, request: ForgetRequest) -> Taken:
+    def _step(self, found: _Candidate, request: ForgetRequest) -> StepResult:
         """The first step."""
         head, gradient_CE = request.head, request.newton_gradient()
         length = found.choice.scale * request.step_ratio
         if found.inverse is not None:
             step_CE = found.inverse.solve(gradient_CE, found.choice.rho, floor=self._floor(head))
-            return Taken(head.parameters_CE + length * step_CE, found.inverse.account())
+            return StepResult(head.parameters_CE + length * step_CE, found.inverse.account())
         solution = found.estimate.operator.solve(gradient_CE, found.choice.rho)
-        return Taken.by(head.parameters_CE + length * solution.value_CE, solution)
+        return StepResult.by(head.parameters_CE + length * solution.value_CE, solution)
 
     def _further(
-        self, taken: Taken, found: _Candidate, request: ForgetRequest, tools: Tools, retained: RetainedSet | None
-    ) -> Taken:
+        self,
+        taken: StepResult,
+        found: _Candidate,
+        request: ForgetRequest,
+        context: MethodContext,
+        retained: RetainedSet | None,
+    ) -> StepResult:
         """Steps beyond the first, which only a curvature that changes asks for."""
         steps = self.steps - 1
         if steps == 0 or request.head.loss.constants.curvature_lipschitz == 0:
             return taken
         if retained is not None:
-            return on_the_retained(taken, steps, self.estimator, request, tools, retained, found.choice.rho)
+            return on_the_retained(taken, steps, self.estimator, request, context, retained, found.choice.rho)
         return along_the_path(taken, steps, found.estimate.operator, request, found.choice, self._floor(request.head))
 
     def _remarks(self, ratio: float | None, gain: float | None, n_forget: int) -> list[str]:
@@ -271,9 +282,9 @@ class Newton(UnlearningMethod):
 
 def _withheld(
     head: Head, gain: float | None, details: dict[str, float | int | str | bool | None], reasons: list[str]
-) -> Unlearned:
+) -> UnlearningResult:
     note = f"not applied: {'; '.join(reasons)} (curvature.force=true applies it)"
-    return Unlearned(head, applied=False, predicted_gain=gain, details=details, note=note)
+    return UnlearningResult(head, applied=False, predicted_gain=gain, details=details, note=note)
 
 
 def _unlike_a_sample(ratio: float) -> str:

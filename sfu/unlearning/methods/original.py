@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
 
 class Original(UnlearningMethod):
@@ -16,6 +16,8 @@ class Original(UnlearningMethod):
         """Looks at nothing."""
         return Access.NONE
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """The head, untouched."""
-        return Unlearned(request.head, applied=False)
+        return UnlearningResult(request.head, applied=False)

@@ -13,10 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sfu.unlearning.descent import Course, DescentMethod
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.descent import DescentMethod, DescentProblem
 from sfu.unlearning.differentiable import forgotten, mean_loss, wrong_labels
-from sfu.unlearning.method import RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,14 @@ class RandomLabels(DescentMethod):
     lr: float = 0.013
     epochs: int = 10
 
-    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+    def course(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> DescentProblem[Any]:
         """See the module."""
-        labels_F = wrong_labels(request.labels_F, request.head.n_classes, tools.generator("perturbation"))
+        labels_F = wrong_labels(request.labels_F, request.head.n_classes, context.generator("perturbation"))
         rows = replace(forgotten(request), labels_N=labels_F)
 
         def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
             return mean_loss(request.head, parameters_CE, rows.at(index))
 
-        return self._over_rows(tools, request.n_forget, loss)
+        return self._over_rows(context, request.n_forget, loss)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sfu.checks import finite
-from sfu.unlearning.method import RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,10 @@ class Rescale(UnlearningMethod):
         """
         finite("rescale: factor", self.factor)
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Multiply."""
-        return Unlearned(
+        return UnlearningResult(
             request.unlearned_head(self.factor * request.head.parameters_CE), details={"factor": self.factor}
         )

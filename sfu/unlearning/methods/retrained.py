@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sfu.errors import SourceFreeError
 from sfu.heads.train import train_like
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
 if TYPE_CHECKING:
     from sfu.settings import HeadConfig, RunConfig
@@ -32,7 +32,9 @@ class Retrained(UnlearningMethod):
         """Takes the run's ``head``."""
         return super().from_config(run, curvature, {"head": run.head, **settings})
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Train on ``retained``.
 
         Raises:
@@ -41,7 +43,7 @@ class Retrained(UnlearningMethod):
         if retained is None:
             raise SourceFreeError("retrained needs the retained data.")
         head = train_like(
-            request.head, retained.features_RD, retained.labels_R, self.head, seed=tools.seeds.get("training", 0),
-            weights_N=retained.weights_R, noise=request.head.certificate, progress=tools.progress,
+            request.head, retained.features_RD, retained.labels_R, self.head, seed=context.seeds.get("training", 0),
+            weights_N=retained.weights_R, noise=request.head.certificate, progress=context.progress,
         )  # fmt: skip
-        return Unlearned(head, details={"gradient_norm": float(head.gradient_CE.norm())})
+        return UnlearningResult(head, details={"gradient_norm": float(head.gradient_CE.norm())})

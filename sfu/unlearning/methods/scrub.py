@@ -18,10 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from sfu.checks import above, at_least, whole
-from sfu.unlearning.descent import Course, DescentMethod, minibatches, n_batches
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 from sfu.unlearning.differentiable import forgotten, mean_loss, remaining
-from sfu.unlearning.method import Access, RetainedSet, Tools
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,12 @@ class Scrub(DescentMethod):
         """It descends on the retained data."""
         return Access.RETAINED
 
-    def course(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None) -> Course[Any]:
+    def course(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    ) -> DescentProblem[Any]:
         """See the module."""
         gone, kept, head = forgotten(request), remaining(retained, request, "scrub"), request.head
-        drawn = tools.generator("training")
+        drawn = context.generator("training")
 
         def disagreement(parameters_CE: Tensor, features_BD: Tensor) -> Tensor:
             student, teacher = (
@@ -91,4 +92,4 @@ class Scrub(DescentMethod):
 
         total = self.epochs * n_batches(kept.count, self.batch_size)
         total += min(self.ascents, self.epochs) * n_batches(gone.count, self.forget_batch_size)
-        return Course(batches(), loss, total)
+        return DescentProblem(batches(), loss, total)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from sfu.checks import above
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.differentiable import forgotten, remaining
 from sfu.unlearning.importance import squared_gradients
-from sfu.unlearning.method import Access, RetainedSet, Tools, Unlearned, UnlearningMethod
-from sfu.unlearning.request import ForgetRequest
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Ssd(UnlearningMethod):
         """Importances of all training data."""
         return Access.RETAINED
 
-    def unlearn(self, request: ForgetRequest, tools: Tools, retained: RetainedSet | None = None) -> Unlearned:
+    def unlearn(
+        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
+    ) -> UnlearningResult:
         """Compare importances, shrink.
 
         Raises:
@@ -59,12 +61,12 @@ class Ssd(UnlearningMethod):
         def importances() -> tuple[torch.Tensor, torch.Tensor]:
             return squared_gradients(head, forgotten(request)), squared_gradients(head, kept)
 
-        of_forget, of_retained = tools.remember("ssd", importances)
+        of_forget, of_retained = context.remember("ssd", importances)
         share = request.weight / head.total_weight
         of_all = share * of_forget + (1 - share) * of_retained
         chosen = of_forget > self.alpha * of_all
         factor = torch.where(chosen, (self.dampening * of_all / of_forget).clamp(max=1.0), torch.ones_like(of_all))
-        return Unlearned(
+        return UnlearningResult(
             request.unlearned_head(factor * head.parameters_CE),
             applied=bool(chosen.any()),
             details={"dampened": int(chosen.sum()), "parameters": chosen.numel()},

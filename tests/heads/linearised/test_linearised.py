@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from sfu.curvature.operators import build_operator
 from sfu.curvature.sampling import sampling_ratio
 from sfu.errors import DataError, SolverError
 from sfu.heads.linear import LinearHead
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.train import train_head
 from sfu.losses import Rows, make_loss
+from sfu.operators import build_operator
 from sfu.settings import HeadConfig, Structure, Training
 from tests.heads.linearised.tiny import CPU, C, N, tiny_case
 
@@ -204,7 +204,7 @@ def test_hessian_products_norms_and_trace(layers):
 
 @pytest.mark.parametrize("in_coordinates", [False, True])
 def test_all_dampings_from_one_krylov_space_are_the_separate_solves(in_coordinates, monkeypatch):
-    from sfu.curvature.operators import krylov
+    from sfu.operators import krylov
 
     if in_coordinates:
         monkeypatch.setattr(krylov, "_SMALL", 0)
@@ -222,7 +222,7 @@ def test_all_dampings_from_one_krylov_space_are_the_separate_solves(in_coordinat
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-6), (torch.float32, 1e-3)])
 def test_steps_are_scored_without_being_formed(dtype, within, monkeypatch):
-    from sfu.curvature.operators import krylov
+    from sfu.operators import krylov
 
     case = tiny_case(2)
     case.core = case.core.to(CPU, dtype)

@@ -9,16 +9,15 @@ from scipy.optimize import nnls
 
 from sfu.curvature.estimators.diagonal import fit_diagonal, groups_of
 from sfu.curvature.estimators.registry import make_estimator
-from sfu.curvature.operators.base import DampedInverse, Solution
-from sfu.curvature.operators.lifted import LiftedInverse
-from sfu.curvature.operators.products import ProductOperator
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError
 from sfu.losses import make_loss
+from sfu.operators.base import DampedInverse, Solution
+from sfu.operators.lifted import LiftedInverse
+from sfu.operators.products import ProductOperator
+from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import CurvatureConfig, Estimator, Measurement, Regularization, Structure, Subspace
-from sfu.unlearning.method import RetainedSet, Tools
 from sfu.unlearning.methods.newton import Newton
-from sfu.unlearning.request import ForgetRequest
 from tests.heads.linearised.tiny import CPU, C, N, tiny_case
 
 SEEDS = {"perturbation": 11, "folds": 5}
@@ -52,12 +51,14 @@ def newton_by_algebra(case, H, head, rho=0.0, scale=1.0):
     return w[0] + scale * F / (N - F) * torch.linalg.solve(H + rho * torch.eye(len(H)).double(), g)
 
 
-def newton(case, tools=None, **curvature):
+def newton(case, context=None, **curvature):
     estimator = Estimator[curvature.pop("estimator")]
     config = CurvatureConfig(estimator=estimator, force=True, **curvature)
     request = case.request()
     needs = estimator in (Estimator.exact, Estimator.hutchinson)
-    return Newton(config).unlearn(request, tools or Tools(SEEDS), retained(case) if needs else None), request.head
+    return Newton(config).unlearn(
+        request, context or MethodContext(SEEDS), retained(case) if needs else None
+    ), request.head
 
 
 @pytest.mark.parametrize("which", ["case", "deep"])
@@ -73,7 +74,7 @@ def test_unlearned_plus_corrects_for_training_that_stopped_early(deep):
     early = deep.train(tolerance=0.1)
     assert float(early.gradient_CE.norm()) > 1e-3
     config = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
-    made = Newton(config).unlearn(deep.request(early), Tools(SEEDS), retained(deep))
+    made = Newton(config).unlearn(deep.request(early), MethodContext(SEEDS), retained(deep))
     torch.testing.assert_close(made.head.parameters_CE[0], deep.optimum(deep.keep), rtol=1e-6, atol=1e-6)
 
 
@@ -86,7 +87,7 @@ def test_a_step_that_was_not_solved_is_withheld(deep, monkeypatch):
     monkeypatch.setattr(ProductOperator, "solve", lost)
     config = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
     request = deep.request()
-    made = Newton(config).unlearn(request, Tools(SEEDS), retained(deep))
+    made = Newton(config).unlearn(request, MethodContext(SEEDS), retained(deep))
     assert not made.applied
     assert torch.equal(made.head.parameters_CE, request.head.parameters_CE)
     assert "relative residual of 4e+02, more than that of no step; raise head.l2" in made.note
@@ -122,7 +123,7 @@ def test_the_closed_form_with_its_rho_and_c(case):
 def test_a_fit_in_all_of_a_small_space_is_the_closed_form(case):
     request = case.request()
     estimator = make_estimator(CurvatureConfig(dimension=case.core.n_parameters, subspace=Subspace.random))
-    found = estimator.estimate(estimator.observe(request, Tools(SEEDS)), request)
+    found = estimator.estimate(estimator.observe(request, MethodContext(SEEDS)), request)
     some = torch.randn(1, case.core.n_parameters).double()
     assert found.details["subspace_dimension"] == case.core.n_parameters
     torch.testing.assert_close(
@@ -134,7 +135,7 @@ def test_a_fit_in_all_of_a_small_space_is_the_closed_form(case):
 def test_a_fit_in_a_subspace_is_the_hessian_there_and_the_identity_elsewhere(deep, kind):
     request, k = deep.request(), 6
     estimator = make_estimator(CurvatureConfig(dimension=k, subspace=kind))
-    operator = estimator.estimate(estimator.observe(request, Tools(SEEDS)), request).operator
+    operator = estimator.estimate(estimator.observe(request, MethodContext(SEEDS)), request).operator
     Q, H, p = operator.basis_KP, deep.hessian(deep.forget), deep.core.n_parameters
     torch.testing.assert_close(Q @ Q.T, torch.eye(k).double(), rtol=0, atol=1e-10)
     X = Q @ H @ Q.T
@@ -155,7 +156,7 @@ def test_steps_of_a_subspace_are_scored_without_being_formed(deep, kind, monkeyp
     request = deep.request(deep.train(tolerance=1e-2))
     one, other = (request.rows(index) for index in torch.arange(24).split(15))
     estimator = make_estimator(CurvatureConfig(dimension=5, subspace=kind))
-    inverse = estimator.estimate(estimator.observe(one, Tools(SEEDS)), one).operator.damped()
+    inverse = estimator.estimate(estimator.observe(one, MethodContext(SEEDS)), one).operator.damped()
     right, held_out = request.newton_gradient(), other.hessian(Structure.products)
     rhos = [0.0, 1e-2, 1.0, 100.0]
     wanted = DampedInverse.scores(inverse, right, rhos, held_out, floor=0.02)
@@ -212,7 +213,7 @@ def test_losses_and_gradients_can_be_measured_under_another_loss(measurement):
     request = ForgetRequest(head, case.features[case.forget], case.labels[case.forget])
     config = CurvatureConfig(dimension=4, measurement=measurement, perturbations=40)
     estimator = make_estimator(config)
-    found = estimator.estimate(estimator.observe(request, Tools(SEEDS)), request).operator
+    found = estimator.estimate(estimator.observe(request, MethodContext(SEEDS)), request).operator
     dense = found.basis_KP @ request.hessian(Structure.products).matmul(found.basis_KP[:, None])[:, 0].T
     torch.testing.assert_close(found.inner.blocks_BKK[0], dense, rtol=0.05, atol=0.02 * float(dense.norm()))
 
@@ -221,7 +222,7 @@ def test_the_diagonal_is_the_non_negative_least_squares_solution(case):
     request = case.request()
     config = CurvatureConfig(estimator=Estimator.diagonal, perturbations=120, prior_strength=1e-12)
     estimator = make_estimator(config)
-    seen = estimator.observe(request, Tools(SEEDS))
+    seen = estimator.observe(request, MethodContext(SEEDS))
     drawn, p = torch.Generator().manual_seed(SEEDS["perturbation"]), case.core.n_parameters
     delta = torch.stack([torch.randn(1, p, generator=drawn, dtype=torch.float64)[0] for _ in range(120)])
     target = 0.5 * torch.einsum("ip,pq,iq->i", delta, case.hessian(case.forget), delta)
@@ -241,13 +242,13 @@ def test_the_diagonal_is_the_non_negative_least_squares_solution(case):
 def make_values(case, head, made):
     estimator = make_estimator(CurvatureConfig(estimator=Estimator.diagonal, perturbations=120))
     request = case.request(head)
-    return estimator.estimate(estimator.observe(request, Tools(SEEDS)), request).operator.values_CE[0]
+    return estimator.estimate(estimator.observe(request, MethodContext(SEEDS)), request).operator.values_CE[0]
 
 
 def test_many_perturbations_find_the_diagonal_of_the_hessian(case):
     config = CurvatureConfig(estimator=Estimator.diagonal, perturbations=20 * case.core.n_parameters)
     estimator, request = make_estimator(config), case.request()
-    found = estimator.estimate(estimator.observe(request, Tools(SEEDS)), request).operator.values_CE[0]
+    found = estimator.estimate(estimator.observe(request, MethodContext(SEEDS)), request).operator.values_CE[0]
     wanted = case.hessian(case.forget).diagonal()
     assert float((found - wanted).norm() / wanted.norm()) < 0.6
 
@@ -293,7 +294,7 @@ def test_the_diagonal_by_random_signs_and_its_step(case):
 @pytest.mark.parametrize("estimator", [Estimator.ledoit_wolf, Estimator.oas])
 def test_estimators_that_need_feature_rows_say_so(case, estimator):
     with pytest.raises(ConfigError, match=rf"{estimator.value} shrinks the covariance of feature rows"):
-        Newton(CurvatureConfig(estimator=estimator, force=True)).unlearn(case.request(), Tools(SEEDS))
+        Newton(CurvatureConfig(estimator=estimator, force=True)).unlearn(case.request(), MethodContext(SEEDS))
 
 
 def test_structures_with_matrices_are_refused(case):

@@ -10,11 +10,11 @@ from torch.func import functional_call, jacrev
 
 from sfu.heads.base import Head
 from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.cut import cut_network
+from sfu.heads.linearised.split_network import split_network
 from sfu.heads.train import train_head
 from sfu.losses import Loss, make_loss
+from sfu.request import ForgetRequest
 from sfu.settings import HeadConfig, Training
-from sfu.unlearning.request import ForgetRequest
 
 CPU = torch.device("cpu")
 N, C, SIDE, FORGET = 60, 3, 4, 24
@@ -102,7 +102,7 @@ class Case:
 
 def tiny_case(layers: int = 2, l2: float = 1e-2, batch_size: int = 40, scale: float = 5.0, slope: float = 0.0) -> Case:
     network = tiny_network()
-    cut = cut_network(network, layers, slope)
+    cut = split_network(network, layers, slope)
     drawn = torch.Generator().manual_seed(1)
     labels = torch.arange(N) % C
     images = torch.randn(N, 1, SIDE, SIDE, generator=drawn).double() + 0.5 * labels[:, None, None, None]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sfu.errors import ConfigError
-from sfu.experiment.run_folder import FoundRun, read_run, run_folders
 from sfu.reporting.report.grouping import flatten, merge_repeats, sections, settings_of
+from sfu.results.run_folder import FoundRun, read_run, run_folders
 
 from ..samples import good_run, shifted
 from .folders import config_with, write_run, write_sweep

@@ -20,7 +20,7 @@ from sfu.reporting.plane_plot import plane_figure, plane_points
 from sfu.reporting.report import page, write
 from sfu.reporting.report.build import Report, build_report, limits
 from sfu.reporting.report.pictures import along, pictures_of
-from sfu.reporting.report.verdict import verdicts
+from sfu.reporting.report.verdicts import verdicts
 from sfu.reporting.sweep_export import escape_latex, latex_sweep_table
 
 from ..samples import good_run, make_row, sweep_runs, without_retrained

@@ -1,0 +1,179 @@
+"""SplitNetwork a network before its last K components: what comes before is the trunk, the rest the top.
+
+A component is what lies between two places through which everything passes: a linear layer, a convolution, a residual
+block. They are found in the traced graph, so any traceable network will do. Normalisations go with the layer before.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from sfu.errors import ConfigError
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_RECTIFIERS = (functional.relu, torch.relu)
+
+
+@dataclass(frozen=True)
+class SplitNetwork:
+    """A network in two.
+
+    Attributes:
+        trunk: Images to activations.
+        top: Activations to outputs.
+        components: Names of the components of the top, the last first.
+    """
+
+    trunk: fx.GraphModule
+    top: fx.GraphModule
+    components: tuple[str, ...]
+
+
+@dataclass
+class _Component:
+    name: str
+    before: fx.Node
+
+
+def split_network(network: nn.Module, layers: int, negative_slope: float = 0.0) -> SplitNetwork:
+    """SplitNetwork a copy of ``network`` before its last ``layers`` components.
+
+    Args:
+        network: A classifier of images.
+        layers: K, at least 1.
+        negative_slope: Of the rectifiers of the top; 0 leaves them as they are.
+
+    Raises:
+        ConfigError: The network cannot be traced, has fewer components, or normalises by its own batch.
+    """
+    network = copy.deepcopy(network).eval().requires_grad_(False)
+    _require_eval_parity(network)
+    try:
+        graph = fx.Tracer().trace(network)
+    except Exception as error:  # tracing raises what the network's own code raises
+        raise ConfigError(
+            f"{type(network).__name__} cannot be traced by torch.fx ({str(error).splitlines()[0][:120]}), so its last "
+            "layers cannot be taken apart; choose another backbone.name."
+        ) from error
+    found = _components(network, graph)[::-1]
+    if not 1 <= layers <= len(found):
+        names = ", ".join(component.name for component in found)
+        raise ConfigError(
+            f"head.layers={layers}; {type(network).__name__} has 1 to {len(found)} components, from the end: {names}."
+        )
+    at = found[layers - 1].before
+    top = _graph_module(network, _after(graph, at))
+    _rectify(top, negative_slope)
+    return SplitNetwork(_graph_module(network, _up_to(graph, at)), top, tuple(part.name for part in found[:layers]))
+
+
+def _require_eval_parity(network: nn.Module) -> None:
+    """In evaluation mode, an example's outputs must not depend on the others in its batch."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise ConfigError(
+                f"{name} of {type(network).__name__} normalises by its own batch even in evaluation mode "
+                "(track_running_stats=False), so an example's outputs depend on others; head=linearised cannot use it."
+            )
+
+
+def _components(network: nn.Module, graph: fx.Graph) -> list[_Component]:
+    """In the order of the forward pass."""
+    found: list[_Component] = []
+    members: list[fx.Node] = []
+    before: fx.Node | None = None
+    for node, passes in _bottlenecks(graph):
+        members.append(node)
+        if not passes:
+            continue
+        owners = [owner for member in members if (owner := _owner(network, member)) is not None]
+        if owners and before is not None:
+            name = _common(owners)
+            norms = all(isinstance(network.get_submodule(owner), _NORMS) for owner in owners)
+            if not (found and (norms or name == found[-1].name)):
+                found.append(_Component(name, before))
+        before, members = node, []
+    return found
+
+
+def _bottlenecks(graph: fx.Graph) -> list[tuple[fx.Node, bool]]:
+    """Every node but constants and the output, and whether all that comes later passes through it alone."""
+    nodes = [node for node in graph.nodes if node.op not in ("get_attr", "output")]
+    place = {node: index for index, node in enumerate(nodes)}
+    open_until, listed = -1, []
+    for index, node in enumerate(nodes):
+        whole = not any(user.target is operator.getitem for user in node.users)
+        listed.append((node, whole and open_until <= index))
+        last = max((place.get(user, len(nodes)) for user in node.users), default=index)
+        open_until = max(open_until, last)
+    return listed
+
+
+def _owner(network: nn.Module, node: fx.Node) -> str | None:
+    """The module whose parameters a node uses."""
+    if node.op == "call_module":
+        target = str(node.target)
+        return target if any(True for _ in network.get_submodule(target).parameters()) else None
+    constants = [used for used in node.all_input_nodes if used.op == "get_attr"]
+    return str(constants[0].target).rpartition(".")[0] if constants else None
+
+
+def _common(owners: list[str]) -> str:
+    if len(owners) == 1:
+        return owners[0]
+    levels = zip(*(owner.split(".") for owner in owners), strict=False)
+    same = [level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels)]
+    return ".".join(same) or owners[0]
+
+
+def _up_to(graph: fx.Graph, last: fx.Node) -> fx.Graph:
+    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        copies[node] = made.node_copy(node, lambda used: copies[used])
+        if node is last:
+            break
+    made.output(copies[last])
+    return made
+
+
+def _after(graph: fx.Graph, last: fx.Node) -> fx.Graph:
+    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    copies[last] = made.placeholder("activations")
+    nodes = list(graph.nodes)
+    behind = set(nodes[nodes.index(last) + 1 :])
+    later = False
+    for node in nodes:
+        if later or (node.op == "get_attr" and any(user in behind for user in node.users)):
+            copies[node] = made.node_copy(node, lambda used: copies[used])
+        later = later or node is last
+    return made
+
+
+def _graph_module(network: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    made = fx.GraphModule(network, graph, type(network).__name__)
+    made.graph.eliminate_dead_code()
+    made.delete_all_unused_submodules()
+    made.recompile()
+    return made.eval()
+
+
+def _rectify(top: fx.GraphModule, negative_slope: float) -> None:
+    """No rectifier works in place; with a slope, all are leaky."""
+    for name, module in list(top.named_modules()):
+        if hasattr(module, "inplace"):
+            module.inplace = False
+        if negative_slope and isinstance(module, nn.ReLU):
+            top.set_submodule(name, nn.LeakyReLU(negative_slope))
+    for node in top.graph.nodes:
+        if node.op == "call_function" and node.target in _RECTIFIERS:
+            node.kwargs = {}
+            if negative_slope:
+                node.target, node.args = functional.leaky_relu, (node.args[0], negative_slope)
+    top.recompile()

@@ -1,0 +1,48 @@
+"""Build the Hessian of an objective over a set of rows, in the structure that was planned."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sfu.losses.base import Layout, OutputHessian
+from sfu.losses.objective import Objective
+from sfu.losses.rows import Rows
+from sfu.operators.base import CurvatureOperator
+from sfu.operators.explicit import ExplicitOperator
+from sfu.operators.products import Part, ProductOperator
+from sfu.settings import Structure
+
+_LAYOUTS = {
+    Structure.shared: Layout.shared,
+    Structure.blocks: Layout.blocks,
+    Structure.dense: Layout.dense,
+}
+
+
+def build_operator(objective: Objective, rows: Rows, parameters_CE: Tensor, structure: Structure) -> CurvatureOperator:
+    """The Hessian of the mean objective of ``rows`` at ``parameters_CE``, the regulariser included.
+
+    ``shared``, asked of a loss whose classes differ, is the mean of their blocks; ``blocks`` of coupled classes are the
+    diagonal ones.
+    """
+    n_classes = parameters_CE.shape[0]
+    if structure is Structure.products:
+        hessians = [objective.loss.curvature(chunk.outputs(parameters_CE), chunk.labels_B) for chunk in rows.chunks()]
+        return products_of(objective, rows, hessians, n_classes)
+    if structure is Structure.shared and objective.loss.layout is not Layout.shared:
+        data = objective.data_hessian(rows, parameters_CE, Layout.blocks).mean(0)
+    else:
+        data = objective.data_hessian(rows, parameters_CE, _LAYOUTS[structure])
+    return with_ridge(data, objective, n_classes)
+
+
+def products_of(objective: Objective, rows: Rows, hessians: list[OutputHessian], n_classes: int) -> ProductOperator:
+    """The product operator of output Hessians that are already there, one for each chunk."""
+    return ProductOperator((Part(rows, hessians, 1.0),), objective.ridge_E, objective.regularized_E, n_classes)
+
+
+def with_ridge(data: Tensor, objective: Objective, n_classes: int) -> ExplicitOperator:
+    """Blocks of the data term with the regulariser added."""
+    repeats = data.shape[-1] // objective.ridge_E.shape[0]
+    return ExplicitOperator(data + torch.diag(objective.ridge_E.repeat(repeats)), n_classes, objective.regularized_E)

@@ -1,0 +1,89 @@
+"""A diagonal curvature.
+
+Shapes: C classes, E parameters of each (1 and p where they share them), M values of rho.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sfu.errors import SingularHessianError
+from sfu.operators.base import CurvatureOperator, DampedInverse, Solution
+
+
+class DiagonalOperator(CurvatureOperator):
+    """See the module.
+
+    Attributes:
+        values_CE: The diagonal, the regulariser included.
+    """
+
+    def __init__(self, values_CE: Tensor, regularized_E: Tensor) -> None:
+        """Take the diagonal and that of R."""
+        self.values_CE, self.regularized_E, self.n_classes = values_CE, regularized_E, values_CE.shape[0]
+
+    @property
+    def structure(self) -> str:
+        """Of its own."""
+        return "diagonal"
+
+    def matmul(self, vectors: Tensor) -> Tensor:
+        """Entry by entry."""
+        return self.values_CE * vectors
+
+    def trace(self) -> float:
+        """The sum."""
+        return float(self.values_CE.sum())
+
+    def damped(self) -> DampedInverse:
+        """Entry by entry."""
+        return DiagonalInverse(self)
+
+    def solve(self, right_CE: Tensor, rho: float = 0.0) -> Solution:
+        """Entry by entry.
+
+        Raises:
+            SingularHessianError: An entry is not positive.
+        """
+        damped_CE = self.values_CE + rho * self.regularized_E
+        if not bool((damped_CE > 0).all()):
+            raise SingularHessianError(
+                f"the estimated diagonal is {float(damped_CE.min()):g} somewhere; set head.l2 above 0, or damp it with "
+                "curvature.regularization=fixed and curvature.rho."
+            )
+        return Solution(right_CE / damped_CE, "diagonal", 0.0)
+
+    def combine(self, others: Sequence[CurvatureOperator], coefficients: Sequence[float]) -> DiagonalOperator:
+        """Entry by entry."""
+        total = coefficients[0] * self.values_CE
+        for other, coefficient in zip(others, coefficients[1:], strict=True):
+            assert isinstance(other, DiagonalOperator)
+            total = total + coefficient * other.values_CE
+        return DiagonalOperator(total, self.regularized_E)
+
+
+class DiagonalInverse(DampedInverse):
+    """The family ``(H + rho R)^-1``."""
+
+    def __init__(self, operator: DiagonalOperator) -> None:
+        """Nothing to prepare."""
+        self._operator = operator
+
+    @property
+    def mean_eigenvalue(self) -> float:
+        """Mean of the positive parts."""
+        return float(self._operator.values_CE.clamp(min=0).mean())
+
+    @property
+    def invertible(self) -> bool:
+        """Every entry is positive."""
+        return bool((self._operator.values_CE > 0).all())
+
+    def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
+        """See the base; entries that are 0 are left out."""
+        rhos_M = torch.tensor(rhos, dtype=right_CE.dtype, device=right_CE.device)[:, None, None]
+        damped_MCE = self._operator.values_CE.clamp(min=floor) + rhos_M * self._operator.regularized_E
+        return torch.where(damped_MCE > 0, right_CE / damped_MCE, 0.0)

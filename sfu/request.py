@@ -1,0 +1,303 @@
+"""The whole of what a source-free method may see: the head, the examples to forget, and how many there were in all.
+
+Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from sfu.errors import DataError
+from sfu.heads.base import Head
+from sfu.losses.rows import Rows, check_weights, design_matrix
+from sfu.operators import CurvatureOperator, build_operator
+from sfu.settings import Structure
+
+Cached = TypeVar("Cached")
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+class Access(Enum):
+    """What a method may see. The runner enforces it."""
+
+    NONE = "none"  # looks at nothing, changes nothing
+    FORGET = "forget"  # the request alone: source-free
+    STORED = "stored"  # the request and what was stored with the head at training time (no examples)
+    RETAINED = "retained"  # the request and the retained data
+
+
+@dataclass(frozen=True)
+class RetainedSet:
+    """The retained rows, handed only to methods of :attr:`Access.RETAINED`."""
+
+    features_RD: Tensor
+    labels_R: Tensor
+    weights_R: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MethodContext:
+    """What the runner lends to every method.
+
+    Attributes:
+        seeds: Derived seeds by name: ``training``, ``perturbation``, ``noise``.
+        normalize_rows: Whether features were normalised row by row; further feature files must be too.
+        keep_path: Whether iterative methods shall keep where they were after each step, as ``UnlearningResult.path``.
+        memory: What one setting of a method may leave to the others that are tried on the same request.
+        progress: Called with (done, total) by long work.
+    """
+
+    seeds: dict[str, int] = field(default_factory=dict)
+    progress: Callable[[int, int], None] | None = None
+    normalize_rows: bool = False
+    keep_path: bool = False
+    memory: dict[str, Any] | None = None
+
+    def remember(self, key: str, make: Callable[[], Cached]) -> Cached:
+        """``make()``, made once for all settings that share :attr:`memory`; ``key`` must name all it depends on."""
+        if self.memory is None:
+            return make()
+        if key not in self.memory:
+            self.memory[key] = make()
+        return cast(Cached, self.memory[key])
+
+    def generator(self, name: str) -> torch.Generator:
+        """A fresh CPU generator for ``name``; the same numbers on every device."""
+        return torch.Generator().manual_seed(self.seeds.get(name, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRequest:
+    """A deletion request. Frozen, and holding private copies: no retained example can be reached from it.
+
+    Attributes:
+        head: The trained head.
+        features_FD: Features of the examples to forget, on the head's device.
+        labels_F: Their labels.
+        weights_F: Their sample weights, if the head was trained with sample weights.
+        views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, for the curvature alone;
+            ``None`` without.
+        copies: How often every example occurs among the rows (see :meth:`for_curvature`).
+        classes: The classes asked to be forgotten, if these are all training rows of whole classes; ``None`` otherwise.
+    """
+
+    head: Head
+    features_FD: Tensor
+    labels_F: Tensor
+    weights_F: Tensor | None = None
+    views_VFD: Tensor | None = None
+    copies: int = 1
+    classes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the examples against the head, and copy them out of whatever storage they came from.
+
+        Raises:
+            DataError: The forget set is empty, is everything, is not finite, or does not fit the head.
+        """
+        features, labels, head = self.features_FD, self.labels_F, self.head
+        if features.is_complex() or features.dtype == torch.bool:
+            raise DataError(f"the forget features are {features.dtype}; real numbers are needed.")
+        if features.ndim != 2 or features.shape[0] == 0:
+            raise DataError(f"the forget set has shape {list(features.shape)}; at least one row [F, D] is needed.")
+        if features.shape[1] != head.n_features:
+            raise DataError(
+                f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}; extract them "
+                "with the backbone the head was trained on."
+            )
+        if labels.shape != features.shape[:1] or labels.dtype not in _INTEGERS:
+            raise DataError(
+                f"the forget labels must be {features.shape[0]} integers, not {labels.dtype} {list(labels.shape)}."
+            )
+        if int(labels.min()) < 0 or int(labels.max()) >= head.n_classes:
+            raise DataError(
+                f"the forget labels run from {int(labels.min())} to {int(labels.max())}; the head has classes "
+                f"0 .. {head.n_classes - 1}."
+            )
+        if not torch.isfinite(features).all():
+            raise DataError("the forget features have NaN or infinite values; remove or repair those rows.")
+        if self.n_forget >= head.n_train:
+            raise DataError(
+                f"{self.n_forget} examples to forget of N = {head.n_train} leave none retained; check n_train."
+            )
+        self._check_classes()
+        views = self.views_VFD
+        if views is not None and (views.ndim != 3 or views.shape[1:] != features.shape or views.shape[0] == 0):
+            raise DataError(
+                f"the augmented features are {list(views.shape)}; [views, {features.shape[0]}, {features.shape[1]}] is "
+                "needed, every view with a row for each example to forget."
+            )
+        if views is not None and not torch.isfinite(views).all():
+            raise DataError("the augmented features have NaN or infinite values.")
+        device = head.parameters_CE.device
+        if views is not None:
+            object.__setattr__(self, "views_VFD", views.detach().to(device, copy=True).contiguous())
+        object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
+        object.__setattr__(self, "labels_F", labels.detach().to(device, torch.int64, copy=True).contiguous())
+        if self.weights_F is not None:
+            if head.weight is None:
+                raise DataError(
+                    "the examples to forget have sample weights and the head has none; give the total weight of its "
+                    "training rows as the head's `weight`."
+                )
+            object.__setattr__(self, "weights_F", check_weights(self.weights_F, self.labels_F))
+        if not self.weight < head.total_weight:
+            raise DataError(
+                f"the forget set weighs {self.weight:g} and the training set {head.total_weight:g}; give the total "
+                "weight of the training rows as the head's `weight`."
+            )
+
+    def _check_classes(self) -> None:
+        if self.classes is None:
+            return
+        present = self.labels_F.unique().tolist()
+        if sorted(self.classes) != present:
+            raise DataError(f"the request is to forget the classes {list(self.classes)} but its labels are {present}.")
+        if len(present) >= self.head.n_classes:
+            raise DataError(
+                f"forgetting all {self.head.n_classes} classes would leave an empty head; keep at least one class."
+            )
+
+    @property
+    def n_forget(self) -> int:
+        """N_f."""
+        return self.labels_F.shape[0] // self.copies
+
+    @property
+    def n_retain(self) -> int:
+        """N_r = N - N_f."""
+        return self.head.n_train - self.n_forget
+
+    @property
+    def weight(self) -> float:
+        """V_f: what the forget rows weigh together; N_f without sample and class weights."""
+        return self.data().weight / self.copies
+
+    @property
+    def retained_weight(self) -> float:
+        """V_r = V - V_f."""
+        return self.head.total_weight - self.weight
+
+    @property
+    def step_ratio(self) -> float:
+        """V_f / V_r (N_f / N_r unweighted): length of the Newton step under mean-normalised curvature and gradient."""
+        return self.weight / self.retained_weight
+
+    @property
+    def design_FE(self) -> Tensor:
+        """Forget rows in the head's dtype, with the bias column."""
+        head = self.head.parameters_CE
+        return design_matrix(self.features_FD, self.head.bias, head.device, head.dtype)
+
+    def without_summary(self) -> ForgetRequest:
+        """The same request without the curvature stored with the head."""
+        return self if self.head.data_hessian is None else replace(self, head=self.head.without_summary())
+
+    def in_float64(self) -> ForgetRequest:
+        """The same request with the head in float64, in which curvature and solves are computed."""
+        head = self.head
+        double = head.to(head.parameters_CE.device, torch.float64)
+        return self if head.parameters_CE.dtype == torch.float64 else replace(self, head=double)
+
+    def rows(self, index: Tensor) -> ForgetRequest:
+        """The same request for some of its rows (a cross-validation fold)."""
+        views = None if self.views_VFD is None else self.views_VFD[:, index]
+        weights = None if self.weights_F is None else self.weights_F[index]
+        return replace(
+            self,
+            features_FD=self.features_FD[index],
+            labels_F=self.labels_F[index],
+            weights_F=weights,
+            views_VFD=views,
+        )
+
+    def for_curvature(self) -> ForgetRequest:
+        """The request with its views as further rows, so that their Hessians are averaged in.
+
+        Only curvature is to be read off it: the gradient of the Newton step is that of the examples themselves.
+        """
+        if self.views_VFD is None:
+            return self
+        copies = 1 + self.views_VFD.shape[0]
+        rows = torch.cat([self.features_FD[None], self.views_VFD.to(self.features_FD)]).flatten(0, 1)
+        return replace(
+            self,
+            features_FD=rows,
+            labels_F=self.labels_F.repeat(copies),
+            weights_F=None if self.weights_F is None else self.weights_F.repeat(copies),
+            views_VFD=None,
+            copies=copies,
+        )
+
+    def at(self, parameters_CE: Tensor) -> ForgetRequest:
+        """The same request with the head moved."""
+        return replace(self, head=replace(self.head, parameters_CE=parameters_CE))
+
+    def data(self, *, keep: bool = False) -> Rows:
+        """The forget rows as the head's loss sees them."""
+        return self.head.rows(self.features_FD, self.labels_F, self.weights_F, keep=keep)
+
+    def retained_rows(self, retained: RetainedSet, *, progress: Callable[[int, int], None] | None = None) -> Rows:
+        """The retained rows as the head's loss sees them; they must be what the training set keeps.
+
+        Raises:
+            DataError: They are not N - N_f rows, or do not weigh V - V_f.
+        """
+        head = self.head
+        rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, keep=True, progress=progress)
+        if rows.count != self.n_retain or not math.isclose(rows.weight, self.retained_weight, rel_tol=1e-9):
+            raise DataError(
+                f"the retained set has {rows.count} rows of total weight {rows.weight:.12g}; the training set without "
+                f"the examples to forget has {self.n_retain} of {self.retained_weight:.12g}. Give those rows, with "
+                "their sample weights if they had any."
+            )
+        return rows
+
+    def unlearned_head(self, parameters_CE: Tensor) -> Head:
+        """The head of the retained data at ``parameters_CE``, taken to be at its optimum there.
+
+        A stored summary of the old training data is dropped with the examples it still contains, and a certificate
+        loses its bound, which only certified removal can carry on.
+        """
+        head = self.head
+        return replace(
+            head,
+            parameters_CE=parameters_CE,
+            gradient_CE=torch.zeros_like(parameters_CE),
+            n_train=self.n_retain,
+            weight=None if head.weight is None else self.retained_weight,
+            data_hessian=None,
+            certificate=head.certificate and replace(head.certificate, residual_bound=None),
+        )
+
+    def hessian(self, structure: Structure) -> CurvatureOperator:
+        """``H_f``: Hessian of the mean objective of the forget rows at the head."""
+        head = self.head
+        return build_operator(head.objective(), self.data(keep=True), head.parameters_CE, structure)
+
+    def forget_gradient(self) -> Tensor:
+        """``g_f``: gradient of the mean objective of the forget rows at the head, ``[C, E]``."""
+        return self.head.objective().gradient(self.data(), self.head.parameters_CE)
+
+    def newton_gradient(self) -> Tensor:
+        """``g_f - (V / V_f) g``: the right-hand side of the Newton step, ``[C, E]``."""
+        return self.forget_gradient() - (self.head.total_weight / self.weight) * self.head.gradient_CE
+
+
+def merge_requests(parts: Sequence[ForgetRequest]) -> ForgetRequest:
+    """One request for disjoint sets of rows of one head."""
+    weights = [part.weights_F for part in parts if part.weights_F is not None]
+    return replace(
+        parts[0],
+        features_FD=torch.cat([part.features_FD for part in parts]),
+        labels_F=torch.cat([part.labels_F for part in parts]),
+        weights_F=torch.cat(weights) if weights else None,
+    )

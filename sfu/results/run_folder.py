@@ -1,0 +1,168 @@
+"""A run's folder as a reader finds it: finished, failed, interrupted, killed midway, damaged, or of another schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sfu.errors import ArtifactError
+from sfu.results.artifacts import read_metrics
+
+_NOT_RUNS = frozenset({"wandb", "heads", "tensorboard", ".hydra", ".git"})
+"""Folders inside a run that hold no runs."""
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """What one folder holds.
+
+    Attributes:
+        folder: The folder.
+        state: ``finished``, ``failed``, ``interrupted``, ``running``, ``killed``, or ``unknown`` where nothing says so.
+        problem: Why this run counts for nothing, or only in part; None for a whole one.
+        overrides: What was given on the command line.
+        job: Its number in a sweep.
+        started: When it began.
+        metrics: The content of metrics.json; a run with a failed row has one, too.
+        config: The resolved configuration, nested; None where it cannot be read.
+    """
+
+    folder: Path
+    state: str
+    problem: str | None
+    overrides: dict[str, str] = field(default_factory=dict)
+    job: int | None = None
+    started: datetime | None = None
+    metrics: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+
+
+def run_folders(*paths: Path) -> list[Path]:
+    """Every folder at or below ``paths`` that holds a status.json or a metrics.json, each once.
+
+    Raises:
+        ArtifactError: A path does not exist, or a folder cannot be listed.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise ArtifactError(f"{path} does not exist (looked from {Path.cwd()}).")
+        for folder in _walk(path if path.is_dir() else path.parent):
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise ArtifactError(f"cannot look into {error.filename} ({error.strerror}).") from error
+
+    for folder, below, files in os.walk(root, onerror=refuse):
+        below[:] = sorted(name for name in below if name not in _NOT_RUNS)
+        if "status.json" in files or "metrics.json" in files:
+            yield Path(folder)
+
+
+def read_run(folder: Path, *, with_config: bool = False) -> FoundRun:
+    """Read what a run left; whatever is wrong with it becomes its ``problem``.
+
+    Args:
+        folder: The run's folder.
+        with_config: Read config.yaml, too.
+    """
+    try:
+        status = _read_status(folder / "status.json")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return FoundRun(folder, "unknown", f"status.json is damaged ({type(error).__name__}: {error})")
+    metrics, problem = None, _why_unfinished(status)
+    try:
+        metrics = read_metrics(folder / "metrics.json")
+    except ArtifactError as error:
+        problem = problem or str(error).replace(f"{folder}{os.sep}", "")
+    config = None
+    if with_config:
+        try:
+            config = _read_config(folder / "config.yaml")
+        except (OSError, ValueError) as error:
+            problem = problem or f"config.yaml cannot be read ({getattr(error, 'strerror', None) or error})"
+    return FoundRun(folder, problem=problem, metrics=metrics, config=config, **_about(status))
+
+
+def _read_status(path: Path) -> dict[str, Any]:
+    """status.json; where there is none, only the numbers were kept.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, AttributeError: It is damaged.
+    """
+    if not path.exists():
+        return {"state": "finished", "overrides": []}
+    status = dict(json.loads(path.read_text(encoding="utf-8")))
+    status["started"] = _time(status["started"])
+    if not isinstance(status["state"], str) or not all(isinstance(item, str) for item in status["overrides"]):
+        raise ValueError("state and overrides must be text")
+    if status["state"] == "running" and _is_gone(status):
+        status["state"] = "killed"
+    return status
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _is_gone(status: dict[str, Any]) -> bool:
+    """True where the process that wrote the record is known to be no more; False where that cannot be told."""
+    pid = status.get("pid")
+    if status.get("host") != platform.node() or not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False
+
+
+def _why_unfinished(status: dict[str, Any]) -> str | None:
+    state = status["state"]
+    if state == "finished":
+        return None
+    if state == "killed":
+        return "killed midway"
+    if state == "running":
+        return "not finished: still running, or killed"
+    return str(status.get("error") or state).strip().splitlines()[0]
+
+
+def _about(status: dict[str, Any]) -> dict[str, Any]:
+    job = status.get("job")
+    return {
+        "state": status["state"],
+        "overrides": dict(item.lstrip("+~").split("=", 1) for item in status["overrides"] if "=" in item),
+        "job": job if isinstance(job, int) else None,
+        "started": status.get("started"),
+    }
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """A resolved configuration as plain containers.
+
+    Raises:
+        OSError, ValueError: It is missing or damaged.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where it is there
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), loader)  # safe: plain values alone
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if not isinstance(config, dict):
+        raise ValueError("it holds no mapping")
+    return {str(key): value for key, value in config.items()}

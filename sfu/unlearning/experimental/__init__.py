@@ -1,0 +1,1 @@
+"""Comparison methods that need caveats; docs/methods.md gives them."""

@@ -1,0 +1,93 @@
+"""sfu-features: extract beforehand, list, remove; as a command, from another folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from sfu.cache_dir import cache_dir
+from sfu.cli import features as features_cli
+from sfu.data.features.listing import list_stores
+
+DIGITS = ["dataset=digits", "backbone=pixels"]
+
+
+def command(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "sfu.cli.features", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "80", **environment},
+    )  # fmt: skip
+
+
+def test_extract_ls_and_rm(tmp_path, capsys):
+    assert "No features are kept" in command("ls", folder=tmp_path).stdout
+    done = command("extract", *DIGITS, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1,797 images in" in done.stdout
+    (info,) = list_stores(cache_dir("features"))
+    listing = command("ls", folder=tmp_path).stdout
+    assert info.key[:12] in listing
+    assert all(len(line) <= 80 for line in listing.splitlines()[:-1])
+    for word in ("digits", "pixels", "1,797", "1/1"):
+        assert word in listing
+    features_cli.main(["rm", info.key[:6]])
+    assert "removed" in capsys.readouterr().out
+    assert list_stores(cache_dir("features")) == []
+    assert not list(cache_dir("features").iterdir())
+
+
+def test_unfinished_and_all(capsys):
+    features_cli.main(["extract", *DIGITS])
+    (info,) = list_stores(cache_dir("features"))
+    features_cli.main(["rm", "--unfinished"])
+    assert "Nothing to remove" in capsys.readouterr().out
+    (info.folder / "chunk-00000.safetensors").unlink()
+    features_cli.main(["rm", "--unfinished"])
+    assert not info.folder.exists()
+    features_cli.main(["extract", *DIGITS])
+    (cache_dir("features") / "notes").mkdir()
+    features_cli.main(["rm", "--all"])
+    assert [path.name for path in cache_dir("features").iterdir()] == ["notes"]  # nothing but features is removed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rm", "abc"], "abc names no features"),
+        (["rm"], "rm needs keys, or --all, or --unfinished"),
+        (["rm", "abc", "--all"], "rm needs keys, or --all, or --unfinished"),
+        (["extract", "dataset=digits"], "backbone=none extracts nothing"),
+        (["extract", "dataset=digits", "backbone=resnet"], "backbone=resnet is unknown; backbone can be"),
+        (["extract", "dataset=digits", "backbone=pixels", "datset.path=1"], "datset"),
+        (["extract", "dataset=digits", "backbone=torchvision"], "backbone.name"),
+        (["extract", "dataset=features", "backbone=pixels"], "holds features"),
+    ],
+)
+def test_mistakes_are_explained(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        features_cli.main(arguments)
+    assert stopped.value.code == 1
+    assert message in capsys.readouterr().err
+
+
+def test_features_under_extraction_are_not_removed(capsys):
+    features_cli.main(["extract", *DIGITS])
+    (info,) = list_stores(cache_dir("features"))
+    with FileLock(info.folder.with_suffix(".lock")), pytest.raises(SystemExit):
+        features_cli.main(["rm", "--all"])
+    assert "is being extracted by a run" in capsys.readouterr().err
+    assert info.folder.exists()
+
+
+def test_an_experiment_under_torchrun_is_told_what_to_do(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "sfu"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "extract the features first" in done.stderr

@@ -1,0 +1,290 @@
+"""The command, as a user meets it: in this process for refusals, as a subprocess elsewhere, and from a built wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+
+from sfu import cli
+from sfu.experiment import sweep
+from sfu.experiment.job import line_of_job
+from sfu.heads.linear import LinearHead
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK = ["logger=none", "methods=[original,retrained,closed_form]", "evaluation.membership_splits=2"]
+
+
+def sfu(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the command in this process; returns its exit code."""
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr(sys, "argv", ["sfu", *arguments])
+    monkeypatch.setattr(sweep, "_sweep", None)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    finally:
+        GlobalHydra.instance().clear()
+    return 0
+
+
+def subprocess_sfu(where: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
+    return subprocess.run(
+        [sys.executable, "-m", "sfu", *arguments],
+        cwd=where, env={**kept, "COLUMNS": "80", **environment}, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+
+
+def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
+    """The issue's own example, from another folder, with W&B on."""
+    done = subprocess_sfu(
+        tmp_path, "dataset=features", f"dataset.path={feature_file.name}", "forget.fraction=0.1", "head.l2=5e-4",
+        "methods=[original,retrained,unlearned_plus,unlearned_minus,closed_form,unlearned_minus_paper]",
+        "curvature.perturbations=50", "hydra.run.dir=out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in ("original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form", "unlearned_minus_paper"):
+        assert any(re.match(rf"[!r=]? *{name} ", line) for line in lines), name
+    out = tmp_path / "out"
+    files = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+    assert {
+        "config.yaml", "metrics.json", "metrics.csv", "table.md", "figure.png", "split.safetensors", "status.json",
+        "heads/original.safetensors", "heads/original.json", "heads/unlearned_minus.safetensors",
+    } <= files  # fmt: skip
+    assert any(name.startswith("wandb/offline-run-") for name in files)
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["schema"] == 1
+    assert metrics["rows"]["unlearned_plus"]["distance"] < 1e-6
+    assert metrics["run"]["overrides"][0] == "dataset=features"
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["head"]["l2"] == 5e-4
+    assert config["forget"]["fraction"] == 0.1
+    assert json.loads((out / "status.json").read_text())["state"] == "finished"
+    assert LinearHead.load(out / "heads" / "closed_form").n_features == 12
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_makes_one_table_over_its_seeds(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "sweep"
+    code = sfu(
+        monkeypatch, "-m", "forget.fraction=0.05,0.1", "seed=0,1", *QUICK, f"hydra.sweep.dir={folder}",
+    )  # fmt: skip
+    assert code == 0
+    total = json.loads((folder / "sweep.json").read_text())
+    assert total["n_runs"] == 4
+    assert [group["overrides"] for group in total["groups"]] == [
+        {"forget.fraction": "0.05"},
+        {"forget.fraction": "0.1"},
+    ]
+    for group in total["groups"]:
+        distances = [
+            json.loads((folder / str(job) / "metrics.json").read_text())["rows"]["closed_form"]["distance"]
+            for job in ((0, 1) if group["overrides"]["forget.fraction"] == "0.05" else (2, 3))
+        ]
+        cell = group["rows"]["closed_form"]["metrics"]["distance"]
+        assert cell["n"] == 2
+        assert cell["mean"] == pytest.approx(np.mean(distances))
+        assert cell["std"] == pytest.approx(np.std(distances, ddof=1))
+    assert {p.name for p in folder.iterdir()} >= {"sweep.csv", "sweep.md", "sweep.png"}
+    assert "±" in capsys.readouterr().out
+
+
+def test_a_failing_job_neither_stops_nor_hides_the_others(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "sweep"
+    code = sfu(monkeypatch, "-m", "head.l2=0,0.1,0.01", *QUICK, f"hydra.sweep.dir={folder}")
+    assert code == 1
+    captured = capsys.readouterr()
+    assert "the Gram matrix of the 1437 training rows plus head.l2=0 is singular" in captured.err
+    assert "head.l2=0: SingularHessianError" in captured.out
+    total = json.loads((folder / "sweep.json").read_text())
+    assert len(total["groups"]) == 3
+    assert [f["overrides"]["head.l2"] for f in total["failed"]] == ["0"]
+    assert json.loads((folder / "0" / "status.json").read_text())["state"] == "failed"
+    assert (folder / "2" / "metrics.json").is_file()
+
+
+def test_a_sweep_in_a_used_folder_counts_its_own_jobs_only_wherever_they_write(tmp_path, monkeypatch):
+    folder = tmp_path / "sweep"
+    for seeds in ("0,1", "2"):
+        assert sfu(monkeypatch, "-m", f"seed={seeds}", *QUICK, f"hydra.sweep.dir={folder}") == 0
+    assert json.loads((folder / "sweep.json").read_text())["n_runs"] == 1
+    named = "hydra.sweep.subdir=by_seed/${seed}"
+    assert sfu(monkeypatch, "-m", "seed=4", named, *QUICK, f"hydra.sweep.dir={folder}") == 0
+    total = json.loads((folder / "sweep.json").read_text())
+    assert total["n_runs"] == 1
+    assert total["groups"][0]["over"] == {"seed": ["4"]}
+
+
+def test_a_variant_from_the_command_line_as_contributing_has_it(tmp_path, monkeypatch):
+    code = sfu(
+        monkeypatch, "methods=[original,closed_form,strong]", "logger=none", f"hydra.run.dir={tmp_path}",
+        "+variants.strong={base:closed_form,curvature:{regularization:fixed,rho:0.5}}",
+    )  # fmt: skip
+    assert code == 0
+    rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
+    assert rows["strong"]["details"]["rho"] == 0.5
+    assert rows["closed_form"]["details"]["rho"] != 0.5
+
+
+def test_version(monkeypatch, capsys):
+    import sfu as package
+
+    assert sfu(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"sfu {package.__version__}\n"
+
+
+@pytest.mark.parametrize("launcher", ["local_2", "submitit_local"])
+def test_jobs_side_by_side(tmp_path, launcher):
+    done = subprocess_sfu(tmp_path, "-m", "seed=0,1", f"launcher={launcher}", *QUICK, "hydra.sweep.dir=s")
+    assert done.returncode == 0, done.stderr
+    assert "n = 2" in done.stdout
+    assert json.loads((tmp_path / "s" / "sweep.json").read_text())["n_runs"] == 2
+
+
+@pytest.mark.skipif(shutil.which("srun") is not None, reason="Slurm is here")
+def test_slurm_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    assert sfu(monkeypatch, "-m", "seed=0,1", "launcher=slurm", *QUICK, f"hydra.sweep.dir={tmp_path / 's'}") == 1
+    assert "launcher=slurm needs Slurm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["head.l3=1"],
+            r"head\.l3 is not a setting; head takes name, l2, bias, training, tolerance, .*store_curvature, adam",
+        ),
+        (["curvature.perturbation=1"], r"Did you mean curvature\.perturbations\?"),
+        (["colour=red"], r"colour is not a setting; sfu takes dataset"),
+        (["head.l2=small"], r"'small' .*could not be converted to Float"),
+        (["seed=1.5"], r"'1\.5' .*could not be converted to Integer"),
+        (["curvature.measurement=sound"], r"expected one of \[loss, gradient\]"),
+        (["dataset=imagenet"], r"dataset=imagenet is unknown; dataset can be caltech256, cifar10"),
+        (["experiment=nope"], r"experiment=nope is unknown; experiment can be .*quick"),
+        (["methods=[original,magic]"], r"'magic' is unknown; sfu has .*closed_form"),
+        (["methods=original"], r"methods"),
+        (["head.l2=-1"], r"head\.l2=-1"),
+        (["head.layers=3"], r"head\.layers=3 is for head=linearised"),
+        (["head.core=pretrain"], r"head\.core=pretrain is for head=linearised"),
+        (["head.l2=0"], r"Gram matrix .* singular"),
+        (["forget.fraction=0"], r"forget\.fraction=0"),
+        (["forget.fraction=1"], r"all 1437 training rows"),
+        (["forget.classes=[]"], r"empty forget set"),
+        (["forget.classes=[10]"], r"classes are 0 \.\. 9"),
+        (["forget.indices=nowhere.txt"], r"nowhere\.txt is not a file"),
+        (["curvature.folds=500"], r"curvature\.folds=500 but there are only 144 rows"),
+        (["dataset=features"], r"needs dataset\.path"),
+        (["dataset=features", "dataset.path=no/such.npz"], r"dataset\.path=no/such\.npz does not exist"),
+        (["device=cuda:7"], r"device=cuda:7 but \d+ CUDA"),
+        (["logger=wandb", "logger.mode=sideways"], r"sideways"),
+        (["+variants.a={_target_:os.system,base:original}", "methods=[a]"], r"'_target_' not in 'MethodConfig'"),
+        (["+evil=1"], r"evil is not a setting; sfu takes dataset"),
+        (["+head.adam.momentum=1"], r"head\.adam\.momentum is not a setting; head\.adam takes lr"),
+        (["+dataset._target_=os.system"], r"dataset\._target_ is not a setting"),
+        (["threads=100000"], r"threads=100000"),
+        (["dataset.n_classes=1000000000"], r"1000000000 classes for 1437 training rows"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_refusals_are_clear_and_come_before_any_result(tmp_path, monkeypatch, capsys, arguments, message):
+    base = [] if any(a.startswith(("methods=", "logger=")) for a in arguments) else ["logger=none"]
+    code = sfu(monkeypatch, *base, *arguments, f"hydra.run.dir={tmp_path / 'out'}")
+    error = capsys.readouterr().err
+    assert code == 1
+    assert re.search(message, error), error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out" / "metrics.json").exists()
+
+
+def test_an_output_folder_that_cannot_be_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert sfu(monkeypatch, *QUICK, f"hydra.run.dir={tmp_path / 'file' / 'out'}") == 1
+    error = capsys.readouterr().err
+    assert "cannot use" in error
+    assert "hydra.run.dir=FOLDER" in error
+
+
+def test_a_failed_run_is_recorded_as_failed(tmp_path, monkeypatch):
+    assert sfu(monkeypatch, "head.l2=0", *QUICK, f"hydra.run.dir={tmp_path}") == 1
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "SingularHessianError" in status["error"]
+
+
+def test_one_bad_row_fails_the_run_but_keeps_the_rest(tmp_path, monkeypatch, capsys):
+    from sfu.curvature.estimators.closed_form import ClosedForm
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("it broke")
+
+    monkeypatch.setattr(ClosedForm, "estimate", broken)
+    assert sfu(monkeypatch, *QUICK, f"hydra.run.dir={tmp_path}") == 1
+    assert "1 of 3 rows failed (closed_form: RuntimeError: it broke)" in capsys.readouterr().err
+    rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
+    assert rows["retrained"]["test_accuracy"] > 80
+
+
+def test_importing_sfu_is_quick_and_needs_neither_wandb_nor_cvxpylayers():
+    code = (
+        "import sys; sys.modules['wandb'] = sys.modules['cvxpy'] = sys.modules['cvxpylayers'] = None\n"
+        "import sfu; assert 'torch' not in sys.modules and 'hydra' not in sys.modules\n"
+        "sys.argv = ['sfu', 'logger=none', 'experiment=quick', 'hydra.run.dir=' + sys.argv[1]]\n"
+        "from sfu.cli.run import main; main()\n"
+    )
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=300, check=False, cwd=folder
+        )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_built_wheel_carries_its_configs_and_runs_alone(tmp_path):
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    shipped = {p.relative_to(site / "sfu" / "configs") for p in (site / "sfu" / "configs").rglob("*.yaml")}
+    assert shipped == {p.relative_to(ROOT / "configs") for p in (ROOT / "configs").rglob("*.yaml")}
+    for name in ("page.html.jinja", "page.css"):
+        assert (site / "sfu" / "reporting" / "report" / name).is_file()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    code = f"import sys; sys.path.insert(0, {str(site)!r}); import sfu.cli.run; print(sfu.__file__); sfu.cli.run.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "experiment=quick", "logger=none"],
+        cwd=elsewhere, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert str(site) in done.stdout
+    assert len(list(elsewhere.glob("outputs/*/*/metrics.json"))) == 1
+
+
+def test_the_line_of_a_job_fits_the_terminal_while_anything_can_be_left_out():
+    overrides = ["head.l2=0.1", "seed=0", "dataset=features", "dataset.path=/a/long/way/to/features.npz"]
+    assert line_of_job("job 0: ", overrides[:2], ": 3 rows", 80) == "job 0: head.l2=0.1 seed=0: 3 rows"
+    assert line_of_job("job 0: ", overrides, ": 3 rows", 60) == "job 0: head.l2=0.1 seed=0 dataset=features ...: 3 rows"
+    assert line_of_job("job 0: ", overrides, ": 3 rows", 10) == f"job 0: {' '.join(overrides)}: 3 rows"

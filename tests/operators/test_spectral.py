@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfu.errors import SingularHessianError
+from sfu.operators.spectral import SpectralInverse
+
+
+def problem(width: int, seed: int, bias: bool, shift: float = 0.0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(3 * width, width, generator=generator, dtype=torch.float64) + shift
+    mask = torch.ones(width, dtype=torch.float64)
+    if bias:
+        rows[:, -1] = 1.0
+        mask[-1] = 0.0
+    hessian = rows.T @ rows / rows.shape[0] + torch.diag(1e-3 * mask)
+    return hessian, mask, torch.randn(3, width, generator=generator, dtype=torch.float64)
+
+
+@given(width=st.integers(2, 12), seed=st.integers(0, 999), bias=st.booleans(), rho=st.floats(0, 10))
+def test_equals_a_dense_solve(width, seed, bias, rho):
+    hessian, mask, right = problem(width, seed, bias)
+    expected = torch.linalg.solve(hessian + rho * torch.diag(mask), right.T).T
+    torch.testing.assert_close(SpectralInverse(hessian, mask).solve(right, rho), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_many_rhos_equal_one_at_a_time(device):
+    hessian, mask, right = (t.to(device) for t in problem(9, 0, True))
+    inverse = SpectralInverse(hessian, mask)
+    rhos = [0.0, 1e-3, 2.0]
+    for rho, solved in zip(rhos, inverse.solve_many(right, rhos), strict=True):
+        torch.testing.assert_close(solved, inverse.solve(right, rho), rtol=1e-12, atol=1e-14)
+
+
+def test_damping_ignores_a_shift_of_the_features_when_there_is_a_bias():
+    """w -> w, b -> b - w.shift maps the shifted problem to the unshifted one; damping must respect it."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(50, 4, generator=generator, dtype=torch.float64)
+    shift = torch.tensor([5.0, -3.0, 0.5, 2.0]).double()
+    mask = torch.tensor([1.0, 1, 1, 1, 0]).double()
+    residual = torch.randn(2, 50, generator=generator, dtype=torch.float64)
+
+    def step(features):
+        design = torch.cat([features, torch.ones(50, 1).double()], 1)
+        return SpectralInverse(design.T @ design / 50, mask).solve(residual @ design / 50, 0.7)
+
+    plain, shifted = step(rows), step(rows + shift)
+    torch.testing.assert_close(shifted[:, :4], plain[:, :4], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(shifted[:, 4] + shifted[:, :4] @ shift, plain[:, 4], rtol=1e-9, atol=1e-11)
+
+
+def test_singular_matrices_get_the_pseudo_inverse_or_the_floor():
+    basis = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
+    spectrum = torch.tensor([0.0, 1e-19, 0.5, 2.0]).double()
+    inverse = SpectralInverse(basis @ torch.diag(spectrum) @ basis.T, torch.ones(4).double())
+    right = torch.eye(4).double()
+    expected = basis @ torch.diag(torch.tensor([0.0, 0.0, 2.0, 0.5]).double()) @ basis.T
+    torch.testing.assert_close(inverse.solve(right), expected, rtol=1e-9, atol=1e-12)
+    floored = basis @ torch.diag(torch.tensor([10.0, 10.0, 2.0, 0.5]).double()) @ basis.T
+    torch.testing.assert_close(inverse.solve(right, floor=0.1), floored, rtol=1e-9, atol=1e-12)
+
+
+def test_a_bias_without_curvature_is_refused():
+    hessian = torch.eye(3).double()
+    hessian[2, 2] = 0.0
+    with pytest.raises(SingularHessianError, match="curvature of the bias"):
+        SpectralInverse(hessian, torch.tensor([1.0, 1.0, 0.0]).double())

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import os
+import platform
+
+import pytest
+
+from sfu.errors import ArtifactError
+from sfu.results.run_folder import read_run, run_folders
+from tests.reporting.report.folders import CONFIG, killed_status, write_run
+from tests.reporting.samples import good_run
+
+
+def test_a_whole_run(tmp_path):
+    run = read_run(write_run(tmp_path / "a", good_run(), overrides=("+head.l2=5e-4", "seed=0")), with_config=True)
+    assert (run.state, run.problem, run.job) == ("finished", None, None)
+    assert run.overrides == {"head.l2": "5e-4", "seed": "0"}
+    assert run.config == CONFIG
+    assert run.metrics == good_run()
+    assert run.started.isoformat() == "2026-11-27T23:08:00+00:00"
+
+
+def test_folders_at_any_depth_each_once_and_none_of_the_loggers(tmp_path):
+    for name in ("x/0", "x/y/z/1", "x/0/wandb/offline/files", "x/0/heads", "x/0/tensorboard"):
+        write_run(tmp_path / name, good_run())
+    found = run_folders(tmp_path, tmp_path / "x", tmp_path / "x" / "0" / "metrics.json")
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in found) == ["x/0", "x/y/z/1"]
+
+
+def test_a_path_that_does_not_exist(tmp_path):
+    with pytest.raises(ArtifactError, match=r"nowhere does not exist \(looked from"):
+        run_folders(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "problem"),
+    [
+        ({"state": "failed", "error": "ConfigError: head.l2\nmore"}, "failed", "ConfigError: head.l2"),
+        ({"state": "interrupted", "error": "interrupted"}, "interrupted", "interrupted"),
+        ({"state": "running"}, "running", "not finished: still running, or killed"),
+        ({"state": "running", "host": "elsewhere", "pid": 1}, "running", "not finished: still running, or killed"),
+        ({"state": "running", "host": platform.node(), "pid": os.getpid()}, "running", "not finished"),
+        ({"state": "running", "host": platform.node(), "pid": 10**30}, "running", "not finished"),
+        ({"state": "finished"}, "finished", "metrics.json cannot be read"),
+        ({"state": 3}, "unknown", "status.json is damaged"),
+        ({"started": "yesterday"}, "unknown", "status.json is damaged"),
+    ],
+)
+def test_unfinished_runs_say_why(tmp_path, status, state, problem):
+    run = read_run(write_run(tmp_path / "a", None, **status))
+    assert run.state == state
+    assert run.problem.startswith(problem)
+    assert run.metrics is None
+
+
+def test_a_killed_run_is_known_to_be_killed(tmp_path):
+    run = read_run(write_run(tmp_path / "a", None, **killed_status()))
+    assert (run.state, run.problem) == ("killed", "killed midway")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2, "rows": {}}'])
+def test_damaged_and_foreign_metrics_are_a_problem_not_an_error(tmp_path, text):
+    folder = write_run(tmp_path / "a", good_run())
+    (folder / "metrics.json").write_text(text)
+    run = read_run(folder)
+    assert run.metrics is None
+    assert run.problem.startswith("metrics.json ")
+    assert str(tmp_path) not in run.problem
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "\x00"])
+def test_a_damaged_configuration_is_a_problem(tmp_path, text):
+    folder = write_run(tmp_path / "a", good_run())
+    (folder / "config.yaml").write_text(text)
+    run = read_run(folder, with_config=True)
+    assert run.config is None
+    assert run.problem.startswith("config.yaml cannot be read")
+
+
+def test_numbers_alone_are_a_finished_run_and_a_failed_row_keeps_the_others(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metrics.json").write_text(json.dumps(good_run()))
+    assert (read_run(tmp_path / "a").state, read_run(tmp_path / "a").problem) == ("finished", None)
+    run = read_run(write_run(tmp_path / "b", good_run(), state="failed", error="SfuError: 1 of 5 rows failed"))
+    assert run.metrics is not None
+    assert run.problem == "SfuError: 1 of 5 rows failed"
