@@ -13,10 +13,9 @@ import pytest
 
 from sfu.cli import report as report_cli
 from sfu.reporting.report import write
-
-from .reporting.report.folders import config_with, killed_status, write_run, write_sweep
-from .reporting.report.html_checks import check
-from .reporting.samples import good_run
+from tests.reporting.report.folders import config_with, killed_status, write_run, write_sweep
+from tests.reporting.report.html_checks import check
+from tests.reporting.samples import good_run
 
 
 def command(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -43,7 +42,7 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def test_from_a_real_sweep_to_the_page(tmp_path, undrawn, capsys, monkeypatch, feature_file):
-    from .test_cli import sfu
+    from tests.cli.test_run import sfu
 
     overrides = ["-m", "head.l2=1e-3,1e-2", "methods=[original,retrained,closed_form]", "logger=none"]
     data = ["dataset=features", f"dataset.path={feature_file}"]

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 
-from sfu import cli
+from sfu.cli import run as cli
 from sfu.experiment import sweep
 from sfu.experiment.job import line_of_job
 from sfu.heads.linear import LinearHead

@@ -1,0 +1,124 @@
+"""One registry for everything that can be added: methods, datasets, losses, heads, estimators, backbones, loggers, ...
+
+A kind is declared once, by its base class; a member is a subclass that gives its name::
+
+    class Dataset(Registered, kind="dataset"): ...
+
+    class Digits(Dataset, name="digits"): ...
+
+Members are found where they are defined. sfu imports the modules of its own plug-in packages (:func:`add_modules`) and
+the modules that other packages name as entry points of the group ``sfu.plugins``::
+
+    [project.entry-points."sfu.plugins"]
+    my_package = "my_package.my_method"
+
+Nothing is looked up by a path or a class that a configuration file names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any, ClassVar, Self
+
+from sfu.errors import ConfigError
+
+ENTRY_POINTS = "sfu.plugins"
+_sources: list[str] = []
+"""Modules and packages of sfu that are still to be imported."""
+_groups = [ENTRY_POINTS]
+
+
+class Registered:
+    """Base of all kinds.
+
+    Attributes:
+        kind: What this is a kind of, as configurations call it, such as ``dataset``.
+        registered_name: The member's own name; empty for a base class.
+    """
+
+    kind: ClassVar[str] = ""
+    registered_name: ClassVar[str] = ""
+    _members: ClassVar[dict[str, type[Any]]]
+
+    def __init_subclass__(cls, *, kind: str | None = None, name: str | None = None, **options: Any) -> None:
+        """Declare a kind (``kind=``) or a member of one (``name=``); a subclass with neither is a shared base.
+
+        Raises:
+            TypeError: Another class of the kind has this name already.
+        """
+        super().__init_subclass__(**options)
+        if kind is not None:
+            cls.kind, cls._members = kind, {}
+        cls.registered_name = name or ""
+        if name is not None:
+            known = cls._members.setdefault(name, cls)
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise TypeError(
+                    f"two classes register the {cls.kind} '{name}': {known.__module__}.{known.__qualname__} and "
+                    f"{cls.__module__}.{cls.__qualname__}. Rename one of them."
+                )
+            cls._members[name] = cls  # dataclass(slots=True) makes the class anew
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of all members of this kind, sorted."""
+        load_plugins()
+        return sorted(cls._members)
+
+    @classmethod
+    def named(cls, name: str, key: str | None = None) -> type[Self]:
+        """Return the member ``name``.
+
+        Args:
+            name: What to look up.
+            key: The setting that gave the name, for the message; by default the kind.
+
+        Raises:
+            ConfigError: There is no such member; the message lists those there are.
+        """
+        load_plugins()
+        if name not in cls._members:
+            raise ConfigError(unknown(key or cls.kind, name, cls._members))
+        return cls._members[name]
+
+
+def unknown(key: str, value: object, accepted: Iterable[str]) -> str:
+    """Say that ``key=value`` is unknown, what is accepted, and which of it is nearest."""
+    names = sorted(accepted)
+    return f"{key}={value} is unknown. Choose one of {', '.join(names)}.{did_you_mean(str(value), names)}"
+
+
+def did_you_mean(given: str, accepted: Sequence[str]) -> str:
+    """A sentence that names the accepted word nearest to what was given; empty if none is near."""
+    near = difflib.get_close_matches(given, accepted, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def add_modules(*names: str) -> None:
+    """Have :func:`load_plugins` import these modules, or all modules of these packages, when a name is first asked."""
+    _sources.extend(names)
+
+
+def load_plugins() -> None:
+    """Import every module that defines members: those of sfu, then those that installed packages name.
+
+    Raises:
+        ConfigError: A plug-in of an installed package cannot be imported; the message names it.
+    """
+    while _sources:
+        module = importlib.import_module(_sources.pop(0))
+        for below in pkgutil.iter_modules(getattr(module, "__path__", ())):
+            importlib.import_module(f"{module.__name__}.{below.name}")
+    while _groups:
+        for entry in metadata.entry_points(group=_groups.pop()):
+            try:
+                entry.load()
+            except Exception as error:
+                raise ConfigError(
+                    f"the plug-in '{entry.name}' ({entry.value}) cannot be imported ({type(error).__name__}: {error}). "
+                    "Repair or uninstall the package that declares it."
+                ) from error

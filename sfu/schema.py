@@ -1,0 +1,190 @@
+"""Settings: dataclasses whose fields check themselves and say what they mean.
+
+A setting is declared once, as a field of the class it configures::
+
+    @dataclass(frozen=True)
+    class NegGrad(UnlearningMethod, name="neg_grad"):
+        lr: float = setting(1e-4, "Learning rate.", above=0)
+
+Its metadata hold the meaning, the accepted range, whether its value can change a result (``affects_results``) and
+whether a row that names a curvature of its own still takes it from the run (``inherited``).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from types import UnionType
+from typing import Any, ClassVar, TypeVar
+
+from sfu.errors import ConfigError
+from sfu.registry import did_you_mean, unknown
+
+T = TypeVar("T")
+_META = "sfu"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What is known of a setting besides its type and default.
+
+    Attributes:
+        help: One sentence, with the unit.
+        at_least: Smallest accepted number.
+        above: Numbers must be greater.
+        at_most: Largest accepted number.
+        below: Numbers must be smaller.
+        choices: Accepted values.
+        affects_results: Whether another value can lead to another result.
+        inherited: Whether rows with a curvature of their own take it from the run.
+    """
+
+    help: str = ""
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    choices: tuple[Any, ...] = ()
+    affects_results: bool = True
+    inherited: bool = False
+
+
+def setting(default: Any = dataclasses.MISSING, help: str = "", **meta: Any) -> Any:
+    """Return a dataclass field with metadata; see :class:`Meta` for the keywords.
+
+    Args:
+        default: The default. Lists, dictionaries and settings are copied for every instance.
+        help: What the setting means, in one sentence.
+        meta: Further attributes of :class:`Meta`.
+    """
+    metadata = {_META: Meta(help, **meta)}
+    if default is dataclasses.MISSING or isinstance(default, str | int | float | bool | tuple | Enum | None):
+        return field(default=default, metadata=metadata)
+    make: Callable[[], Any] = default if isinstance(default, type) else (lambda: copy.deepcopy(default))
+    return field(default_factory=make, metadata=metadata)
+
+
+def meta_of(one: dataclasses.Field[Any]) -> Meta:
+    """Return the metadata of a field; defaults for one that was not made by :func:`setting`."""
+    found = one.metadata.get(_META)
+    return found if isinstance(found, Meta) else Meta()
+
+
+class Settings:
+    """Base of dataclasses whose fields are settings.
+
+    Attributes:
+        prefix: How messages name the fields: ``head`` gives ``head.l2``; empty for the bare name.
+    """
+
+    prefix: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Check every field against its metadata, then call :meth:`check`.
+
+        Raises:
+            ConfigError: The message names the key, the value and what is accepted.
+        """
+        check_fields(self, self.prefix)
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Check what no single field can tell. Override this where settings depend on each other.
+
+        Raises:
+            ConfigError: Settings contradict each other.
+        """
+
+
+def key_of(prefix: str, name: str) -> str:
+    """``head`` and ``l2`` give ``head.l2``; a prefix that ends in ``: `` (a method's) is kept as it is."""
+    return f"{prefix}{'' if not prefix or prefix.endswith(' ') else '.'}{name}"
+
+
+def check_fields(settings: Any, prefix: str) -> None:
+    """Check the fields of a dataclass against their metadata; ``None`` is accepted where the type allows it.
+
+    Raises:
+        ConfigError: The message names the key, the value and what is accepted.
+    """
+    hints = typing.get_type_hints(type(settings))
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        accepted = _types(hints[one.name])
+        if value is None and type(None) in accepted:
+            continue
+        key, meta = key_of(prefix, one.name), meta_of(one)
+        if accepted <= {int, float, type(None)} and accepted & {int, float}:
+            check_number(key, value, meta, whole=float not in accepted)
+        elif bool in accepted and len(accepted) == 1 and not isinstance(value, bool):
+            raise ConfigError(f"{key}={value}. Choose true or false.")
+        if meta.choices and value not in meta.choices:
+            raise ConfigError(unknown(key, getattr(value, "value", value), map(str, meta.choices)))
+
+
+def check_number(key: str, value: Any, meta: Meta, *, whole: bool = False) -> None:
+    """Refuse what is not a finite number in the accepted range.
+
+    Raises:
+        ConfigError: The message names the key, the value and what is accepted.
+    """
+    limits = [
+        f"{word} {limit:g}"
+        for word, limit in (
+            ("at least", meta.at_least), ("above", meta.above), ("at most", meta.at_most), ("below", meta.below),
+        )
+        if limit is not None
+    ]  # fmt: skip
+    wanted = ("a whole number" if whole else "a finite number") + (f" {' and '.join(limits)}" if limits else "")
+    good = isinstance(value, int) or (isinstance(value, float) and not whole and math.isfinite(value))
+    if not good or isinstance(value, bool) or not _inside(value, meta):
+        raise ConfigError(f"{key}={value}. Give {wanted}.")
+
+
+def _inside(value: float, meta: Meta) -> bool:
+    return (
+        (meta.at_least is None or value >= meta.at_least)
+        and (meta.above is None or value > meta.above)
+        and (meta.at_most is None or value <= meta.at_most)
+        and (meta.below is None or value < meta.below)
+    )
+
+
+def _types(hint: Any) -> set[Any]:
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        return set(typing.get_args(hint))
+    return {hint}
+
+
+def accepted_names(kind: type[Any]) -> list[str]:
+    """Names of the fields that the constructor of a dataclass takes."""
+    return [one.name for one in fields(kind) if one.init]
+
+
+def make(kind: type[T], given: Mapping[str, Any], what: str) -> T:
+    """Return ``kind(**given)``.
+
+    Args:
+        kind: A dataclass.
+        given: Values by field name.
+        what: How messages name it, such as ``loss=quadratic``.
+
+    Raises:
+        ConfigError: A key is not a setting of ``kind``; the message lists those that are.
+    """
+    accepted = accepted_names(kind)
+    for key in given:
+        if key not in accepted:
+            raise ConfigError(not_a_setting(str(key), what, accepted))
+    return kind(**given)
+
+
+def not_a_setting(key: str, what: str, accepted: list[str]) -> str:
+    """Say that ``what`` has no setting ``key``, and which it has."""
+    takes = f"It takes {', '.join(accepted)}." if accepted else "It has no settings."
+    return f"{key} is not a setting of {what}. {takes}{did_you_mean(key, accepted)}"
