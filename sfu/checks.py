@@ -41,7 +41,7 @@ def validate_curvature(config: CurvatureConfig, where: str) -> None:
     exact = config.estimator in (Estimator.exact, Estimator.stored, Estimator.hutchinson)
     if exact and config.regularization is Regularization.cross_validated:
         raise ConfigError(
-            f"{where}curvature.estimator={config.estimator.value} needs no cross-validation: set "
+            f"{where}curvature.estimator={config.estimator} needs no cross-validation: set "
             "curvature.regularization=none."
         )
 

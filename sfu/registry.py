@@ -27,8 +27,8 @@ from typing import Any, ClassVar, Self
 from sfu.errors import ConfigError
 
 ENTRY_POINTS = "sfu.plugins"
-_sources: list[str] = []
-"""Modules and packages of sfu that are still to be imported."""
+_sources: list[tuple[str, tuple[str, ...]]] = []
+"""Modules and packages of sfu that are still to be imported, and what is left out of them."""
 _groups = [ENTRY_POINTS]
 
 
@@ -98,9 +98,9 @@ def did_you_mean(given: str, accepted: Sequence[str]) -> str:
     return f" Did you mean {near[0]}?" if near else ""
 
 
-def add_modules(*names: str) -> None:
-    """Have :func:`load_plugins` import these modules, or all modules of these packages, when a name is first asked."""
-    _sources.extend(names)
+def add_modules(source: str, *, skip: Sequence[str] = ()) -> None:
+    """Have :func:`load_plugins` import a module, or all modules of a package but some, when a name is first asked."""
+    _sources.append((source, tuple(skip)))
 
 
 def load_plugins() -> None:
@@ -110,9 +110,11 @@ def load_plugins() -> None:
         ConfigError: A plug-in of an installed package cannot be imported; the message names it.
     """
     while _sources:
-        module = importlib.import_module(_sources.pop(0))
+        source, skipped = _sources.pop(0)
+        module = importlib.import_module(source)
         for below in pkgutil.iter_modules(getattr(module, "__path__", ())):
-            importlib.import_module(f"{module.__name__}.{below.name}")
+            if below.name not in skipped:
+                importlib.import_module(f"{source}.{below.name}")
     while _groups:
         for entry in metadata.entry_points(group=_groups.pop()):
             try:

@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import UnionType
@@ -42,6 +42,7 @@ class Meta:
         choices: Accepted values.
         affects_results: Whether another value can lead to another result.
         inherited: Whether rows with a curvature of their own take it from the run.
+        location: Whether it names a file or folder, whose content and not its name decides results.
     """
 
     help: str = ""
@@ -52,6 +53,7 @@ class Meta:
     choices: tuple[Any, ...] = ()
     affects_results: bool = True
     inherited: bool = False
+    location: bool = False
 
 
 def setting(default: Any = dataclasses.MISSING, help: str = "", **meta: Any) -> Any:
@@ -124,7 +126,11 @@ def check_fields(settings: Any, prefix: str) -> None:
         elif bool in accepted and len(accepted) == 1 and not isinstance(value, bool):
             raise ConfigError(f"{key}={value}. Choose true or false.")
         if meta.choices and value not in meta.choices:
-            raise ConfigError(unknown(key, getattr(value, "value", value), map(str, meta.choices)))
+            raise ConfigError(unknown(key, _text(value), map(_text, meta.choices)))
+
+
+def _text(value: Any) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def check_number(key: str, value: Any, meta: Meta, *, whole: bool = False) -> None:
@@ -180,11 +186,55 @@ def make(kind: type[T], given: Mapping[str, Any], what: str) -> T:
     accepted = accepted_names(kind)
     for key in given:
         if key not in accepted:
-            raise ConfigError(not_a_setting(str(key), what, accepted))
+            raise ConfigError(not_a_setting(key_of(getattr(kind, "prefix", ""), str(key)), what, accepted))
     return kind(**given)
 
 
 def not_a_setting(key: str, what: str, accepted: list[str]) -> str:
     """Say that ``what`` has no setting ``key``, and which it has."""
     takes = f"It takes {', '.join(accepted)}." if accepted else "It has no settings."
-    return f"{key} is not a setting of {what}. {takes}{did_you_mean(key, accepted)}"
+    parent = key.rpartition(".")[0]
+    hint = did_you_mean(key, [f"{parent}.{name}" if parent else name for name in accepted])
+    return f"{key} is not a setting of {what}. {takes}{hint}"
+
+
+def hydra_schema(kind: type[Any], only: Container[str] | None = None) -> type[Any]:
+    """Return a plain dataclass with the settings of ``kind``, for OmegaConf to check keys and types against.
+
+    ``kind`` itself may be frozen or abstract, which OmegaConf takes for read-only or refuses.
+
+    Args:
+        kind: A dataclass.
+        only: Names of the fields to take; all by default.
+    """
+    hints = typing.get_type_hints(kind)
+    taken = [one for one in fields(kind) if one.init and (only is None or one.name in only)]
+    return dataclasses.make_dataclass(kind.__name__, [(one.name, hints[one.name], _plain(one)) for one in taken])
+
+
+def _plain(one: dataclasses.Field[Any]) -> Any:
+    if one.default_factory is not dataclasses.MISSING:
+        return field(default_factory=one.default_factory)
+    return field(default="???" if one.default is dataclasses.MISSING else one.default)
+
+
+def typed(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert values to the types of the fields of ``kind``, as OmegaConf does: names become choices, ints floats.
+
+    Keys that ``kind`` does not have are passed on as they are.
+
+    Raises:
+        ConfigError: A value has the wrong type.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    accepted = accepted_names(kind)
+    plain = {key: value for key, value in given.items() if key in accepted and not dataclasses.is_dataclass(value)}
+    try:
+        node = OmegaConf.create(plain, flags={"allow_objects": True})
+        converted = vars(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(hydra_schema(kind, plain)), node)))
+    except (OmegaConfBaseException, ValueError) as error:
+        key = key_of(getattr(kind, "prefix", ""), str(getattr(error, "full_key", None) or ""))
+        raise ConfigError(f"{key.rstrip('.')}: {str(error).splitlines()[0].rstrip('.')}.") from error
+    return {**given, **converted}

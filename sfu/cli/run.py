@@ -38,7 +38,7 @@ def main() -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from sfu.experiment.explain import explain
-    from sfu.settings import register
+    from sfu.experiment.config import register
 
     register()
     failed, looking = False, FLAG in sys.argv[1:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,10 @@ import torch
 
 from sfu.data.backbones.backbone import NO_BACKBONE
 from sfu.data.images.fingerprint import file_digests
-from sfu.data.load import load_images, source_files
+from sfu.data.load import load_images
 
 if TYPE_CHECKING:
     from sfu.settings import BackboneConfig, DatasetConfig
-
-_PLACES = ("path", "root", "download", "labels_csv")
-"""Settings that say where a dataset lies, not what is in it."""
 
 
 def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str, object]:
@@ -29,10 +25,8 @@ def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str
         ConfigError: A setting cannot work.
         DataError: A file is missing.
     """
-    settings = {key: value for key, value in asdict(config).items() if key not in _PLACES}
-    settings["damaged"] = config.damaged.value
     if backbone.name == NO_BACKBONE:
-        return {"settings": settings, "files": file_contents(source_files(config))}
+        return {"files": file_contents(config.source_files())}
     from sfu.data.features.extract import Extractor
 
     images = load_images(config)
@@ -40,7 +34,6 @@ def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str
     if images.is_test_N is not None:
         labels.update(images.is_test_N.tobytes())
     return {
-        "settings": settings,
         "features": Extractor(backbone, torch.device("cpu")).store(images.images).key,
         "labels": labels.hexdigest(),
         "classes": list(images.class_names),

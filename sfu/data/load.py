@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.checks import at_least
-from sfu.data import datasets
-from sfu.data.backbones.backbone import AUTO_BACKBONE, NO_BACKBONE, PAPER_BACKBONE
+from sfu.data.datasets.base import Dataset, FeatureDataset, ImageDataset
 from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
 from sfu.data.images.decode import ImageError
 from sfu.data.images.image_set import ImageSet
 from sfu.data.raw_arrays import stratified_rows
 from sfu.data.seal import require_open
-from sfu.discovery import module_names
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from sfu.data.features.extract import Extractor, Features
-    from sfu.settings import BackboneConfig, DatasetConfig
 
 log = logging.getLogger(__name__)
-
-
-def dataset_names() -> list[str]:
-    """Names of the datasets sfu has, one for each file in ``sfu/data/datasets``."""
-    return module_names(datasets.__name__)
 
 
 LabelCheck = Callable[[Tensor, int, tuple[str, ...], list[str]], object]
 
 
 def load_dataset(
-    config: DatasetConfig, seed: int, extractor: Extractor | None = None, check: LabelCheck | None = None
+    config: Dataset, seed: int, extractor: Extractor | None = None, check: LabelCheck | None = None
 ) -> FeatureData:
     """Load and check the dataset ``config.name``.
 
@@ -58,83 +47,41 @@ def load_dataset(
         SourceFreeError: Called while a source-free method runs.
     """
     require_open(f"The dataset '{config.name}'")
-    module = _module(config)
     if extractor is not None:
         return _load_images(config, seed, load_images(config), extractor, check)
-    _capability(module, "load", config, NO_BACKBONE)
+    assert isinstance(config, FeatureDataset)
     return make_feature_data(
         config.name,
-        *module.load(config, seed),
+        *config.load(seed),
         n_classes=config.n_classes,
         normalize_rows=config.normalize_rows,
-        source=_source(config),
+        source=config.source,
     )
 
 
-def load_images(config: DatasetConfig) -> ImageSet:
+def load_images(config: Dataset) -> ImageSet:
     """The images of a dataset, before features are extracted, cut down to ``dataset.limit_per_class``.
 
     Raises:
         ConfigError: The dataset holds no images.
         DataError: They cannot be had.
     """
-    module = _module(config)
-    _capability(module, "images", config, "a backbone")
-    found: ImageSet = module.images(config)
-    return found.limited(config.limit_per_class)
+    assert isinstance(config, ImageDataset)
+    return config.images().limited(config.limit_per_class)
 
 
-def source_files(config: DatasetConfig) -> list[Path]:
-    """Files and folders from which :func:`load_dataset` reads.
-
-    Raises:
-        ConfigError: A setting cannot work.
-        DataError: What must be there is missing.
-    """
-    return list(_module(config).source_files(config))
-
-
-def choose_backbone(config: DatasetConfig, backbone: BackboneConfig, *, needed: bool = False) -> str:
-    """``backbone.name``, where it is ``auto``: none for a dataset that has features, the paper's for one of images.
-
-    Args:
-        config: The ``dataset`` group.
-        backbone: The ``backbone`` group.
-        needed: Whether the head needs a network, so that images are preferred to features.
-    """
-    if backbone.name != AUTO_BACKBONE:
-        return backbone.name
-    wanted = "images" if needed else "load"
-    return PAPER_BACKBONE if hasattr(_module(config), wanted) == needed else NO_BACKBONE
-
-
-def check_dataset(config: DatasetConfig, backbone: BackboneConfig) -> None:
-    """Refuse, before long work, a dataset that is missing or does not go with the backbone.
-
-    Raises:
-        ConfigError: A setting cannot work.
-        DataError: What must be there is missing.
-    """
-    module = _module(config)
-    _capability(module, "load" if backbone.name == NO_BACKBONE else "images", config, backbone.name)
-    if config.limit_per_class is not None:
-        at_least("dataset.limit_per_class", config.limit_per_class, 1)
-        if backbone.name == NO_BACKBONE:
-            raise ConfigError(
-                f"dataset.limit_per_class={config.limit_per_class} is for images; backbone=none takes features as they "
-                "are."
-            )
-    source_files(config)
+def source_files(config: Dataset) -> list[Path]:
+    return config.source_files()
 
 
 def _load_images(
-    config: DatasetConfig, seed: int, images: ImageSet, extractor: Extractor, check: LabelCheck | None
+    config: Dataset, seed: int, images: ImageSet, extractor: Extractor, check: LabelCheck | None
 ) -> FeatureData:
-    from sfu.settings import Damaged
+    from sfu.data.datasets.base import Damaged
 
     n_classes = len(images.class_names)
     if config.n_classes is not None and config.n_classes < n_classes:
-        raise ConfigError(f"dataset.n_classes={config.n_classes} but {_source(config)} has {n_classes} classes.")
+        raise ConfigError(f"dataset.n_classes={config.n_classes} but {config.source} has {n_classes} classes.")
     n_classes = config.n_classes or n_classes
     train, test = _parts(config, images, seed)
     public = public_rows(config, images.labels_N, train)
@@ -161,7 +108,7 @@ def _load_images(
     rows, labels = features.features_MD.numpy(), whole.labels_N
     data = make_feature_data(
         config.name, rows[train], labels[train], rows[test], labels[test],
-        n_classes=n_classes, normalize_rows=config.normalize_rows, source=_source(config),
+        n_classes=n_classes, normalize_rows=config.normalize_rows, source=config.source,
     )  # fmt: skip
     return replace(
         data,
@@ -185,7 +132,7 @@ def _first_image(images: ImageSet, rows: np.ndarray) -> Tensor:
     raise DataError(f"none of the {len(rows)} training images can be decoded.")
 
 
-def public_rows(config: DatasetConfig, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
+def public_rows(config: Dataset, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Rows of the training part that are public (``dataset.core_fraction``, every class in proportion), ascending.
 
     Raises:
@@ -208,11 +155,13 @@ def public_rows(config: DatasetConfig, labels_N: np.ndarray, train: np.ndarray) 
     return np.sort(np.concatenate(chosen))
 
 
-def _parts(config: DatasetConfig, images: ImageSet, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _parts(config: Dataset, images: ImageSet, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the training and of the test part: as published, or drawn."""
     if images.is_test_N is not None:
         return np.flatnonzero(~images.is_test_N), np.flatnonzero(images.is_test_N)
-    return stratified_rows(images.labels_N, test_fraction=config.test_fraction, seed=seed, source=_source(config))
+    return stratified_rows(
+        images.labels_N, test_fraction=getattr(config, "test_fraction", 0.0), seed=seed, source=config.source
+    )
 
 
 def _about(features: Features, n_images: int) -> dict[str, object]:
@@ -222,25 +171,3 @@ def _about(features: Features, n_images: int) -> dict[str, object]:
         "n_damaged": len(features.damaged),
         "damaged": [what for _, what in sorted(features.damaged.items())][:100],
     }
-
-
-def _capability(module: ModuleType, name: str, config: DatasetConfig, backbone: str) -> Callable[..., object]:
-    found: Callable[..., object] | None = getattr(module, name, None)
-    if found is None:
-        remedy = (
-            f"dataset={config.name} holds images: choose a backbone (backbone=resnet18, or pixels)"
-            if name == "load"
-            else f"dataset={config.name} holds features: it goes with backbone=none, not {backbone}"
-        )
-        raise ConfigError(f"{remedy}.")
-    return found
-
-
-def _source(config: DatasetConfig) -> str:
-    return f"dataset.path={config.path}" if config.path else f"dataset={config.name}"
-
-
-def _module(config: DatasetConfig) -> ModuleType:
-    if config.name not in dataset_names():
-        raise ConfigError(f"dataset.name={config.name} is unknown; sfu has {', '.join(dataset_names())}.")
-    return importlib.import_module(f"{datasets.__name__}.{config.name}")

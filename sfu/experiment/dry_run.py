@@ -51,7 +51,8 @@ def look_at_job(config: DictConfig, tally: Tally) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from sfu.experiment.job import kept_results, typed_config
+    from sfu.experiment.config import typed_config
+    from sfu.experiment.job import kept_results
     from sfu.experiment.validate import validate
     from sfu.unlearning.rows import make_methods
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import re
 import typing
+from dataclasses import is_dataclass
+from typing import Any, cast
 
-from omegaconf import DictConfig
-
-from sfu.errors import ConfigError, SfuError
-from sfu.settings import RunConfig
+from sfu.errors import SfuError
+from sfu.experiment.config import GROUPS, RunConfig
+from sfu.schema import accepted_names, not_a_setting
 
 
 def explain(error: BaseException) -> str:
-    """The message to print for ``error``."""
+    """Return the message to print for ``error``."""
     text = str(error).strip()
     if isinstance(error, SfuError):
         return text
@@ -22,11 +21,11 @@ def explain(error: BaseException) -> str:
     if cause is not None and str(cause) not in text:
         text = f"{text}\n{str(cause).strip()}"
     key = re.search(r"full_key: (\S+)", text)
-    if key and re.search(r"not in|not found", text):
-        return _unknown_key(key.group(1)) or text
     override = re.search(r"Could not override '([^']+)'", text)
+    if key and re.search(r"not in|not found", text):
+        return _unknown_key(key.group(1), text) or text
     if override and "is not in struct" in text:
-        return _unknown_key(override.group(1)) or text
+        return _unknown_key(override.group(1), text) or text
     if isinstance(error, OSError) and error.filename:
         return (
             f"cannot use {error.filename} ({error.strerror}). If it is the output folder, choose one you can write to "
@@ -37,53 +36,37 @@ def explain(error: BaseException) -> str:
     )
     if missing:
         group, name, options = missing.groups()
-        return f"{group}={name} is unknown; {group} can be {', '.join(options.split())}."
+        return f"{group}={name} is unknown. {group} can be {', '.join(options.split())}."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join(
         line for line in lines if not line.startswith(("object_type=", "reference_type=", "To append to your config"))
     )
 
 
-def refuse_added_keys(config: DictConfig) -> None:
-    """Refuse keys that were added with ``+`` where the schema has none: nothing would read them.
-
-    Raises:
-        ConfigError: Naming the key and what is accepted there.
-    """
-
-    def visit(node: DictConfig, accepted: dict[str, object], path: list[str]) -> None:
-        for key in node:
-            full = [*path, str(key)]
-            if str(key) not in accepted:
-                raise ConfigError(_unknown_key(".".join(full)) or f"{'.'.join(full)} is not a setting.")
-            below = _fields(accepted[str(key)])
-            if below:
-                visit(node[key], below, full)
-
-    visit(config, _fields(RunConfig), [])
-
-
-def _unknown_key(full_key: str) -> str | None:
-    """Say which keys the deepest known node takes, and the nearest one."""
-    node: object = RunConfig
-    known: list[str] = []
-    for part in full_key.split("."):
-        fields = _fields(node)
-        if part not in fields:
-            accepted = list(fields)
-            if not accepted:
-                return None
-            near = difflib.get_close_matches(part, accepted, n=1)
-            where = ".".join(known)
-            hint = f" Did you mean {'.'.join([*known, near[0]])}?" if near else ""
-            return f"{full_key} is not a setting; {where or 'sfu'} takes {', '.join(accepted)}.{hint}"
-        node = fields[part]
-        known.append(part)
+def _unknown_key(full_key: str, text: str) -> str | None:
+    """Say what the node of an unknown key takes, which key is nearest, and which other choices have the key."""
+    *parents, key = full_key.split(".")
+    object_type = re.search(r"object_type=(\w+)", text)
+    group, base = (parents[0], GROUPS[parents[0]]) if parents and parents[0] in GROUPS else ("", None)
+    if base is None:
+        owner = _below(RunConfig, parents)
+        return None if owner is None else not_a_setting(full_key, ".".join(parents) or "sfu", accepted_names(owner))
+    members = {name: base.named(name) for name in base.names()}
+    for name, member in members.items():
+        owner = _below(member, parents[1:])
+        if owner is not None and object_type is not None and owner.__name__ == object_type.group(1):
+            what = ".".join([f"{group}={name}", *parents[1:]])
+            others = [f"{group}={other}" for other, kind in members.items() if key in accepted_names(kind)]
+            hint = f" {' or '.join(others)} takes it." if others and len(parents) == 1 else ""
+            return not_a_setting(full_key, what, accepted_names(owner)) + hint
     return None
 
 
-def _fields(node: object) -> dict[str, object]:
-    if not (isinstance(node, type) and dataclasses.is_dataclass(node)):
-        return {}
-    hints = typing.get_type_hints(node)
-    return {field.name: hints[field.name] for field in dataclasses.fields(node)}
+def _below(kind: type[Any], path: list[str]) -> type[Any] | None:
+    """The settings to which a path of keys leads; ``None`` if it leads to a value or nowhere."""
+    for part in path:
+        hint = typing.get_type_hints(kind).get(part)
+        if not is_dataclass(hint):
+            return None
+        kind = cast(type[Any], hint)
+    return kind

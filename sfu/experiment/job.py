@@ -13,10 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sfu.data.load import choose_backbone
-from sfu.data.split import DEFAULT_FRACTION
 from sfu.errors import SfuError
-from sfu.experiment.explain import refuse_added_keys
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import ResultStore
 from sfu.experiment.reuse import StageResults
@@ -24,7 +21,8 @@ from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.files import write_text
 from sfu.results.artifacts import remove_results, write_json
-from sfu.settings import Reuse, RunConfig, Tune
+from sfu.experiment.config import Reuse, RunConfig, plain, typed_config
+from sfu.unlearning.settings import Tune
 
 
 def run_job(config: DictConfig) -> None:
@@ -52,17 +50,15 @@ def run_job(config: DictConfig) -> None:
 
 def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group: str | None) -> dict[str, Any]:
     from sfu.reporting.export import csv_table, markdown_table
-    from sfu.reporting.loggers import make_logger
     from sfu.reporting.plot import save_bar_plot
     from sfu.reporting.trade_off import save_trade_off_plot
 
     typed = typed_config(config)
-    resolved = OmegaConf.to_container(OmegaConf.structured(typed), resolve=True, enum_to_str=True)
-    assert isinstance(resolved, dict)
+    resolved = plain(typed)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
     kept = kept_results(typed, in_sweep=group is not None)
-    with _logger(typed, folder, group, make_logger) as logger:
-        logger.start({str(key): value for key, value in resolved.items()}, {"name": folder.name, "folder": str(folder)})
+    with typed.logger as logger:
+        logger.start(resolved, _run_info(typed, folder, group))
         metrics = kept.take_run(folder)
         if metrics is not None:
             metrics["run"] |= {
@@ -111,37 +107,18 @@ def _draw(save: Callable[[dict[str, Any], Path], Path], metrics: dict[str, Any],
         return
 
 
-def typed_config(config: DictConfig) -> RunConfig:
-    """The composed configuration as settings.
-
-    Raises:
-        ConfigError: A key was added that sfu does not have.
-    """
-    refuse_added_keys(config)
-    typed = OmegaConf.to_object(config)
-    assert isinstance(typed, RunConfig)
-    typed.backbone.name = choose_backbone(typed.dataset, typed.backbone, needed=typed.head.name == "linearised")
-    forget = typed.forget
-    if all(value is None for value in vars(forget).values()):
-        forget.fraction = DEFAULT_FRACTION
-    return typed
-
-
-def _logger(config: RunConfig, folder: Path, group: str | None, make_logger: Any) -> Any:
-    """The logger: a sweep is a group, an experiment a kind of job, and data and loss are tags."""
+def _run_info(config: RunConfig, folder: Path, group: str | None) -> dict[str, Any]:
+    """What a logger may find the run by: a sweep is a group, an experiment a kind of job, and data and loss are tags."""
     from hydra.core.hydra_config import HydraConfig
 
     experiment = HydraConfig.get().runtime.choices.get("experiment")
-    labels = [name for name in (config.dataset.name, config.loss.name, config.backbone.name) if name != "none"]
-    offered = {
+    return {
+        "name": folder.name,
+        "folder": str(folder),
         "group": "-".join(part for part in (experiment, group) if part) or None,
         "job_type": experiment or ("run" if group is None else "sweep"),
-        "tags": labels,
+        "tags": [name for name in (config.dataset.name, config.loss.name, config.backbone.name) if name != "none"],
     }
-    given = {key: value for key, value in vars(config.logger).items() if key != "name" and value not in (None, [])}
-    if "tags" in given:
-        given["tags"] = [*given["tags"], *labels]
-    return make_logger(config.logger.name, offered, dir=folder, **given)
 
 
 def _show(metrics: dict[str, Any], folder: Path, in_sweep: bool) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sfu.data.backbones.backbone import NO_BACKBONE
+from sfu.data.settings import NO_BACKBONE
 from sfu.data.feature_data import FeatureData
 from sfu.data.features.augment import AugmentedImages
 from sfu.data.features.place import VIEWS, cache_root
@@ -33,7 +33,7 @@ from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import checkpoint_of
 from sfu.heads.train import train_head
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
-from sfu.settings import RunConfig
+from sfu.experiment.config import RunConfig
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.classes import refuse_instances, whole_classes
 
@@ -126,7 +126,7 @@ def prepare(
         classes=whole_classes(data.train_labels_N, split.forget_F),
     )  # fmt: skip
     about: dict[str, object] = {
-        "name": data.name, "path": config.dataset.path, "fingerprint": data.fingerprint(), "n_train": data.n_train,
+        "name": data.name, "path": getattr(config.dataset, "path", None), "fingerprint": data.fingerprint(), "n_train": data.n_train,
         "n_forget": request.n_forget, "n_retain": request.n_retain, "n_test": data.test_labels_T.shape[0],
         "n_features": data.n_features, "n_classes": data.n_classes, "class_names": list(data.class_names) or None,
     }  # fmt: skip

@@ -16,14 +16,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sfu.errors import ConfigError
+from sfu.registry import Registered, add_modules
+from sfu.schema import Settings, make, setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+add_modules("sfu.losses", skip=("chunks", "objective", "rows"))  # these import PyTorch and hold no loss
+
+BALANCED = "balanced"
 
 
 class Layout(Enum):
@@ -74,7 +82,7 @@ class OutputHessian:
 
     def dense(self) -> Tensor:
         """The matrices themselves, ``[N, ..., C, C]``."""
-        full = torch.diag_embed(self.diagonal)
+        full = self.diagonal.diag_embed()
         if self.rank_one is not None:
             full = full - self.rank_one[..., :, None] * self.rank_one[..., None, :]
         return full
@@ -93,31 +101,62 @@ class OutputHessian:
 
 
 @dataclass(frozen=True)
-class Loss(ABC):
-    """A convex differentiable loss.
+class Loss(Settings, Registered, ABC, kind="loss"):
+    """A convex differentiable loss; its fields are the keys of the group ``loss``.
 
     Attributes:
-        class_weights: A weight for every class, multiplied into the weight of each of its examples; ``None`` for 1.
+        name: The name it is registered under.
+        class_weights: A weight for every class, multiplied into the weight of each of its examples; ``None`` for 1;
+            ``balanced`` until :meth:`for_labels` has counted the classes.
     """
 
-    class_weights: tuple[float, ...] | None = None
+    prefix: ClassVar[str] = "loss"
 
-    name: ClassVar[str]
+    name: str = setting("", "Name of the loss.")
+    class_weights: Any = setting(None, "null, balanced, or a number for every class.")
+
     layout: ClassVar[Layout]
     shift_invariant: ClassVar[bool] = False
     """Whether adding one number to all outputs changes nothing."""
     attained: ClassVar[bool] = True
     """Whether an example's loss is smallest somewhere, rather than falling forever as its outputs grow."""
 
-    def __post_init__(self) -> None:
-        """Check the class weights.
+    def check_settings(self) -> None:
+        """Turn class weights into a tuple of floats.
 
         Raises:
-            ConfigError: A weight is not a finite number above 0.
+            ConfigError: They are neither ``None`` nor ``balanced`` nor finite numbers above 0.
+        """
+        given = self.class_weights
+        if given is None or given == BALANCED:
+            return
+        wanted = "Give null, balanced, or a finite number above 0 for every class."
+        if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
+            raise ConfigError(f"loss.class_weights={given} is not a list. {wanted}")
+        try:
+            weights = tuple(float(weight) for weight in given)
+        except (TypeError, ValueError):
+            raise ConfigError(f"loss.class_weights={list(given)} are not all numbers. {wanted}") from None
+        if not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            raise ConfigError(f"loss.class_weights={list(weights)} are not all above 0 and finite. {wanted}")
+        object.__setattr__(self, "class_weights", weights)
+
+    def for_labels(self, labels_N: Tensor, n_classes: int) -> Self:
+        """Return the loss for these training labels; ``balanced`` becomes ``N / (C n_c)``, so classes weigh the same.
+
+        Raises:
+            ConfigError: There are not C class weights.
         """
         weights = self.class_weights
-        if weights is not None and not all(math.isfinite(w) and w > 0 for w in weights):
-            raise ConfigError(f"loss.class_weights={list(weights)}; finite numbers above 0 are needed, one a class.")
+        if weights == BALANCED:
+            counts = labels_N.bincount(minlength=n_classes).clamp(min=1).tolist()
+            return replace(self, class_weights=tuple(labels_N.numel() / (n_classes * count) for count in counts))
+        if weights is not None and len(weights) != n_classes:
+            raise ConfigError(
+                f"loss.class_weights={list(weights)} has {len(weights)} entries for {n_classes} classes. Give one for "
+                "every class."
+            )
+        return self
 
     @property
     @abstractmethod
@@ -154,12 +193,12 @@ class Loss(ABC):
                 f"loss.class_weights has {len(self.class_weights)} entries but a label is {int(labels_N.max())}; give "
                 "one weight for every class."
             )
-        of_class_N = torch.tensor(self.class_weights, dtype=dtype, device=labels_N.device)[labels_N]
+        of_class_N = labels_N.new_tensor(self.class_weights, dtype=dtype)[labels_N]
         return of_class_N if sample_weights_N is None else of_class_N * sample_weights_N.to(of_class_N)
 
     def as_json(self) -> dict[str, Any]:
-        """Name and parameters, from which :func:`sfu.losses.registry.loss_from_json` makes the loss again."""
-        return {"name": self.name, **asdict(self)}
+        """Return name and settings, from which :func:`loss_from_json` makes the loss again."""
+        return asdict(self)
 
 
 def signs(labels_N: Tensor, like: Tensor) -> Tensor:
@@ -169,5 +208,25 @@ def signs(labels_N: Tensor, like: Tensor) -> Tensor:
 
 def one_hot(labels_N: Tensor, like: Tensor) -> Tensor:
     """``[N, 1, ..., C]`` zeros and ones that broadcast against outputs ``[N, ..., C]``."""
-    hot = torch.nn.functional.one_hot(labels_N, like.shape[-1]).to(like.dtype)
+    from torch.nn.functional import one_hot as encode
+
+    hot = encode(labels_N, like.shape[-1]).to(like.dtype)
     return hot.reshape(labels_N.shape[0], *[1] * (like.ndim - 2), like.shape[-1])
+
+
+def make_loss(name: str, **settings: Any) -> Loss:
+    """Return the loss ``name`` with its own settings.
+
+    Raises:
+        ConfigError: The name is unknown, the loss has no such setting, or a value is out of range.
+    """
+    return make(Loss.named(name, "loss"), settings, f"loss={name}")
+
+
+def loss_from_json(about: Mapping[str, Any]) -> Loss:
+    """Return the loss that :meth:`Loss.as_json` described.
+
+    Raises:
+        ConfigError: It describes none that this sfu has.
+    """
+    return make_loss(str(about.get("name")), **{str(key): value for key, value in about.items() if key != "name"})

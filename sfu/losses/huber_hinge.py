@@ -13,36 +13,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from sfu.errors import ConfigError
 from sfu.losses.base import Constants, Layout, Loss, OutputHessian, signs
+from sfu.schema import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class HuberHinge(Loss):
+class HuberHinge(Loss, name="huber_hinge"):
     """A hinge with a rounded corner.
 
     Attributes:
         smoothing: h, the half-width of the parabola in units of the margin.
     """
 
-    smoothing: float = 0.5
+    smoothing: float = setting(0.5, "Half-width of the rounded corner, in units of the margin.", above=0, at_most=1)
 
-    name: ClassVar[str] = "huber_hinge"
+    name: str = setting("huber_hinge", choices=("huber_hinge",))
     layout: ClassVar[Layout] = Layout.blocks
-
-    def __post_init__(self) -> None:
-        """Check the width.
-
-        Raises:
-            ConfigError: It is not above 0 and at most 1.
-        """
-        super().__post_init__()
-        if not 0 < self.smoothing <= 1:
-            raise ConfigError(f"loss.smoothing={self.smoothing}; a number above 0 and at most 1 is needed.")
 
     @property
     def constants(self) -> Constants:

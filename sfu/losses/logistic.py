@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
-from torch.nn.functional import softplus
+from typing import TYPE_CHECKING, ClassVar
 
 from sfu.losses.base import Constants, Layout, Loss, OutputHessian, signs
+from sfu.schema import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Logistic(Loss):
+class Logistic(Loss, name="logistic"):
     """Stable at any output: softplus and the sigmoid of a signed output never overflow nor cancel."""
 
-    name: ClassVar[str] = "logistic"
+    name: str = setting("logistic", choices=("logistic",))
     layout: ClassVar[Layout] = Layout.blocks
     attained: ClassVar[bool] = False
 
@@ -37,6 +38,8 @@ class Logistic(Loss):
 
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         """``softplus(-t z)`` of each class."""
+        from torch.nn.functional import softplus
+
         return softplus(-signs(labels_N, outputs) * outputs, threshold=50)
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from sfu.errors import ConfigError
 from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+from sfu.schema import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Quadratic(Loss):
+class Quadratic(Loss, name="quadratic"):
     """Its output Hessian is the identity: one E x E block serves all classes, wherever the parameters are.
 
     Attributes:
         target_scale: s, the value of the hot target.
     """
 
-    target_scale: float = 1.0
+    target_scale: float = setting(1.0, "Value of the hot target.", above=0)
 
-    name: ClassVar[str] = "quadratic"
+    name: str = setting("quadratic", choices=("quadratic",))
     layout: ClassVar[Layout] = Layout.shared
-
-    def __post_init__(self) -> None:
-        """Check the scale.
-
-        Raises:
-            ConfigError: It is not a finite number above 0.
-        """
-        super().__post_init__()
-        if not (math.isfinite(self.target_scale) and self.target_scale > 0):
-            raise ConfigError(f"loss.target_scale={self.target_scale}; a finite number above 0 is needed.")
 
     @property
     def constants(self) -> Constants:
@@ -51,4 +41,4 @@ class Quadratic(Loss):
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
         """The identity."""
-        return OutputHessian(torch.ones_like(outputs))
+        return OutputHessian(outputs.new_ones(outputs.shape))

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+from sfu.schema import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Softmax(Loss):
+class Softmax(Loss, name="softmax"):
     """Stable at any output: nothing is exponentiated before the largest output is taken off."""
 
-    name: ClassVar[str] = "softmax"
+    name: str = setting("softmax", choices=("softmax",))
     layout: ClassVar[Layout] = Layout.dense
     shift_invariant: ClassVar[bool] = True
     attained: ClassVar[bool] = False

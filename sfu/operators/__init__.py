@@ -1,19 +1,17 @@
-"""Curvature as a linear operator on the parameters: explicit blocks or products with the rows, one interface."""
+"""Curvature as something that multiplies and solves: dense, in blocks, or by products with the rows."""
 
-from sfu.operators.base import CurvatureOperator, DampedInverse, Solution
-from sfu.operators.build import build_operator
-from sfu.operators.explicit import ExplicitOperator
-from sfu.operators.plan import DENSE_LIMIT, Plan, plan_structure
-from sfu.operators.products import ProductOperator
+from typing import Any
 
-__all__ = [
-    "DENSE_LIMIT",
-    "CurvatureOperator",
-    "DampedInverse",
-    "ExplicitOperator",
-    "Plan",
-    "ProductOperator",
-    "Solution",
-    "build_operator",
-    "plan_structure",
-]
+_HOMES = {
+    "CurvatureOperator": "base", "DampedInverse": "base", "Solution": "base", "LinearSolution": "base",
+    "build_operator": "build", "ExplicitOperator": "explicit", "DENSE_LIMIT": "plan", "Plan": "plan",
+    "plan_structure": "plan", "ProductOperator": "products",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"sfu.operators.{_HOMES[name]}"), name)
+    raise AttributeError(name)

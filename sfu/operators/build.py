@@ -11,7 +11,7 @@ from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.products import Part, ProductOperator
-from sfu.settings import Structure
+from sfu.operators.structure import Structure
 
 _LAYOUTS = {
     Structure.shared: Layout.shared,

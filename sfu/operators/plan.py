@@ -12,7 +12,7 @@ import torch
 
 from sfu.errors import ConfigError
 from sfu.losses.base import Layout
-from sfu.settings import Structure
+from sfu.operators.structure import Structure
 
 DENSE_LIMIT = 2048
 """Largest C E for which coupled classes are held as one dense matrix."""

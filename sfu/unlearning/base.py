@@ -49,10 +49,10 @@ class UnlearningMethod(ABC):
 
     Attributes:
         settings_used: Groups of the configuration that decide what the method does, beside data, head, loss, forget set
-            and its own settings; ``None`` for all. A narrow list lets a sweep over other groups keep the row.
+            and its own settings. A narrow list lets a sweep over other groups keep the row.
     """
 
-    settings_used: ClassVar[tuple[str, ...] | None] = None
+    settings_used: ClassVar[tuple[str, ...]] = ("curvature", "newton")
 
     tuning: ClassVar[str | None] = None
     """The rule by which its settings were chosen, if not as published (:mod:`sfu.unlearning.tuning`)."""

@@ -1,31 +1,30 @@
-"""Turn the names in ``methods`` into methods: a yaml of ``configs/method`` or an entry of ``variants``."""
+"""Turn the names in ``methods`` into methods: a yaml of ``configs/method``, a registered method, or an entry of
+``variants``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sfu.checks import validate_curvature
 from sfu.config_files import config_dir, group_options
+from sfu.curvature.settings import CurvatureSettings, curvature_settings
 from sfu.discovery import modules_in, only_subclass
 from sfu.errors import ConfigError
-from sfu.settings import CurvatureConfig, MethodConfig, RunConfig, Tune, curvature_settings
+from sfu.registry import unknown
+from sfu.schema import accepted_names, meta_of, not_a_setting, typed
 from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.settings import RowSettings, RunSettings, Tune
 from sfu.unlearning.tuning import Oracle, SourceFree, settings_of
 
 _PACKAGES = ("sfu.unlearning.methods", "sfu.unlearning.experimental")
 _PREFIX = "curvature."
-INHERITED = (
-    "structure", "perturbations", "folds", "force", "solver", "tolerance", "max_iterations", "augment",
-    "reference_path", "reference_key", "reference_weight",
-)  # fmt: skip
-"""What a row with a curvature file of its own still takes from the run's ``curvature``: budgets and further data, not
-definitions."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class RowSpec:
     """A row's settings, all layers laid over each other.
 
     Attributes:
-        method: The file in ``sfu/unlearning/methods``.
-        kind: The class in it.
+        method: The name of the method.
+        kind: Its class.
         curvature: The row's own curvature.
         settings: Of the method itself.
         grid: Values to try for settings (``curvature.KEY`` for those of the curvature), by their names; ``None``: none.
@@ -42,50 +41,48 @@ class RowSpec:
 
     method: str
     kind: type[UnlearningMethod]
-    curvature: CurvatureConfig
+    curvature: CurvatureSettings
     settings: dict[str, Any]
     grid: dict[str, Any] | None
 
 
-def make_methods(run: RunConfig) -> dict[str, UnlearningMethod]:
-    """The methods of a run by row name, in order.
+def make_methods(run: RunSettings) -> dict[str, UnlearningMethod]:
+    """Return the methods of a run by row name, in order.
 
     Raises:
-        ConfigError: A name is unknown, listed twice, or its settings do not fit.
+        ConfigError: A name is unknown or listed twice, or its settings do not fit.
     """
     return {name: _method(run, name, spec) for name, spec in row_specs(run).items()}
 
 
-def row_specs(run: RunConfig) -> dict[str, RowSpec]:
-    """The settings of every row by its name, in order.
+def row_specs(run: RunSettings) -> dict[str, RowSpec]:
+    """Return the settings of every row by its name, in order.
 
     Raises:
-        ConfigError: A name is unknown, listed twice, or its curvature is not a valid one.
+        ConfigError: A name is unknown or listed twice, or its curvature is not a valid one.
     """
     if len(set(run.methods)) != len(run.methods):
-        raise ConfigError(f"methods={list(run.methods)} lists a row twice; give a second one a name in `variants`.")
+        raise ConfigError(f"methods={list(run.methods)} lists a row twice. Give the second one a name in `variants`.")
     return {name: _spec(run, name) for name in run.methods}
 
 
-def _spec(run: RunConfig, name: str) -> RowSpec:
+def _spec(run: RunSettings, name: str) -> RowSpec:
     layers = _layers(run, name, seen=())
     method = next((layer.method for layer in reversed(layers) if layer.method), None)
     known = modules_in(*_PACKAGES)
     if method not in known:
-        raise ConfigError(f"the row '{name}' names the method '{method}'; sfu has {', '.join(known)}.")
-    curvature: DictConfig = OmegaConf.structured(run.curvature)
-    for layer in layers:
-        curvature = _lay_over(curvature, layer.curvature, name)
-    built = _checked(curvature, name)
+        raise ConfigError(f"the row '{name}': {unknown('method', method, known)}")
+    curvature = run.curvature
     settings: dict[str, Any] = {}
     for layer in layers:
+        curvature = _lay_over(curvature, layer.curvature, name)
         settings.update(layer.settings)
     grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
-    return RowSpec(method, only_subclass(known[method], UnlearningMethod), built, settings, grid)
+    return RowSpec(method, only_subclass(known[method], UnlearningMethod), curvature, settings, grid)
 
 
-def _method(run: RunConfig, name: str, spec: RowSpec) -> UnlearningMethod:
-    """The method of a row, or a choice among its grid."""
+def _method(run: RunSettings, name: str, spec: RowSpec) -> UnlearningMethod:
+    """Return the method of a row, or a choice among its grid."""
     published = spec.kind.from_config(run, spec.curvature, spec.settings)
     if spec.grid is None or run.tune is Tune.authors:
         return published
@@ -93,70 +90,95 @@ def _method(run: RunConfig, name: str, spec: RowSpec) -> UnlearningMethod:
     for given in settings_of(spec.grid, run.tune_budget, f"the row '{name}'"):
         of_curvature = {key.removeprefix(_PREFIX): given[key] for key in given if key.startswith(_PREFIX)}
         own = {key: value for key, value in given.items() if not key.startswith(_PREFIX)}
-        tried = spec.curvature
-        if of_curvature:
-            tried = _checked(_lay_over(OmegaConf.structured(tried), of_curvature, name), name)
+        tried = _lay_over(spec.curvature, of_curvature or None, name)
         candidates.append((given, spec.kind.from_config(run, tried, spec.settings | own)))
     return (SourceFree if run.tune is Tune.source_free else Oracle)(candidates, published)
 
 
-def _checked(curvature: DictConfig, name: str) -> CurvatureConfig:
-    """The row's curvature settings."""
-    try:
-        built = curvature_settings(cast(dict[str, Any], OmegaConf.to_container(curvature)))
-    except ConfigError as error:
-        raise ConfigError(f"the row '{name}': {error}") from error
-    validate_curvature(built, f"the row '{name}': ")
-    return built
-
-
-def _layers(run: RunConfig, name: str, seen: tuple[str, ...]) -> list[MethodConfig]:
-    """The row's configuration, the one it is based on first."""
+def _layers(run: RunSettings, name: str, seen: tuple[str, ...]) -> list[RowSettings]:
+    """Return the row's configuration, the one it is based on first."""
     if name in seen:
         raise ConfigError(f"variants: {' -> '.join((*seen, name))} is a circle of `base`.")
     files = group_options("method")
     if name in run.variants:
-        spec = _method_config(run.variants[name], f"variants.{name}")
+        row = _row_settings(run.variants[name], f"variants.{name}")
     elif name in files:
-        spec = _method_file(config_dir() / "method" / f"{name}.yaml")
+        row = _row_file(config_dir() / "method" / f"{name}.yaml")
+    elif name in modules_in(*_PACKAGES):
+        row = RowSettings(method=name)
     else:
-        known = ", ".join(sorted({*files, *run.variants}))
-        raise ConfigError(f"methods: '{name}' is unknown; sfu has {known}.")
-    below = _layers(run, spec.base, (*seen, name)) if spec.base else []
-    return [*below, spec]
+        raise ConfigError(unknown("methods", name, {*files, *run.variants}))
+    below = _layers(run, row.base, (*seen, name)) if row.base else []
+    return [*below, row]
 
 
 @cache
-def _method_file(path: Path) -> MethodConfig:
-    """A file of ``configs/method``, read once: the jobs of a sweep share a process."""
-    return _method_config(OmegaConf.load(path), str(path))
+def _row_file(path: Path) -> RowSettings:
+    """Read a file of ``configs/method``, once: the jobs of a sweep share a process."""
+    return _row_settings(OmegaConf.load(path), str(path))
 
 
-def _method_config(raw: Any, what: str) -> MethodConfig:
+def _row_settings(raw: Any, what: str) -> RowSettings:
+    plain = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
+    if not isinstance(plain, Mapping):
+        raise ConfigError(f"{what}={plain} is not a row. It may hold {', '.join(accepted_names(RowSettings))}.")
+    for key in plain:
+        if key not in accepted_names(RowSettings):
+            raise ConfigError(not_a_setting(f"{what}.{key}", "a row", accepted_names(RowSettings)))
     try:
-        spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(MethodConfig), raw))
+        row = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RowSettings), plain))
     except (OmegaConfBaseException, ValueError) as error:
-        accepted = ", ".join(MethodConfig.__dataclass_fields__)
-        raise ConfigError(f"{what}: {str(error).splitlines()[0]}. It may hold {accepted}.") from error
-    assert isinstance(spec, MethodConfig)
-    return spec
+        raise ConfigError(f"{what}: {str(error).splitlines()[0]}.") from error
+    assert isinstance(row, RowSettings)
+    return row
 
 
-def _lay_over(below: DictConfig, layer: Any, name: str) -> DictConfig:
-    """A row's curvature: a named file replaces what is below it but for :data:`INHERITED`; a mapping adds to it."""
+def _lay_over(below: CurvatureSettings, layer: Any, name: str) -> CurvatureSettings:
+    """Return a row's curvature.
+
+    A mapping adds to what is below. A named file, or another estimator, replaces it, except for settings that are
+    inherited: budgets and further data, not definitions.
+    """
     if layer is None:
         return below
     if isinstance(layer, str):
-        options = group_options("curvature")
-        if layer not in options:
-            raise ConfigError(f"the row '{name}' names the curvature '{layer}'; configs/curvature has {options}.")
-        kept = OmegaConf.create({key: below[key] for key in INHERITED})
-        added: Any = OmegaConf.load(config_dir() / "curvature" / f"{layer}.yaml")
-        below = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(CurvatureConfig), kept))
-    elif isinstance(layer, dict):
-        added = OmegaConf.create(layer)
+        values = _curvature_file(layer, name)
+    elif isinstance(layer, Mapping):
+        values = dict(layer)
+        if values.get("estimator", below.estimator) == below.estimator:
+            return _checked(name, lambda: replace(below, **_known(type(below), values)))
     else:
-        raise ConfigError(f"the row '{name}': curvature must be a name or a mapping, not {layer!r}.")
-    merged = OmegaConf.merge(OmegaConf.to_container(below), added)
-    assert isinstance(merged, DictConfig)
-    return merged
+        raise ConfigError(f"the row '{name}': curvature={layer!r} must be a name or a mapping.")
+    kind = _checked(name, lambda: CurvatureSettings.named(str(values["estimator"]), "curvature.estimator"))
+    inherited = {
+        one.name: getattr(below, one.name)
+        for one in fields(kind)
+        if one.init and meta_of(one).inherited and one.name in accepted_names(type(below))
+    }
+    return _checked(name, lambda: curvature_settings({**inherited, **values}))
+
+
+def _known(kind: type[CurvatureSettings], values: Mapping[str, Any]) -> dict[str, Any]:
+    for key in values:
+        if key not in accepted_names(kind):
+            what = f"curvature={kind.registered_name}"
+            raise ConfigError(not_a_setting(f"curvature.{key}", what, accepted_names(kind)))
+    return typed(kind, values)
+
+
+def _curvature_file(layer: str, name: str) -> dict[str, Any]:
+    files = group_options("curvature")
+    if layer in files:
+        values = OmegaConf.to_container(OmegaConf.load(config_dir() / "curvature" / f"{layer}.yaml"))
+        assert isinstance(values, dict)
+        return {str(key): value for key, value in values.items() if key != "defaults"}
+    if layer in CurvatureSettings.names():
+        return {"estimator": layer}
+    raise ConfigError(f"the row '{name}': {unknown('curvature', layer, {*files, *CurvatureSettings.names()})}")
+
+
+def _checked(name: str, make: Any) -> Any:
+    try:
+        return make()
+    except ConfigError as error:
+        raise ConfigError(f"the row '{name}': {error}") from error

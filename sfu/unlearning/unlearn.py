@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.checks import validate_curvature
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.request import Access, ForgetRequest, MethodContext
@@ -61,10 +60,9 @@ def unlearn(
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}; a whole number of at least 0 is needed.")
     config = curvature_settings(curvature)
-    validate_curvature(config, "")
     method = Newton(config, noise_sigma, steps, batches)
     if method.access is not Access.FORGET:
-        raise ConfigError(f"curvature.estimator={config.estimator.value} needs the retained data; unlearn has none.")
+        raise ConfigError(f"curvature.estimator={config.estimator} needs the retained data; unlearn has none.")
     if config.augment:
         raise ConfigError(
             f"curvature.augment={list(config.augment)} is done by experiments, which hold the images; here, give the "

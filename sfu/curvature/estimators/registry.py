@@ -13,4 +13,4 @@ if TYPE_CHECKING:
 
 def make_estimator(config: CurvatureConfig) -> CurvatureEstimator[Any]:
     """The estimator ``config.estimator``, with its settings."""
-    return only_subclass(f"sfu.curvature.estimators.{config.estimator.value}", CurvatureEstimator)(config)
+    return only_subclass(f"sfu.curvature.estimators.{config.estimator}", CurvatureEstimator)(config)

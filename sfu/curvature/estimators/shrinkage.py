@@ -47,7 +47,7 @@ class Shrinkage(CurvatureEstimator[CurvedRows]):
         """
         if not isinstance(request.head, LinearHead):
             raise ConfigError(
-                f"curvature.estimator={self.config.estimator.value} shrinks the covariance of feature rows, which a "
+                f"curvature.estimator={self.config.estimator} shrinks the covariance of feature rows, which a "
                 "linearised head has none of; use closed_form or psd_fit."
             )
         head, rows, design_FE = request.head, request.data(), request.design_FE

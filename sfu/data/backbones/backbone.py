@@ -15,60 +15,35 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sfu.checks import at_least, one_of
 from sfu.data.backbones import pixels, timm_models, torchvision_models
 from sfu.data.backbones.memo import recall
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import weights_digest
-from sfu.errors import ConfigError, DataError
+from sfu.data.settings import NO_BACKBONE, BackboneSettings
+from sfu.errors import DataError
 
 if TYPE_CHECKING:
-    from sfu.settings import BackboneConfig
+    pass
 
-NO_BACKBONE, AUTO_BACKBONE, PAPER_BACKBONE = "none", "auto", "resnet18"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _flags = threading.Lock()
 _LIBRARIES = {"torchvision": torchvision_models, "timm": timm_models}
 
 
-def check_backbone(config: BackboneConfig) -> None:
+def check_backbone(config: BackboneSettings) -> None:
     """Refuse settings that cannot work, before any image is read.
 
     Raises:
         ConfigError: Naming the key, the value and what is accepted.
     """
-    from pathlib import Path
-
-    one_of("backbone.library", config.library, list(_LIBRARIES))
-    one_of("backbone.dtype", config.dtype, list(DTYPES))
-    at_least("backbone.batch_size", config.batch_size, 1)
-    for key in ("size", "workers"):
-        if getattr(config, key) is not None:
-            at_least(f"backbone.{key}", getattr(config, key), 1)
-    if (config.mean is None) != (config.std is None):
-        raise ConfigError("backbone.mean and backbone.std belong together: give both or neither.")
-    if config.mean is not None and config.std is not None:
-        if len(config.mean) != len(config.std) or len(config.mean) not in (1, 3):
-            raise ConfigError(
-                f"backbone.mean={list(config.mean)} and backbone.std={list(config.std)}; give 1 or 3 values of each."
-            )
-        if not all(0 <= value <= 1 for value in config.mean) or not all(0 < value <= 1 for value in config.std):
-            raise ConfigError(
-                f"backbone.mean={list(config.mean)} and backbone.std={list(config.std)} are of pixels in 0..1 (divide "
-                "by 255); std must be above 0."
-            )
     if config.name == NO_BACKBONE:
         return
     if recall(config) is None:  # a backbone that was built before has a name its library knows
         _library(config).check(config)
-    if config.weights not in ("default", "none") and not Path(config.weights).expanduser().is_file():
-        raise ConfigError(
-            f"backbone.weights={config.weights} is not a file (looked from {Path.cwd()}); give default, none, or a "
-            "file of weights."
-        )
+    config.require_weights()
 
 
-def build_backbone(config: BackboneConfig) -> Backbone:
+def build_backbone(config: BackboneSettings) -> Backbone:
     """Build and freeze the backbone of ``config``, on the CPU.
 
     Random weights (``weights=none``) are drawn from ``config.seed`` without touching the global generator.
@@ -100,7 +75,7 @@ def _exact_convolutions(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _library(config: BackboneConfig) -> ModuleType:
+def _library(config: BackboneSettings) -> ModuleType:
     return pixels if config.name == "pixels" else _LIBRARIES[config.library]
 
 

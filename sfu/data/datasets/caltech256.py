@@ -10,72 +10,89 @@ from __future__ import annotations
 import logging
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sfu.data.download.archive import Archive
-from sfu.data.download.obtain import obtain, require_obtainable
-from sfu.data.download.settings import refuse_unused, root_folder
-from sfu.data.images.image_set import ImageSet
-from sfu.data.images.images import FileImages
+from sfu.data.datasets.base import PublicDataset
 from sfu.errors import DataError
+from sfu.schema import setting
 
 if TYPE_CHECKING:
-    from sfu.settings import DatasetConfig
+    from sfu.data.download.archive import Archive
+    from sfu.data.images.image_set import ImageSet
 
 log = logging.getLogger(__name__)
 
 _FOLDER = "256_ObjectCategories"
-_ARCHIVE = Archive(
-    "https://data.caltech.edu/records/nyy15-4j048/files/256_ObjectCategories.tar",
-    "256_ObjectCategories.tar",
-    "md5",
-    "67b4f42ca05d46448c6bb8ecd2220f6d",
-    (_FOLDER,),
-)
 _CATEGORY = re.compile(r"(\d{3})\.(.+)")  # 003.backpack
 _CLUTTER = 257
 _PUBLISHED = {False: 29_780, True: 30_607}
 
 
-def images(config: DatasetConfig) -> ImageSet:
-    """All images in the order of categories and numbers; the test part is yet to be drawn.
+@dataclass
+class Caltech256(PublicDataset, name="caltech256"):
+    """All images in the order of categories and numbers; the test part is yet to be drawn."""
 
-    Raises:
-        DataError: They are missing and cannot be fetched, or the folder has gaps.
-    """
-    refuse_unused(config, "root", "clutter")
-    root = root_folder(config) / "caltech256"
-    obtain([_ARCHIVE], root, config.download)
-    paths: list[str] = []
-    labels: list[int] = []
-    names = _category_names(root / _FOLDER, config.clutter)
-    for label, name in enumerate(names):
-        mine = _category_images(root / _FOLDER / f"{label + 1:03d}.{name}", label + 1)
-        paths += mine
-        labels += [label] * len(mine)
-    if len(paths) != _PUBLISHED[config.clutter]:
-        log.warning(
-            "%s holds %d images, the published archive %d", root / _FOLDER, len(paths), _PUBLISHED[config.clutter]
-        )
-    return ImageSet(FileImages(paths), np.asarray(labels, dtype=np.int64), None, tuple(names))
+    name: str = setting("caltech256", choices=("caltech256",))
+    test_fraction: float = setting(0.1, "Share held out for testing.", above=0, below=1)
+    clutter: bool = setting(False, "Keep the 257th class, of clutter.")
+
+    def images(self) -> ImageSet:
+        """List the images of every category.
+
+        Raises:
+            DataError: They are missing and cannot be fetched, or the folder has gaps.
+        """
+        from sfu.data.download.obtain import obtain
+        from sfu.data.images.image_set import ImageSet
+        from sfu.data.images.images import FileImages
+
+        root = self._root()
+        obtain([_archive()], root, self.download)
+        paths: list[str] = []
+        labels: list[int] = []
+        names = _category_names(root / _FOLDER, self.clutter)
+        for label, name in enumerate(names):
+            mine = _category_images(root / _FOLDER / f"{label + 1:03d}.{name}", label + 1)
+            paths += mine
+            labels += [label] * len(mine)
+        if len(paths) != _PUBLISHED[self.clutter]:
+            log.warning(
+                "%s holds %d images, the published archive %d", root / _FOLDER, len(paths), _PUBLISHED[self.clutter]
+            )
+        return ImageSet(FileImages(paths), np.asarray(labels, dtype=np.int64), None, tuple(names))
+
+    def source_files(self) -> list[Path]:
+        """Return the folder of categories and its archive, below ``dataset.root``/caltech256 as torchvision has it.
+
+        Raises:
+            DataError: Neither is there, and ``dataset.download=false``; or the folder lacks categories.
+        """
+        from sfu.data.download.obtain import require_obtainable
+
+        root = self._root()
+        files = require_obtainable([_archive()], root, self.download)
+        if (root / _FOLDER).exists():
+            _category_names(root / _FOLDER, self.clutter)
+        return files
+
+    def _root(self) -> Path:
+        return self.root_folder() / "caltech256"
 
 
-def source_files(config: DatasetConfig) -> list[Path]:
-    """The folder of categories and its archive, below ``dataset.root``/caltech256 as torchvision has it.
+def _archive() -> Archive:
+    from sfu.data.download.archive import Archive
 
-    Raises:
-        ConfigError: A setting that Caltech-256 would ignore.
-        DataError: Neither is there, and ``dataset.download=false``; or the folder lacks categories.
-    """
-    refuse_unused(config, "root", "clutter")
-    root = root_folder(config) / "caltech256"
-    files = require_obtainable([_ARCHIVE], root, config.download)
-    if (root / _FOLDER).exists():
-        _category_names(root / _FOLDER, config.clutter)
-    return files
+    return Archive(
+        "https://data.caltech.edu/records/nyy15-4j048/files/256_ObjectCategories.tar",
+        "256_ObjectCategories.tar",
+        "md5",
+        "67b4f42ca05d46448c6bb8ecd2220f6d",
+        (_FOLDER,),
+    )
 
 
 def _category_names(folder: Path, clutter: bool) -> list[str]:

@@ -6,76 +6,76 @@ Without ``test_features`` and ``test_labels`` a seeded stratified test part is h
 from __future__ import annotations
 
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sfu.data.datasets.base import FeatureDataset
 from sfu.data.raw_arrays import RawArrays, stratified_test_split
 from sfu.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from sfu.settings import DatasetConfig
+from sfu.schema import setting
 
 _TRAIN = ("train_features", "train_labels")
 _TEST = ("test_features", "test_labels")
 _SUFFIXES = (".npz", ".safetensors")
 
 
-def load(config: DatasetConfig, seed: int) -> RawArrays:
-    """Read ``dataset.path``; hold out a test part if it has none.
+@dataclass
+class FeatureFile(FeatureDataset, name="features"):
+    """The arrays of one file."""
 
-    Raises:
-        ConfigError: No path, or a file type other than .npz and .safetensors.
-        DataError: The file is missing, corrupt, or lacks an array.
-    """
-    path = _path(config)
-    arrays = read_arrays(path, _TRAIN + _TEST, "dataset.path")
-    lacking = [key for key in _TRAIN if key not in arrays]
-    if lacking:
-        raise DataError(
-            f"dataset.path={path} has no {' and no '.join(lacking)}; it holds {sorted(arrays) or 'nothing'}. "
-            f"Needed: {', '.join(_TRAIN)}; optional: {', '.join(_TEST)}."
-        )
-    tests = [key for key in _TEST if key in arrays]
-    if len(tests) == 1:
-        raise DataError(f"dataset.path={path} has {tests[0]} alone; give both of {', '.join(_TEST)}, or neither.")
-    if tests:
-        return RawArrays(*(arrays[key] for key in _TRAIN + _TEST))
-    return stratified_test_split(
-        arrays["train_features"],
-        arrays["train_labels"],
-        test_fraction=config.test_fraction,
-        seed=seed,
-        source=f"dataset.path={path}",
-    )
+    name: str = setting("features", choices=("features",))
+    path: str | None = setting(None, "File of features, .npz or .safetensors.", location=True)
 
+    def load(self, seed: int) -> RawArrays:
+        """Read the file.
 
-def source_files(config: DatasetConfig) -> list[Path]:
-    """The feature file itself."""
-    return [_path(config)]
+        Raises:
+            ConfigError: No path, or a file type other than .npz and .safetensors.
+            DataError: The file is missing, damaged, or lacks an array.
+        """
+        path = self._path()
+        arrays = read_arrays(path, _TRAIN + _TEST, "dataset.path")
+        lacking = [key for key in _TRAIN if key not in arrays]
+        if lacking:
+            raise DataError(
+                f"dataset.path={path} has no {' and no '.join(lacking)}; it holds {sorted(arrays) or 'nothing'}. "
+                f"Needed: {', '.join(_TRAIN)}; optional: {', '.join(_TEST)}."
+            )
+        tests = [key for key in _TEST if key in arrays]
+        if len(tests) == 1:
+            raise DataError(f"dataset.path={path} has {tests[0]} alone. Give both of {', '.join(_TEST)}, or neither.")
+        if tests:
+            return RawArrays(*(arrays[key] for key in _TRAIN + _TEST))
+        return stratified_test_split(
+            arrays["train_features"], arrays["train_labels"], test_fraction=self.test_fraction, seed=seed,
+            source=f"dataset.path={path}",
+        )  # fmt: skip
 
+    def source_files(self) -> list[Path]:
+        return [self._path()]
 
-def _path(config: DatasetConfig) -> Path:
-    if not config.path:
-        raise ConfigError("dataset=features needs dataset.path: an .npz or .safetensors file of features.")
-    path = Path(config.path).expanduser()
-    if not path.exists():
-        raise DataError(f"dataset.path={path} does not exist (looked from {Path.cwd()}).")
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"dataset.path={path} ends in '{path.suffix}'; {' and '.join(_SUFFIXES)} are read.")
-    return path
+    def _path(self) -> Path:
+        if not self.path:
+            raise ConfigError("dataset=features needs dataset.path: an .npz or .safetensors file of features.")
+        path = Path(self.path).expanduser()
+        if not path.exists():
+            raise DataError(f"dataset.path={path} does not exist (looked from {Path.cwd()}).")
+        if path.suffix not in _SUFFIXES:
+            raise ConfigError(f"dataset.path={path} ends in '{path.suffix}'. sfu reads {' and '.join(_SUFFIXES)}.")
+        return path
 
 
 def read_arrays(path: Path, keys: tuple[str, ...], setting: str) -> dict[str, np.ndarray]:
-    """Those of ``keys`` that an npz or safetensors file holds; nothing is ever unpickled.
+    """Return those of ``keys`` that an npz or safetensors file holds. Nothing is ever unpickled.
 
     Raises:
         ConfigError: The file is of another type; ``setting`` names the config key in the message.
         DataError: It is damaged, or holds pickled objects.
     """
     if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"{setting}={path} ends in '{path.suffix}'; {' and '.join(_SUFFIXES)} are read.")
+        raise ConfigError(f"{setting}={path} ends in '{path.suffix}'. sfu reads {' and '.join(_SUFFIXES)}.")
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:

@@ -9,79 +9,89 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sfu.data.download.settings import refuse_unused
-from sfu.data.images.image_set import ImageSet
-from sfu.data.images.images import FileImages
+from sfu.data.datasets.base import ImageDataset
 from sfu.data.images.labels_csv import LabelledFiles, read_labels_csv
 from sfu.data.images.listing import IMAGE_ENDINGS, files_below, is_image, subfolders
 from sfu.errors import ConfigError, DataError
+from sfu.schema import setting
 
 if TYPE_CHECKING:
-    from sfu.settings import DatasetConfig
+    from sfu.data.images.image_set import ImageSet
 
 log = logging.getLogger(__name__)
 
 _TRAIN, _TEST = "train", "test"
 
 
-def images(config: DatasetConfig) -> ImageSet:
-    """Training images, then test images, each by class and name; without test/ a test part is yet to be drawn.
+@dataclass
+class ImageFolder(ImageDataset, name="image_folder"):
+    """Training images, then test images, each by class and name; with ``dataset.labels_csv``, by name."""
 
-    With ``dataset.labels_csv``: by name.
+    name: str = setting("image_folder", choices=("image_folder",))
+    path: str | None = setting(None, "Folder of train/ and test/, or of one folder for each class.", location=True)
+    labels_csv: str | None = setting(
+        None, "CSV file below it with columns file, label and optionally split.", location=True
+    )
+    test_fraction: float = setting(0.2, "Share held out for testing where there is no test/.", above=0, below=1)
 
-    Raises:
-        ConfigError: Settings that cannot work.
-        DataError: Folders or CSV file are empty or contradict each other.
-    """
-    folder, csv_file = _places(config)
-    if csv_file is not None:
-        return _from_csv(folder, csv_file, config.n_classes)
-    parts = [folder / _TRAIN, folder / _TEST] if _has_parts(folder) else [folder]
-    classes = _class_folders(parts[0])
-    if len(classes) < 2:
-        raise DataError(f"{parts[0]} holds one class, {classes[0]}; at least two are needed.")
-    strangers = [name for name in _class_folders(parts[-1]) if name not in classes]
-    if strangers:
-        raise DataError(f"{parts[-1]} has classes that {parts[0]} lacks: {', '.join(strangers)}.")
-    found = [_labelled(part, classes) for part in parts]
-    samples = [sample for part in found for sample in part]
-    labels_N = np.array([label for _, label in samples], dtype=np.int64)
-    is_test_N = np.arange(len(samples)) >= len(found[0]) if len(parts) == 2 else None
-    return ImageSet(FileImages([path for path, _ in samples]), labels_N, is_test_N, tuple(classes))
+    def images(self) -> ImageSet:
+        """List the images.
 
+        Raises:
+            ConfigError: Settings that cannot work.
+            DataError: Folders or CSV file are empty or contradict each other.
+        """
+        from sfu.data.images.image_set import ImageSet
+        from sfu.data.images.images import FileImages
 
-def source_files(config: DatasetConfig) -> list[Path]:
-    """The folder and the CSV file.
+        folder, csv_file = self._places()
+        if csv_file is not None:
+            return _from_csv(folder, csv_file, self.n_classes)
+        parts = [folder / _TRAIN, folder / _TEST] if _has_parts(folder) else [folder]
+        classes = _class_folders(parts[0])
+        if len(classes) < 2:
+            raise DataError(f"{parts[0]} holds one class, {classes[0]}; at least two are needed.")
+        strangers = [name for name in _class_folders(parts[-1]) if name not in classes]
+        if strangers:
+            raise DataError(f"{parts[-1]} has classes that {parts[0]} lacks: {', '.join(strangers)}.")
+        found = [_labelled(part, classes) for part in parts]
+        samples = [sample for part in found for sample in part]
+        labels_N = np.array([label for _, label in samples], dtype=np.int64)
+        is_test_N = np.arange(len(samples)) >= len(found[0]) if len(parts) == 2 else None
+        return ImageSet(FileImages([path for path, _ in samples]), labels_N, is_test_N, tuple(classes))
 
-    Raises:
-        ConfigError: No path, or a setting that an image folder would ignore.
-        DataError: Folder or CSV file is missing, or one of train/ and test/.
-    """
-    return [place for place in _places(config) if place is not None]
+    def source_files(self) -> list[Path]:
+        """Return the folder and the CSV file.
 
+        Raises:
+            ConfigError: No path.
+            DataError: Folder or CSV file is missing, or one of train/ and test/.
+        """
+        return [place for place in self._places() if place is not None]
 
-def _places(config: DatasetConfig) -> tuple[Path, Path | None]:
-    refuse_unused(config, "path", "labels_csv")
-    if not config.path:
-        raise ConfigError(
-            "dataset=image_folder needs dataset.path: a folder of train/ and test/, or of one folder for each class."
-        )
-    folder = Path(config.path).expanduser()
-    if not folder.is_dir():
-        what = "is no folder" if folder.exists() else f"does not exist (looked from {Path.cwd()})"
-        raise DataError(f"dataset.path={folder} {what}.")
-    if config.labels_csv:
-        csv_file = folder / Path(config.labels_csv).expanduser()
-        if not csv_file.is_file():
-            raise DataError(f"dataset.labels_csv={config.labels_csv} is no file (looked for {csv_file}).")
-        return folder, csv_file
-    _has_parts(folder)
-    return folder, None
+    def _places(self) -> tuple[Path, Path | None]:
+        if not self.path:
+            raise ConfigError(
+                "dataset=image_folder needs dataset.path: a folder of train/ and test/, or of one folder for each "
+                "class."
+            )
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            what = "is not a folder" if folder.exists() else f"does not exist (looked from {Path.cwd()})"
+            raise DataError(f"dataset.path={folder} {what}.")
+        if self.labels_csv:
+            csv_file = folder / Path(self.labels_csv).expanduser()
+            if not csv_file.is_file():
+                raise DataError(f"dataset.labels_csv={self.labels_csv} is not a file (looked for {csv_file}).")
+            return folder, csv_file
+        _has_parts(folder)
+        return folder, None
 
 
 def _has_parts(folder: Path) -> bool:
@@ -124,6 +134,9 @@ def _labelled(part: Path, classes: list[str]) -> list[tuple[str, int]]:
 
 
 def _from_csv(folder: Path, csv_file: Path, n_classes: int | None) -> ImageSet:
+    from sfu.data.images.image_set import ImageSet
+    from sfu.data.images.images import FileImages
+
     present = set(files_below(folder))
     listed = read_labels_csv(csv_file, folder, present, n_classes)
     left_out = sum(is_image(file) for file in present.difference(listed.files))

@@ -10,83 +10,96 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sfu.data.download.archive import Archive
-from sfu.data.download.obtain import obtain, require_obtainable
-from sfu.data.download.settings import refuse_unused, root_folder
-from sfu.data.images.image_set import ImageSet
-from sfu.data.images.images import FileImages
+from sfu.data.datasets.base import PublicDataset
 from sfu.errors import DataError
+from sfu.schema import setting
 
 if TYPE_CHECKING:
-    from sfu.settings import DatasetConfig
+    from sfu.data.download.archive import Archive
+    from sfu.data.images.image_set import ImageSet
 
 log = logging.getLogger(__name__)
 
 _HOME = "http://vision.stanford.edu/aditya86/ImageNetDogs/"
 _LISTS = ("train_list.mat", "test_list.mat")
-_ARCHIVES = (
-    Archive(
-        f"{_HOME}images.tar",
-        "images.tar",
-        "sha256",
-        "a443fc2f9a851aa1a7b8e4fa4af94b8459fce2c9f5a2f4dd4669cf9673a4ec58",
-        ("Images",),
-        793_579_520,
-    ),
-    Archive(
-        f"{_HOME}lists.tar",
-        "lists.tar",
-        "sha256",
-        "34b47cacd9a98b5d150e084f24d29391c084c55272295ec65c85651bc35f4d6c",
-        _LISTS,
-        481_280,
-    ),
-)
 _PUBLISHED = [12_000, 8_580]
 
 
-def images(config: DatasetConfig) -> ImageSet:
-    """The training list, then the test list, in their order whichever split is used.
+@dataclass
+class StanfordDogs(PublicDataset, name="stanford_dogs"):
+    """The training list, then the test list, in their order whichever split is used."""
 
-    With ``dataset.official_split=false`` the test part is yet to be drawn from all of them.
+    name: str = setting("stanford_dogs", choices=("stanford_dogs",))
+    official_split: bool = setting(True, "Use the published split of 12,000 / 8,580; false draws a test part.")
+    test_fraction: float = setting(0.1, "Share held out without the official split.", above=0, below=1)
 
-    Raises:
-        DataError: Something is missing and cannot be fetched, or lists and folders contradict each other.
-    """
-    source_files(config)
-    root = root_folder(config) / "stanford_dogs"
-    obtain(_ARCHIVES, root, config.download)
-    parts = [_read_list(root / name) for name in _LISTS]
-    files = [file for part, _ in parts for file in part]
-    labels_N = np.concatenate([labels for _, labels in parts]) - 1
-    breeds = _breeds(files, labels_N, root)
-    _require_files(files, root / "Images")
-    counts = [len(part) for part, _ in parts]
-    if counts != _PUBLISHED:
-        log.warning(
-            "%s: the lists name %d training and %d test images, the published ones %d and %d",
-            root,
-            *counts,
-            *_PUBLISHED,
-        )
-    is_test_N = np.arange(len(files)) >= counts[0] if config.official_split else None
-    return ImageSet(FileImages([os.path.join(root, "Images", file) for file in files]), labels_N, is_test_N, breeds)
+    def images(self) -> ImageSet:
+        """Read the lists.
+
+        Raises:
+            DataError: Something is missing and cannot be fetched, or lists and folders contradict each other.
+        """
+        from sfu.data.download.obtain import obtain
+        from sfu.data.images.image_set import ImageSet
+        from sfu.data.images.images import FileImages
+
+        root = self._root()
+        obtain(_archives(), root, self.download)
+        parts = [_read_list(root / name) for name in _LISTS]
+        files = [file for part, _ in parts for file in part]
+        labels_N = np.concatenate([labels for _, labels in parts]) - 1
+        breeds = _breeds(files, labels_N, root)
+        _require_files(files, root / "Images")
+        counts = [len(part) for part, _ in parts]
+        if counts != _PUBLISHED:
+            log.warning(
+                "%s: the lists name %d training and %d test images, the published ones %d and %d",
+                root, *counts, *_PUBLISHED,
+            )  # fmt: skip
+        is_test_N = np.arange(len(files)) >= counts[0] if self.official_split else None
+        return ImageSet(FileImages([os.path.join(root, "Images", file) for file in files]), labels_N, is_test_N, breeds)
+
+    def source_files(self) -> list[Path]:
+        """Return the folder of images, the two lists and their archives, below ``dataset.root``/stanford_dogs.
+
+        Raises:
+            DataError: Something is missing, and ``dataset.download=false``.
+        """
+        from sfu.data.download.obtain import require_obtainable
+
+        return require_obtainable(_archives(), self._root(), self.download)
+
+    def _root(self) -> Path:
+        return self.root_folder() / "stanford_dogs"
 
 
-def source_files(config: DatasetConfig) -> list[Path]:
-    """The folder of images, the two lists and their archives, below ``dataset.root``/stanford_dogs.
+def _archives() -> tuple[Archive, ...]:
+    from sfu.data.download.archive import Archive
 
-    Raises:
-        ConfigError: A setting that Stanford Dogs would ignore.
-        DataError: Something is missing, and ``dataset.download=false``.
-    """
-    refuse_unused(config, "root", "official_split")
-    return require_obtainable(_ARCHIVES, root_folder(config) / "stanford_dogs", config.download)
+    return (
+        Archive(
+            f"{_HOME}images.tar",
+            "images.tar",
+            "sha256",
+            "a443fc2f9a851aa1a7b8e4fa4af94b8459fce2c9f5a2f4dd4669cf9673a4ec58",
+            ("Images",),
+            793_579_520,
+        ),
+        Archive(
+            f"{_HOME}lists.tar",
+            "lists.tar",
+            "sha256",
+            "34b47cacd9a98b5d150e084f24d29391c084c55272295ec65c85651bc35f4d6c",
+            _LISTS,
+            481_280,
+        ),
+    )
 
 
 def _read_list(path: Path) -> tuple[list[str], np.ndarray]:

@@ -2,10 +2,10 @@
 
 Use one as a context manager around the whole run::
 
-    with make_logger("wandb", dir=folder) as logger:
-        logger.start(config, run_info)
+    with TensorBoardLogger() as logger:
+        logger.start(config, {"name": folder.name, "folder": str(folder)})
         ...
-        logger.log_result(metrics, folder / "result.png")
+        logger.log_result(metrics, folder / "figure.png")
         logger.log_files(folder)
 
 Leaving the block closes it with exit code 0, 130 after Ctrl-C, and 1 after any other error.
@@ -16,11 +16,17 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+from sfu.registry import Registered, add_modules
+from sfu.schema import Settings, setting
 
 log = logging.getLogger(__name__)
+
+add_modules("sfu.reporting.loggers")
 
 INTERRUPTED = 130
 
@@ -36,50 +42,52 @@ def exit_code_of(error: BaseException | None) -> int:
     return 1
 
 
-class RunLogger(ABC):
-    """Receives what happens in one run.
+@dataclass
+class RunLogger(Settings, Registered, ABC, kind="logger"):
+    """Receives what happens in one run; its fields are the keys of the group ``logger``.
 
-    Only ``start`` may raise, and then only ``ConfigError``, before any work is lost. After it, a failure of the logger
-    is a warning and the run goes on. Subclasses fill in ``_start``, ``_log_stage``, ``_log_result``, ``_log_files`` and
-    ``_finish``.
+    Only :meth:`start` may raise, and then only ``ConfigError``, before any work is lost. After it, a failure of the
+    logger is a warning and the run goes on. Subclasses fill in ``_start``, ``_log_stage``, ``_log_result``,
+    ``_log_files`` and ``_finish``.
     """
 
-    name = "logger"
+    prefix: ClassVar[str] = "logger"
 
-    def __init__(self) -> None:
-        self._open = False
+    name: str = setting("", "Kind of logger.")
+    _open: bool = field(default=False, init=False, repr=False)
 
     def start(self, config: Mapping[str, Any], run_info: Mapping[str, Any] | None = None) -> None:
-        """Opens the log.
+        """Open the log.
 
         Args:
             config: The resolved configuration as plain containers.
-            run_info: What else is known at the start (the ``run`` block of metrics.json as far as it is known).
+            run_info: What is known of the run: its ``name`` and ``folder``, and the ``group``, ``job_type`` and
+                ``tags`` by which it can be found.
 
         Raises:
-            ConfigError: If the logger cannot be used as it is configured.
+            ConfigError: The logger cannot be used as it is configured.
         """
         self._start(config, run_info or {})
         self._open = True
 
     def log_stage(self, name: str, seconds: float) -> None:
-        """Records that a stage took so many seconds."""
+        """Record that a stage took so many seconds."""
         self._attempt("log a stage", lambda: self._log_stage(name, seconds))
 
     def log_result(self, metrics: Mapping[str, Any], picture_path: str | Path | None = None) -> None:
-        """Records the metrics (the content of metrics.json) and the picture of the run."""
+        """Record the metrics (the content of metrics.json) and the picture of the run."""
         self._attempt("log the result", lambda: self._log_result(metrics, Path(picture_path) if picture_path else None))
 
     def log_files(self, folder: str | Path) -> None:
-        """Keeps the heads and the result of the run, where the logger has a place for files.
+        """Store the heads and the result of the run, where the logger has a place for files.
 
         Args:
             folder: The run's folder, its files written.
         """
-        self._attempt("keep the files", lambda: self._log_files(Path(folder)))
+        self._attempt("store the files", lambda: self._log_files(Path(folder)))
 
     def finish(self, exit_code: int = 0) -> None:
-        """Closes the log; a second call does nothing."""
+        """Close the log; a second call does nothing."""
         if self._open:
             self._attempt("finish", lambda: self._finish(exit_code))
             self._open = False
@@ -93,7 +101,7 @@ class RunLogger(ABC):
         self.finish(exit_code_of(error))
 
     def _attempt(self, what: str, action: Callable[[], None]) -> None:
-        """Runs an action of an open logger; an ordinary error becomes a warning."""
+        """Run an action of an open logger; an ordinary error becomes a warning."""
         if not self._open:
             return
         try:
@@ -117,3 +125,25 @@ class RunLogger(ABC):
 
     @abstractmethod
     def _finish(self, exit_code: int) -> None: ...
+
+
+@dataclass
+class NullLogger(RunLogger, name="none"):
+    """``logger=none``: nothing is recorded beyond the run's folder."""
+
+    name: str = setting("none", choices=("none",))
+
+    def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
+        pass
+
+    def _log_stage(self, name: str, seconds: float) -> None:
+        pass
+
+    def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
+        pass
+
+    def _log_files(self, folder: Path) -> None:
+        pass
+
+    def _finish(self, exit_code: int) -> None:
+        pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,19 @@ from sfu.reporting.export import markdown_table
 from sfu.reporting.loggers.base import RunLogger
 from sfu.reporting.loggers.content import stage_name, summary_of
 from sfu.reporting.sweep_export import PAPER_COLUMNS
+from sfu.schema import setting
 
 FOLDER = "tensorboard"
 NOT_SETTINGS = ("logger", "run_info")
 
 
-class TensorBoardLogger(RunLogger):
-    """Records one run for TensorBoard.
+@dataclass
+class TensorBoardLogger(RunLogger, name="tensorboard"):
+    """Records one run for TensorBoard, in the run's folder."""
 
-    Args:
-        dir: The run's folder. Defaults to ``run_info["folder"]``, then the current folder.
-    """
-
-    name = "tensorboard"
-
-    def __init__(self, dir: str | Path | None = None) -> None:
-        super().__init__()
-        self.dir = dir
-        self._writer: Any = None
-        self._settings: dict[str, Any] = {}
+    name: str = setting("tensorboard", choices=("tensorboard",))
+    _writer: Any = field(default=None, init=False, repr=False)
+    _settings: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
         try:
@@ -47,7 +42,7 @@ class TensorBoardLogger(RunLogger):
                 f"logger=tensorboard needs the tensorboard package ({error}); install it with "
                 "`pip install 'sfu[tensorboard]'`, or use `logger=none`"
             ) from error
-        folder = Path(self.dir or run_info.get("folder") or ".").absolute() / FOLDER
+        folder = Path(run_info.get("folder") or ".").absolute() / FOLDER
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for old in folder.glob("events.out.tfevents.*"):  # of an earlier run in the same folder
@@ -57,8 +52,9 @@ class TensorBoardLogger(RunLogger):
             raise ConfigError(f"logger=tensorboard cannot write to {folder} ({error})") from error
         self._settings = _flat({key: value for key, value in config.items() if key not in NOT_SETTINGS})
         self._writer.add_text("config", _code(config))
-        if run_info:
-            self._writer.add_text("run_info", _code(run_info))
+        shown = {key: run_info[key] for key in ("name", "folder") if key in run_info}
+        if shown:
+            self._writer.add_text("run_info", _code(shown))
 
     def _log_stage(self, name: str, seconds: float) -> None:
         self._writer.add_scalar(stage_name(name), float(seconds), 0)

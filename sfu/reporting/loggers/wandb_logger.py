@@ -7,7 +7,8 @@ the table ``results`` and the image ``figure``. Its artifacts: ``heads-<run id>`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +16,25 @@ from sfu.errors import ConfigError
 from sfu.reporting import format as fmt
 from sfu.reporting.loggers.base import RunLogger
 from sfu.reporting.loggers.content import files_of, stage_name, summary_of, table_of
+from sfu.schema import setting
 
 MODES = ("offline", "online", "disabled")
 REMEDY = "use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`"
 PICTURES = (".png", ".jpg", ".jpeg")
 
 
-class WandbLogger(RunLogger):
-    """Records one run with W&B.
+@dataclass
+class WandbLogger(RunLogger, name="wandb"):
+    """Records one run with W&B, in the run's folder."""
 
-    Args:
-        dir: Where W&B keeps its files; the run's folder. Defaults to ``run_info["folder"]``, then the current folder.
-        mode: ``offline`` (no account, no network), ``online`` or ``disabled``.
-        project: The project's name.
-        entity: The account or team, online only.
-        group: What ties the runs of one sweep together.
-        job_type: What kind of run this is, for example ``run`` or ``sweep``.
-        tags: Words to find the run by.
-        name: The run's name; defaults to ``run_info["name"]``.
-        init_timeout: Seconds to wait for the server, online only.
-
-    Raises:
-        ConfigError: If ``mode`` is not one of the three.
-    """
-
-    name = "wandb"
-
-    def __init__(
-        self,
-        dir: str | Path | None = None,
-        mode: str = "offline",
-        project: str = "sfu",
-        entity: str | None = None,
-        group: str | None = None,
-        job_type: str | None = None,
-        tags: Sequence[str] = (),
-        name: str | None = None,
-        init_timeout: float = 30.0,
-    ) -> None:
-        super().__init__()
-        if mode not in MODES:
-            raise ConfigError(f"logger.mode is {mode!r}; accepted are {', '.join(MODES)}")
-        self.dir, self.mode, self.project, self.entity = dir, mode, project, entity
-        self.group, self.job_type, self.tags, self.run_name = group, job_type, tuple(tags or ()), name
-        self.init_timeout = init_timeout
-        self._run: Any = None
+    name: str = setting("wandb", choices=("wandb",))
+    mode: str = setting("offline", "offline (no account, no network), online or disabled.", choices=MODES)
+    project: str = setting("sfu", "Project.")
+    entity: str | None = setting(None, "Account or team; online only.")
+    group: str | None = setting(None, "What ties runs together; null: the sweep's name.")
+    tags: list[str] = setting([], "Words to find the run by, besides dataset, loss and backbone.")
+    init_timeout: float = setting(30.0, "Seconds to wait for the server; online only.", above=0)
+    _run: Any = field(default=None, init=False, repr=False)
 
     @property
     def run_dir(self) -> Path | None:
@@ -78,7 +53,7 @@ class WandbLogger(RunLogger):
                 "install it with `pip install wandb`, or use `logger=none`"
             ) from error
         mode: Any = self.mode
-        folder = Path(self.dir or run_info.get("folder") or ".").absolute()
+        folder = Path(run_info.get("folder") or ".").absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self.mode == "online" and not wandb.login(prompt=False):
@@ -87,11 +62,11 @@ class WandbLogger(RunLogger):
                 project=self.project,
                 entity=self.entity,
                 dir=str(folder),
-                group=self.group,
-                job_type=self.job_type,
-                tags=list(self.tags),
-                name=self.run_name or run_info.get("name"),
-                config={**config, "run_info": dict(run_info)} if run_info else dict(config),
+                group=self.group or run_info.get("group"),
+                job_type=run_info.get("job_type"),
+                tags=[*self.tags, *(run_info.get("tags") or ())],
+                name=run_info.get("name"),
+                config={**config, "run_info": {key: run_info[key] for key in ("name", "folder") if key in run_info}},
                 mode=mode,
                 reinit="finish_previous",
                 settings=wandb.Settings(

@@ -93,11 +93,11 @@ class Newton(UnlearningMethod):
     @classmethod
     def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
         """Takes the row's curvature and the run's ``newton`` settings."""
-        if curvature.estimator is Estimator.stored and not run.head.store_curvature:
+        if curvature.estimator == "stored" and not run.head.store_curvature:
             raise ConfigError(
                 "curvature.estimator=stored needs head.store_curvature=true, set when the head is trained."
             )
-        check_structure(make_loss(run.loss.name).layout, curvature.structure)
+        check_structure(run.loss.layout, curvature.structure)
         return super().from_config(run, curvature, {"curvature": curvature, **vars(run.newton), **settings})
 
     def check(self, n_forget: int) -> None:

@@ -1,0 +1,115 @@
+"""What a dataset offers: its settings, the files it reads, and feature rows or images, or both.
+
+A dataset is one dataclass whose fields are its keys in the group ``dataset``. It imports PyTorch only when it loads, so
+that configurations can be composed without.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from sfu.cache_dir import cache_dir
+from sfu.errors import ConfigError
+from sfu.registry import Registered, add_modules
+from sfu.schema import Settings, setting
+
+if TYPE_CHECKING:
+    from sfu.data.images.image_set import ImageSet
+    from sfu.data.raw_arrays import RawArrays
+
+add_modules("sfu.data.datasets")
+
+
+class Damaged(Enum):
+    """What to do with images that cannot be decoded: stop, or leave them out and list them."""
+
+    fail = "fail"
+    skip = "skip"
+
+
+@dataclass
+class Dataset(Settings, Registered, kind="dataset"):
+    """Base of all datasets; a subclass is :class:`FeatureDataset`, :class:`ImageDataset` or both."""
+
+    prefix: ClassVar[str] = "dataset"
+
+    name: str = setting("", "Name of the dataset.")
+    normalize_rows: bool = setting(False, "Scale every feature row of every part to norm 1.")
+    n_classes: int | None = setting(None, "Number of classes; null counts them in the labels.", at_least=2)
+
+    @property
+    def source(self) -> str:
+        """How messages name the dataset."""
+        path = getattr(self, "path", None)
+        return f"dataset.path={path}" if path else f"dataset={self.name}"
+
+    @abstractmethod
+    def source_files(self) -> list[Path]:
+        """Return the files and folders that the dataset reads. They are sealed while a source-free method runs.
+
+        This is cheap and comes before anything else.
+
+        Raises:
+            ConfigError: A setting cannot work.
+            DataError: What must be there is missing.
+        """
+
+
+@dataclass
+class FeatureDataset(Dataset):
+    """A dataset of feature rows, for ``backbone=none``."""
+
+    test_fraction: float = setting(0.2, "Share held out for testing where there is no test part.", above=0, below=1)
+
+    @abstractmethod
+    def load(self, seed: int) -> RawArrays:
+        """Return features and labels of both parts; ``seed`` draws a test part where there is none.
+
+        Raises:
+            DataError: The data cannot be read.
+        """
+
+
+@dataclass
+class ImageDataset(Dataset):
+    """A dataset of images, for a backbone."""
+
+    limit_per_class: int | None = setting(None, "Use only the first images of each class and part.", at_least=1)
+    damaged: Damaged = setting(Damaged.fail, "Stop at images that cannot be decoded, or skip them.")
+    core_fraction: float = setting(
+        0.0, "Linearised heads: share of the training images that is public and trains the core.", at_least=0, below=1
+    )
+    core_seed: int = setting(0, "Linearised heads: which images are public.", at_least=0)
+
+    @abstractmethod
+    def images(self) -> ImageSet:
+        """Return all images of both parts, in one order that depends on no seed.
+
+        Raises:
+            DataError: The images are missing and cannot be fetched, or contradict their labels.
+        """
+
+
+@dataclass
+class PublicDataset(ImageDataset):
+    """A published dataset of images, which sfu can download."""
+
+    root: str | None = setting(
+        None, "Folder that holds the dataset or receives it; null is sfu's cache.", affects_results=False
+    )
+    download: bool = setting(True, "Download the dataset if it is not there.", affects_results=False)
+
+    def root_folder(self) -> Path:
+        """Return ``dataset.root``, or the folder of datasets in sfu's cache.
+
+        Raises:
+            ConfigError: ``dataset.root`` is a file.
+        """
+        root = Path(self.root).expanduser() if self.root else cache_dir("datasets")
+        if root.exists() and not root.is_dir():
+            raise ConfigError(f"dataset.root={root} is not a folder. Name the folder that holds the dataset.")
+        return root

@@ -1,0 +1,260 @@
+"""The configuration of a run: one dataclass of all groups, its Hydra schema, and the checks that span groups.
+
+Composing and checking a configuration imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from sfu.config_files import group_options
+from sfu.curvature.settings import CurvatureSettings, PsdFitSettings
+from sfu.data.datasets.base import Dataset, FeatureDataset, ImageDataset
+from sfu.data.datasets.digits import Digits
+from sfu.data.settings import AUTO_BACKBONE, NO_BACKBONE, PAPER_BACKBONE, BackboneSettings, ForgetSettings
+from sfu.errors import ConfigError
+from sfu.heads.settings import HeadSettings, LinearSettings
+from sfu.losses.base import Loss
+from sfu.losses.quadratic import Quadratic
+from sfu.registry import Registered
+from sfu.reporting.loggers.base import NullLogger, RunLogger
+from sfu.reporting.published import published_table
+from sfu.schema import Settings, accepted_names, hydra_schema, make, meta_of, setting, typed
+from sfu.seeds import SeedSettings
+from sfu.unlearning.settings import NewtonSettings, Tune
+
+if TYPE_CHECKING:
+    from hydra.core.config_store import ConfigStore
+
+DEFAULT_FRACTION = 0.1
+
+
+class Reuse(Enum):
+    """When to take cached results of earlier runs, and to cache those of this one."""
+
+    sweeps = "sweeps"
+    always = "always"
+    never = "never"
+
+
+@dataclass
+class EvaluationSettings(Settings):
+    """Settings of the evaluation."""
+
+    prefix = "evaluation"
+
+    membership_splits: int = setting(5, "Stratified splits of the membership attack.", at_least=2)
+    trade_off: bool = setting(False, "Record test and forget accuracy after each step of iterative methods.")
+
+
+@dataclass
+class RunConfig(Settings):
+    """The whole configuration of a run. ``dataset``, ``head``, ``loss``, ``curvature`` and ``logger`` are choices."""
+
+    dataset: Dataset = setting(Digits)
+    backbone: BackboneSettings = setting(BackboneSettings)
+    head: HeadSettings = setting(LinearSettings)
+    loss: Loss = setting(Quadratic)
+    curvature: CurvatureSettings = setting(PsdFitSettings)
+    logger: RunLogger = setting(NullLogger, affects_results=False)
+    newton: NewtonSettings = setting(NewtonSettings)
+    forget: ForgetSettings = setting(ForgetSettings)
+    evaluation: EvaluationSettings = setting(EvaluationSettings)
+    methods: list[str] = setting([], "Rows of the table.", affects_results=False)
+    variants: dict[str, Any] = setting({}, "Rows of your own, by name.")
+    tune: Tune = setting(Tune.authors, "How settings of methods with a grid are chosen.")
+    tune_budget: int = setting(9, "Settings tried for every method that has a grid.", at_least=1)
+    seed: int = setting(0, "Seed from which all others are derived.", at_least=0, below=2**32)
+    seeds: SeedSettings = setting(SeedSettings)
+    device: str = setting("auto", "auto, cpu, cuda or cuda:<index>.")
+    dtype: str = setting(
+        "float64", "Of heads; curvature and solves are always float64.", choices=("float64", "float32")
+    )
+    threads: int | None = setting(
+        None, "CPU threads; null: as many as PyTorch takes by itself.", at_least=1, affects_results=False
+    )
+    published: str | None = setting(
+        None, "Table of the paper to set beside the result of a sweep: table_1, ..., table_s2.", affects_results=False
+    )
+    reuse: Reuse = setting(Reuse.sweeps, "When to take and to add to cached results.", affects_results=False)
+
+
+GROUPS: dict[str, type[Any]] = {
+    "dataset": Dataset, "head": HeadSettings, "loss": Loss, "curvature": CurvatureSettings, "logger": RunLogger,
+}  # fmt: skip
+"""Groups whose members are choices with settings of their own, by the base class."""
+
+
+def register() -> None:
+    """Tell Hydra the schema: ``sfu_schema`` for the run, ``GROUP/schema/NAME`` for each choice.
+
+    A choice without a file in ``configs`` (that of a plug-in, say) is an option of its group, too.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="sfu_schema", node=_run_schema())
+    store.store(group="backbone/schema", name="backbone", node=hydra_schema(BackboneSettings))
+    for group, base in GROUPS.items():
+        _register_group(store, group, base)
+
+
+def _register_group(store: ConfigStore, group: str, base: type[Registered]) -> None:
+    files = group_options(group)
+    for name in base.names():
+        node = hydra_schema(base.named(name))
+        store.store(group=f"{group}/schema", name=name, node=node)
+        if name not in files:
+            store.store(group=group, name=name, node=node)
+
+
+def _run_schema() -> type[Any]:
+    """Return the schema of :class:`RunConfig`, with groups that any of their members can fill."""
+    schema = hydra_schema(RunConfig)
+    described = [
+        (one.name, Any, MISSING) if one.name in (*GROUPS, "backbone") else (one.name, one.type, one)
+        for one in fields(schema)
+    ]
+    return make_dataclass("RunConfig", described)
+
+
+def typed_config(config: DictConfig) -> RunConfig:
+    """Return a composed configuration as settings, checked, with ``backbone=auto`` and the default fraction resolved.
+
+    Raises:
+        ConfigError: A key that the chosen dataset, head, loss, estimator or logger does not have, a wrong type, or a
+            value out of range.
+    """
+    run: RunConfig = _from_node(RunConfig, config, "sfu")
+    run.backbone.name = choose_backbone(run)
+    if all(getattr(run.forget, key) is None for key in accepted_names(ForgetSettings)):
+        run.forget.fraction = DEFAULT_FRACTION
+    return run
+
+
+def _from_node(kind: type[Any], node: DictConfig, what: str) -> Any:
+    """Return ``kind`` with the values of a node, and of the nodes in it."""
+    hints, values = typing.get_type_hints(kind), dict[str, Any]()
+    for key in map(str, node):
+        value = node[key]
+        hint = hints.get(key)
+        if kind is RunConfig and key in GROUPS:
+            values[key] = _choice(key, value)
+        elif isinstance(value, DictConfig) and is_dataclass(hint):
+            values[key] = _from_node(hint, value, f"{kind.prefix}.{key}".lstrip("."))
+        else:
+            values[key] = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+    return make(kind, typed(kind, values), what)
+
+
+def _choice(group: str, node: Any) -> Any:
+    """Return the member of a group that a node names."""
+    if not isinstance(node, DictConfig):
+        raise ConfigError(f"{group}={node} is not a choice. Name one of {', '.join(GROUPS[group].names())}.")
+    key = "estimator" if group == "curvature" else "name"
+    if key not in node or OmegaConf.is_missing(node, key):
+        raise ConfigError(f"{group}.{key} is missing. Name one of {', '.join(GROUPS[group].names())}.")
+    name = str(node[key])
+    return _from_node(GROUPS[group].named(name, f"{group}.{key}"), node, f"{group}={name}")
+
+
+def choose_backbone(run: RunConfig) -> str:
+    """Return ``backbone.name``; ``auto`` is none for a dataset of features, the paper's for one of images.
+
+    A head that needs a network prefers images to features.
+    """
+    if run.backbone.name != AUTO_BACKBONE:
+        return run.backbone.name
+    images = isinstance(run.dataset, ImageDataset)
+    features = isinstance(run.dataset, FeatureDataset)
+    return PAPER_BACKBONE if images and (run.head.needs_network or not features) else NO_BACKBONE
+
+
+def check_run(run: RunConfig) -> None:
+    """Check what no single group can tell, before any work starts and without PyTorch.
+
+    Raises:
+        ConfigError: Settings of different groups contradict each other.
+        DataError: The dataset is missing.
+    """
+    if not run.methods:
+        raise ConfigError("methods=[] leaves nothing to do. Name at least one row.")
+    most = 4 * (os.cpu_count() or 1)
+    if run.threads is not None and run.threads > most:
+        raise ConfigError(f"threads={run.threads} is more than this machine can use. Give at most {most}.")
+    if run.published is not None:
+        published_table(run.published)
+    check_dataset(run.dataset, run.backbone)
+    run.head.check_with(run.dataset, run.backbone)
+
+
+def check_dataset(dataset: Dataset, backbone: BackboneSettings) -> None:
+    """Refuse a dataset that is missing or does not go with the backbone.
+
+    Raises:
+        ConfigError: Features with a backbone, or images without.
+        DataError: What must be there is missing.
+    """
+    if backbone.name == NO_BACKBONE:
+        if not isinstance(dataset, FeatureDataset):
+            raise ConfigError(
+                f"dataset={dataset.name} holds images, and backbone=none takes features as they are. Choose a backbone "
+                "(backbone=resnet18, or pixels)."
+            )
+        if isinstance(dataset, ImageDataset) and dataset.limit_per_class is not None:
+            raise ConfigError(
+                f"dataset.limit_per_class={dataset.limit_per_class} only applies to images, and backbone=none takes "
+                "features as they are. Choose a backbone, or leave it out."
+            )
+    elif not isinstance(dataset, ImageDataset):
+        raise ConfigError(
+            f"dataset={dataset.name} holds features, which backbone={backbone.name} cannot read. Use backbone=none."
+        )
+    dataset.source_files()
+
+
+def plain(settings: Any, *, effective: bool = False) -> Any:
+    """Return settings as JSON values.
+
+    Args:
+        settings: Settings, or containers of them.
+        effective: Leave out locations and settings that cannot change a result.
+    """
+    if is_dataclass(settings) and not isinstance(settings, type):
+        return {
+            one.name: plain(getattr(settings, one.name), effective=effective)
+            for one in fields(settings)
+            if one.init and not (effective and (meta_of(one).location or not meta_of(one).affects_results))
+        }
+    if isinstance(settings, Enum):
+        return settings.value
+    if isinstance(settings, Mapping):
+        return {str(key): plain(value, effective=effective) for key, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [plain(value, effective=effective) for value in settings]
+    return settings
+
+
+def neutral_keys() -> list[str]:
+    """Return the keys, such as ``threads`` or ``backbone.workers``, whose values cannot change a result."""
+    return sorted(set(_neutral(RunConfig, "")))
+
+
+def _neutral(kind: type[Any], prefix: str) -> Iterator[str]:
+    hints = typing.get_type_hints(kind)
+    for one in fields(kind):
+        hint, key = hints[one.name], f"{prefix}{one.name}"
+        if one.init and not meta_of(one).affects_results:
+            yield key
+        elif kind is RunConfig and one.name in GROUPS:
+            for name in GROUPS[one.name].names():
+                yield from _neutral(GROUPS[one.name].named(name), f"{key}.")
+        elif is_dataclass(hint):
+            yield from _neutral(cast(type[Any], hint), f"{key}.")
