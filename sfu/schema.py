@@ -20,10 +20,10 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import UnionType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from sfu.errors import ConfigError
-from sfu.registry import did_you_mean, unknown
+from sfu.registry import Registered, did_you_mean, unknown
 
 T = TypeVar("T")
 _META = "sfu"
@@ -101,6 +101,20 @@ class Settings:
         Raises:
             ConfigError: Settings contradict each other.
         """
+
+
+class Choice(Settings, Registered):
+    """Base of settings of which a group has several kinds: datasets, heads, losses, estimators, loggers."""
+
+    @classmethod
+    def make(cls, name: str, **given: Any) -> Self:
+        """Return the member ``name`` with the settings ``given``; names of choices and whole numbers are converted.
+
+        Raises:
+            ConfigError: An unknown name or key, a wrong type, or a value out of range.
+        """
+        kind = cls.named(name, cls.prefix)
+        return make(kind, typed(kind, given), f"{cls.prefix}={name}")
 
 
 def key_of(prefix: str, name: str) -> str:

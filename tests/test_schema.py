@@ -35,7 +35,7 @@ class Oven(Settings):
         ({"shelf": "midle"}, r"oven\.shelf=midle is unknown\. Choose one of middle, top\. Did you mean middle\?"),
         ({"rest": -1.0}, r"oven\.rest=-1\.0\. Give a finite number at least 0\."),
         ({"rest": "long"}, r"oven\.rest=long\. Give a finite number at least 0\."),
-        ({"haet": 1}, r"haet is not a setting of the oven\. It takes heat, .* Did you mean heat\?"),
+        ({"haet": 1}, r"oven\.haet is not a setting of the oven\. It takes heat, .* Did you mean oven\.heat\?"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(given, message):

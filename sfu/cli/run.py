@@ -37,8 +37,8 @@ def main() -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from sfu.experiment.explain import explain
     from sfu.experiment.config import register
+    from sfu.experiment.explain import explain
 
     register()
     failed, looking = False, FLAG in sys.argv[1:]

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from sfu.errors import ConfigError
 from sfu.operators.structure import Structure
-from sfu.registry import Registered, add_modules
-from sfu.schema import Settings, make, setting, typed
+from sfu.registry import add_modules
+from sfu.schema import Choice, setting
 
 add_modules("sfu.curvature.settings")
 
@@ -82,7 +82,7 @@ class Regularization(Enum):
 
 
 @dataclass
-class CurvatureSettings(Settings, Registered, kind="curvature"):
+class CurvatureSettings(Choice, kind="curvature"):
     """Base of the settings of all estimators. A member is registered under the name of its estimator."""
 
     prefix: ClassVar[str] = "curvature"
@@ -260,6 +260,5 @@ def curvature_settings(given: CurvatureSettings | Mapping[str, Any] | None = Non
     if not isinstance(given, Mapping | None):
         raise ConfigError(f"curvature must be settings or a mapping of them, not {type(given).__name__}.")
     values = {**(given or {}), **more}
-    name = getattr(values.get("estimator", DEFAULT_ESTIMATOR), "value", values.get("estimator", DEFAULT_ESTIMATOR))
-    kind = CurvatureSettings.named(str(name), "curvature.estimator")
-    return make(kind, typed(kind, {**values, "estimator": str(name)}), f"curvature={name}")
+    name = str(values.pop("estimator", DEFAULT_ESTIMATOR))
+    return CurvatureSettings.make(name, **values)

@@ -75,8 +75,12 @@ class ForgetSettings(Settings):
         None, "Text file of image files, one a line, as paths or their last parts.", location=True
     )
 
-    def check_settings(self) -> None:
-        """Refuse lists that are not files."""
+    def require_files(self) -> None:
+        """Refuse lists that are not files.
+
+        Raises:
+            ConfigError: Naming the key and the path.
+        """
         for key in ("indices", "files"):
             given = getattr(self, key)
             if given is not None and not Path(given).expanduser().is_file():

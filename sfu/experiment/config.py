@@ -184,6 +184,7 @@ def check_run(run: RunConfig) -> None:
         ConfigError: Settings of different groups contradict each other.
         DataError: The dataset is missing.
     """
+    _check_again(run)
     if not run.methods:
         raise ConfigError("methods=[] leaves nothing to do. Name at least one row.")
     most = 4 * (os.cpu_count() or 1)
@@ -191,8 +192,17 @@ def check_run(run: RunConfig) -> None:
         raise ConfigError(f"threads={run.threads} is more than this machine can use. Give at most {most}.")
     if run.published is not None:
         published_table(run.published)
+    run.forget.require_files()
     check_dataset(run.dataset, run.backbone)
     run.head.check_with(run.dataset, run.backbone)
+
+
+def _check_again(settings: Any) -> None:
+    """Check settings that may have been changed since they were made."""
+    for one in fields(settings):
+        if isinstance(value := getattr(settings, one.name), Settings):
+            _check_again(value)
+    settings.__post_init__()
 
 
 def check_dataset(dataset: Dataset, backbone: BackboneSettings) -> None:

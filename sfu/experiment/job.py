@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sfu.errors import SfuError
+from sfu.experiment.config import Reuse, RunConfig, plain, typed_config
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import ResultStore
 from sfu.experiment.reuse import StageResults
@@ -21,7 +22,6 @@ from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.files import write_text
 from sfu.results.artifacts import remove_results, write_json
-from sfu.experiment.config import Reuse, RunConfig, plain, typed_config
 from sfu.unlearning.settings import Tune
 
 

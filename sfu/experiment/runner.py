@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 import sfu
-from sfu.data.settings import NO_BACKBONE
 from sfu.data.feature_data import FeatureData
 from sfu.data.features.place import views_folder
 from sfu.data.seal import sealed
+from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment import stages
+from sfu.experiment.config import RunConfig
 from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.reuse import StageResults
 from sfu.experiment.stages import Prepared, RowResult
@@ -33,7 +34,6 @@ from sfu.heads.linearised.head import LinearisedHead
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import METRICS_SCHEMA, finite, save_split, write_json
 from sfu.seeds import resolve_seeds
-from sfu.experiment.config import RunConfig
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.rows import make_methods

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sfu.data.settings import NO_BACKBONE
 from sfu.data.feature_data import FeatureData
 from sfu.data.features.augment import AugmentedImages
 from sfu.data.features.place import VIEWS, cache_root
 from sfu.data.images.images import Images
 from sfu.data.load import load_dataset, source_files
 from sfu.data.seal import real_places
+from sfu.data.settings import NO_BACKBONE
 from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
+from sfu.experiment.config import RunConfig
 from sfu.experiment.progress import ProgressDisplay, Tick
 from sfu.experiment.resources import Usage, measured
 from sfu.heads.linearised.core_extractor import CoreExtractor
@@ -33,7 +34,6 @@ from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import checkpoint_of
 from sfu.heads.train import train_head
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
-from sfu.experiment.config import RunConfig
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.classes import refuse_instances, whole_classes
 

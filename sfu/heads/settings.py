@@ -9,8 +9,8 @@ from typing import ClassVar
 from sfu.data.datasets.base import Dataset, ImageDataset
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ConfigError
-from sfu.registry import Registered, add_modules
-from sfu.schema import Meta, Settings, check_number, setting
+from sfu.registry import add_modules
+from sfu.schema import Choice, Meta, Settings, check_number, setting
 
 add_modules("sfu.heads.settings")
 
@@ -73,7 +73,7 @@ class PretrainSettings(Settings):
 
 
 @dataclass
-class HeadSettings(Settings, Registered, kind="head"):
+class HeadSettings(Choice, kind="head"):
     """Base of the settings of all heads."""
 
     prefix: ClassVar[str] = "head"

@@ -22,8 +22,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sfu.errors import ConfigError
-from sfu.registry import Registered, add_modules
-from sfu.schema import Settings, make, setting
+from sfu.registry import add_modules
+from sfu.schema import Choice, setting
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ class OutputHessian:
 
 
 @dataclass(frozen=True)
-class Loss(Settings, Registered, ABC, kind="loss"):
+class Loss(Choice, ABC, kind="loss"):
     """A convex differentiable loss; its fields are the keys of the group ``loss``.
 
     Attributes:
@@ -112,8 +112,8 @@ class Loss(Settings, Registered, ABC, kind="loss"):
 
     prefix: ClassVar[str] = "loss"
 
-    name: str = setting("", "Name of the loss.")
     class_weights: Any = setting(None, "null, balanced, or a number for every class.")
+    name: str = setting("", "Name of the loss.")
 
     layout: ClassVar[Layout]
     shift_invariant: ClassVar[bool] = False
@@ -220,7 +220,7 @@ def make_loss(name: str, **settings: Any) -> Loss:
     Raises:
         ConfigError: The name is unknown, the loss has no such setting, or a value is out of range.
     """
-    return make(Loss.named(name, "loss"), settings, f"loss={name}")
+    return Loss.make(name, **settings)
 
 
 def loss_from_json(about: Mapping[str, Any]) -> Loss:

@@ -15,8 +15,8 @@ from torchvision import models
 from sfu.data.backbones import timm_models, torchvision_models
 from sfu.data.backbones.backbone import Backbone, build_backbone, check_backbone
 from sfu.data.backbones.transform import ImageTransform
+from sfu.data.settings import BackboneSettings
 from sfu.errors import ConfigError, DataError
-from sfu.settings import BackboneConfig
 
 CPU = torch.device("cpu")
 
@@ -26,8 +26,8 @@ def images(count: int, height: int = 40, width: int = 48, channels: int = 3, see
     return list(torch.randint(0, 256, (count, channels, height, width), dtype=torch.uint8, generator=generator))
 
 
-def config(**settings) -> BackboneConfig:
-    return BackboneConfig(**{"name": "resnet18", "weights": "none", **settings})
+def config(**settings) -> BackboneSettings:
+    return BackboneSettings(**{"name": "resnet18", "weights": "none", **settings})
 
 
 def features(backbone: Backbone, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -250,18 +250,18 @@ def test_old_names_in_a_local_file_are_translated(tmp_path):
     ("settings", "message"),
     [
         ({"name": "resnet19"}, r"backbone\.name=resnet19 is no classification model.*resnet18"),
-        ({"library": "keras"}, r"backbone\.library=keras is unknown; it can be torchvision, timm"),
+        ({"library": "keras"}, r"backbone\.library=keras is unknown\. Choose one of timm, torchvision"),
         ({"weights": "nowhere.pth"}, r"backbone\.weights=nowhere\.pth is not a file"),
-        ({"size": 0}, r"backbone\.size=0; it must be at least 1"),
+        ({"size": 0}, r"backbone\.size=0\. Give a whole number at least 1"),
         ({"batch_size": 0}, r"backbone\.batch_size=0"),
         ({"workers": 0}, r"backbone\.workers=0"),
         ({"dtype": "int8"}, r"backbone\.dtype=int8 is unknown"),
         ({"mean": [0.5]}, r"backbone\.mean and backbone\.std belong together"),
         ({"mean": [0.5], "std": [0.0]}, r"std must be above 0"),
-        ({"mean": [124.0] * 3, "std": [58.0] * 3}, r"are of pixels in 0\.\.1 \(divide by 255\)"),
-        ({"mean": [0.5] * 2, "std": [0.5] * 2}, r"give 1 or 3 values of each"),
-        ({"mean": [0.5] * 3, "std": [0.5]}, r"give 1 or 3 values of each"),
-        ({"name": "pixels", "weights": "file.pth"}, r"means nothing to backbone=pixels"),
+        ({"mean": [124.0] * 3, "std": [58.0] * 3}, r"must describe pixels in 0\.\.1 \(divide by 255\)"),
+        ({"mean": [0.5] * 2, "std": [0.5] * 2}, r"Give 1 or 3 values of each"),
+        ({"mean": [0.5] * 3, "std": [0.5]}, r"Give 1 or 3 values of each"),
+        ({"name": "pixels", "weights": "file.pth"}, r"has no effect on backbone=pixels"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings, message):

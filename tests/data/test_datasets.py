@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from sfu.config_files import group_options
+from sfu.data.datasets.base import Dataset
 from sfu.data.feature_data import make_feature_data
-from sfu.data.load import dataset_names, load_dataset, source_files
+from sfu.data.load import load_dataset
 from sfu.data.seal import sealed
 from sfu.errors import ConfigError, DataError, SourceFreeError
-from sfu.settings import DatasetConfig
 from tests.conftest import make_arrays
 
 
 def load(path: Path, **settings: object):
-    return load_dataset(DatasetConfig(name="features", path=str(path), **settings), seed=0)
+    return load_dataset(Dataset.make(name="features", path=str(path), **settings), seed=0)
 
 
 def test_every_dataset_file_has_a_config_and_the_reverse():
-    assert dataset_names() == group_options("dataset")
+    assert Dataset.names() == group_options("dataset")
 
 
 def test_npz_and_safetensors_give_the_same_data(tmp_path, arrays):
@@ -45,7 +45,7 @@ def test_fingerprint_sees_one_changed_bit(arrays):
 
 def test_without_a_test_part_a_seeded_stratified_one_is_held_out(tmp_path, arrays):
     np.savez(tmp_path / "a.npz", train_features=arrays["train_features"], train_labels=arrays["train_labels"])
-    config = DatasetConfig(name="features", path=str(tmp_path / "a.npz"), test_fraction=0.25)
+    config = Dataset.make(name="features", path=str(tmp_path / "a.npz"), test_fraction=0.25)
     data, same, other = (load_dataset(config, seed) for seed in (0, 0, 1))
     assert data.test_labels_T.bincount().tolist() == [25, 25, 25, 25]
     assert data.n_train == 300
@@ -55,7 +55,7 @@ def test_without_a_test_part_a_seeded_stratified_one_is_held_out(tmp_path, array
 
 
 def test_digits_are_the_real_ones():
-    data = load_dataset(DatasetConfig(name="digits"), seed=0)
+    data = load_dataset(Dataset.make(name="digits"), seed=0)
     assert (data.n_train, data.test_labels_T.shape[0], data.n_features, data.n_classes) == (1437, 360, 64, 10)
     assert float(data.train_features_ND.max()) == 1.0
 
@@ -181,8 +181,8 @@ def test_pickled_objects_are_never_loaded(tmp_path, arrays):
 )
 def test_paths_that_cannot_work(tmp_path, path, error, message):
     (tmp_path / "here.csv").write_text("1,2")
-    config = DatasetConfig(name="features", path=path and str(tmp_path / path))
-    for attempt in (lambda: load_dataset(config, 0), lambda: source_files(config)):
+    config = Dataset.make(name="features", path=path and str(tmp_path / path))
+    for attempt in (lambda: load_dataset(config, 0), lambda: config.source_files()):
         with pytest.raises(error, match=message):
             attempt()
 
@@ -198,18 +198,18 @@ def test_missing_arrays_and_half_a_test_part(tmp_path, arrays):
 
 
 def test_a_path_that_digits_would_ignore_is_refused():
-    with pytest.raises(ConfigError, match="means nothing to dataset=digits"):
-        source_files(DatasetConfig(name="digits", path="x.npz"))
+    with pytest.raises(ConfigError, match=r"dataset\.path is not a setting of dataset=digits"):
+        Dataset.make(name="digits", path="x.npz").source_files()
 
 
 def test_unknown_dataset_names_the_known_ones():
     with pytest.raises(ConfigError, match="digits, features"):
-        load_dataset(DatasetConfig(name="imagenet"), 0)
+        load_dataset(Dataset.make(name="imagenet"), 0)
 
 
 def test_sealed_data_cannot_be_loaded_nor_opened(feature_file):
-    config = DatasetConfig(name="features", path=str(feature_file))
-    with sealed(source_files(config)):
+    config = Dataset.make(name="features", path=str(feature_file))
+    with sealed(config.source_files()):
         with pytest.raises(SourceFreeError, match="dataset 'features'"):
             load_dataset(config, 0)
         with pytest.raises(SourceFreeError, match=r"features\.npz"):

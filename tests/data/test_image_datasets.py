@@ -12,12 +12,16 @@ import torch
 import torchvision
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from sfu.data.datasets import caltech256, cifar10, cifar100, digits, stanford_dogs
+from sfu.data.datasets import caltech256, stanford_dogs
+from sfu.data.datasets.base import Dataset
+from sfu.data.datasets.caltech256 import Caltech256
+from sfu.data.datasets.cifar import Cifar10, Cifar100
+from sfu.data.datasets.digits import Digits
+from sfu.data.datasets.stanford_dogs import StanfordDogs
 from sfu.data.download import fetch as fetching
 from sfu.data.download.archive import Archive
 from sfu.data.images.decode import ImageError
 from sfu.errors import ConfigError, DataError
-from sfu.settings import DatasetConfig
 from tests.data.image_samples import (
     BREEDS,
     pack,
@@ -28,8 +32,8 @@ from tests.data.image_samples import (
     write_dogs,
 )
 
-MODULES = {"cifar10": cifar10, "cifar100": cifar100, "caltech256": caltech256, "stanford_dogs": stanford_dogs}
-CIFARS = [pytest.param(cifar10, CIFAR10, id="cifar10"), pytest.param(cifar100, CIFAR100, id="cifar100")]
+KINDS = {"cifar10": Cifar10, "cifar100": Cifar100, "caltech256": Caltech256, "stanford_dogs": StanfordDogs}
+CIFARS = [pytest.param(Cifar10, CIFAR10, id="cifar10"), pytest.param(Cifar100, CIFAR100, id="cifar100")]
 
 
 @pytest.fixture(autouse=True)
@@ -39,13 +43,12 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "_FIRST_PAUSE_S", 0.0)
 
 
-def config(module, root: Path | None = None, **settings) -> DatasetConfig:
-    name = module.__name__.rsplit(".", 1)[1]
-    return DatasetConfig(name=name, root=root and str(root), **{"download": False, **settings})
+def config(kind, root: Path | None = None, **settings):
+    return kind(root=root and str(root), **{"download": False, **settings})
 
 
 def test_digits_as_images_are_the_digits_as_rows():
-    found = digits.images(DatasetConfig(name="digits"))
+    found = Digits().images()
     assert (len(found.images), found.images.channels, found.is_test_N) == (1797, 1, None)
     assert found.class_names == tuple("0123456789")
     from sklearn.datasets import load_digits
@@ -61,14 +64,14 @@ def test_digits_as_images_are_the_digits_as_rows():
 @pytest.mark.parametrize(("module", "reader"), CIFARS)
 def test_cifar_is_what_torchvision_reads(tmp_path, monkeypatch, module, reader):
     publish_cifar(monkeypatch, tmp_path, reader)
-    found = module.images(config(module, tmp_path))
+    found = config(module, tmp_path).images()
     train, test = (reader(tmp_path, train=train) for train in (True, False))
     assert found.is_test_N.tolist() == [False] * len(train) + [True] * len(test)
     assert found.labels_N.tolist() == train.targets + test.targets
     assert found.class_names == tuple(train.classes)
     for index, (image, _) in ((0, train[0]), (len(train) + 3, test[3])):
         np.testing.assert_array_equal(found.images.decode(index).permute(1, 2, 0), np.asarray(image))
-    assert found.images.fingerprint() == module.images(config(module, tmp_path)).images.fingerprint()
+    assert found.images.fingerprint() == config(module, tmp_path).images().images.fingerprint()
 
 
 @pytest.mark.parametrize(("module", "reader"), CIFARS)
@@ -76,16 +79,16 @@ def test_cifar_comes_from_its_archive_or_the_web(tmp_path, monkeypatch, module, 
     folder = publish_cifar(monkeypatch, tmp_path / "source", reader)
     body = pack(tmp_path / "placed" / reader.filename, folder.parent, [reader.base_folder])
     monkeypatch.setattr(reader, "tgz_md5", hashlib.md5(body).hexdigest())
-    placed = module.images(config(module, tmp_path / "placed"))
+    placed = config(module, tmp_path / "placed").images()
     with serving({"/archive": body}) as server:
         monkeypatch.setattr(reader, "url", f"{server.url}/archive")
         server.drops = [len(body) // 2]
-        fetched = module.images(config(module, download=True))
-        module.images(config(module, download=True))
+        fetched = config(module, download=True).images()
+        config(module, download=True).images()
         assert len(server.asked) == 2
     assert placed.images.fingerprint() == fetched.images.fingerprint()
     below = tmp_path / "cache" / "datasets"
-    assert module.source_files(config(module)) == [below / reader.base_folder, below / reader.filename]
+    assert config(module).source_files() == [below / reader.base_folder, below / reader.filename]
 
 
 def test_changed_pickles_are_never_loaded(tmp_path, monkeypatch):
@@ -100,24 +103,24 @@ def test_changed_pickles_are_never_loaded(tmp_path, monkeypatch):
         good = (folder / name).read_bytes()
         (folder / name).write_bytes(pickle.dumps(Evil()))
         with pytest.raises(DataError, match=rf"differs from the published files in {name} \(md5 \w+\).*Remove"):
-            cifar10.images(config(cifar10, tmp_path))
+            config(Cifar10, tmp_path).images()
         assert not ran.exists()
         (folder / name).write_bytes(good)
     (folder / "test_batch").unlink()
     with pytest.raises(DataError, match="lacks test_batch"):
-        cifar10.source_files(config(cifar10, tmp_path))
+        config(Cifar10, tmp_path).source_files()
 
 
 def test_caltech_is_what_torchvision_reads_but_for_clutter(tmp_path):
     write_caltech(tmp_path)
     theirs = torchvision.datasets.Caltech256(tmp_path)
-    with_clutter = caltech256.images(config(caltech256, tmp_path, clutter=True))
+    with_clutter = config(Caltech256, tmp_path, clutter=True).images()
     assert with_clutter.labels_N.tolist() == theirs.y
     assert [path.name for path in with_clutter.images.paths] == [
         f"{label + 1:03d}_{number:04d}.jpg" for label, number in zip(theirs.y, theirs.index, strict=True)
     ]
     assert [path.parent.name for path in with_clutter.images.paths] == [theirs.categories[label] for label in theirs.y]
-    found = caltech256.images(config(caltech256, tmp_path))
+    found = config(Caltech256, tmp_path).images()
     assert found.is_test_N is None
     assert (len(found.class_names), found.class_names[55], with_clutter.class_names[-1]) == (256, "thing-56", "clutter")
     assert found.labels_N.max() == 255
@@ -126,37 +129,37 @@ def test_caltech_is_what_torchvision_reads_but_for_clutter(tmp_path):
 
 def test_caltech_strays_are_left_out_and_gaps_named(tmp_path, caplog):
     folder = write_caltech(tmp_path)
-    before = caltech256.images(config(caltech256, tmp_path)).images.paths
+    before = config(Caltech256, tmp_path).images().images.paths
     assert "the published archive 29780" in caplog.text
     (folder / ".DS_Store").write_text("stray")
     (folder / "notes").mkdir()
     shutil.rmtree(folder / "257.clutter")
-    assert caltech256.images(config(caltech256, tmp_path)).images.paths == before
+    assert config(Caltech256, tmp_path).images().images.paths == before
     with pytest.raises(DataError, match="lacks category 257"):
-        caltech256.source_files(config(caltech256, tmp_path, clutter=True))
+        config(Caltech256, tmp_path, clutter=True).source_files()
     (folder / "005.thing-5" / "005_0001.jpg").unlink()
     with pytest.raises(DataError, match=r"005\.thing-5 does not hold .* 005_0001\.jpg is missing"):
-        caltech256.images(config(caltech256, tmp_path))
+        config(Caltech256, tmp_path).images()
     (folder / "006.thing-6" / "006_0001.jpg").unlink()
     shutil.rmtree(folder / "005.thing-5")
     with pytest.raises(DataError, match="lacks category 005"):
-        caltech256.images(config(caltech256, tmp_path))
+        config(Caltech256, tmp_path).images()
     (folder / "005.other").mkdir()
     with pytest.raises(DataError, match=r"005\.other does not hold .*: it is empty"):
-        caltech256.images(config(caltech256, tmp_path))
+        config(Caltech256, tmp_path).images()
     (folder / "005.thing-5").mkdir()
     with pytest.raises(DataError, match=r"holds category 005 twice"):
-        caltech256.source_files(config(caltech256, tmp_path))
+        config(Caltech256, tmp_path).source_files()
 
 
 def test_dogs_follow_the_official_lists(tmp_path):
     folder = write_dogs(tmp_path)
-    official = stanford_dogs.images(config(stanford_dogs, tmp_path))
+    official = config(StanfordDogs, tmp_path).images()
     assert official.class_names == ("Chihuahua", "Japanese spaniel", "Shih-Tzu")
     assert official.is_test_N.tolist() == [False] * 6 + [True] * 6
     assert official.labels_N.tolist() == [0, 0, 1, 1, 2, 2] * 2
     assert official.images.paths[6] == folder / "Images" / BREEDS[0] / "n02085620_1.jpg"
-    drawn = stanford_dogs.images(config(stanford_dogs, tmp_path, official_split=False))
+    drawn = config(StanfordDogs, tmp_path, official_split=False).images()
     assert drawn.is_test_N is None
     assert drawn.images.fingerprint() == official.images.fingerprint()  # features are extracted once for both splits
 
@@ -185,10 +188,10 @@ def change_lists(folder: Path, change) -> None:
 def test_dog_lists_that_contradict_are_refused(tmp_path, change, message):
     change_lists(write_dogs(tmp_path), change)
     if message is None:
-        assert len(stanford_dogs.images(config(stanford_dogs, tmp_path)).class_names) == 2
+        assert len(config(StanfordDogs, tmp_path).images().class_names) == 2
         return
     with pytest.raises(DataError, match=message):
-        stanford_dogs.images(config(stanford_dogs, tmp_path))
+        config(StanfordDogs, tmp_path).images()
 
 
 def test_damaged_dog_list_is_named(tmp_path):
@@ -197,7 +200,7 @@ def test_damaged_dog_list_is_named(tmp_path):
     for damaged in (b"", whole[:200], b"no mat file at all" * 20):
         (folder / "test_list.mat").write_bytes(damaged)
         with pytest.raises(DataError, match=r"test_list\.mat is no list of Stanford Dogs.*lists\.tar"):
-            stanford_dogs.images(config(stanford_dogs, tmp_path))
+            config(StanfordDogs, tmp_path).images()
 
 
 def test_dogs_and_caltech_come_from_the_web(tmp_path, monkeypatch):
@@ -213,13 +216,14 @@ def test_dogs_and_caltech_come_from_the_web(tmp_path, monkeypatch):
             digest = hashlib.new(real.algorithm, bodies[path]).hexdigest()
             return Archive(server.url + path, real.filename, real.algorithm, digest, real.entries, len(bodies[path]))
 
-        real = stanford_dogs._ARCHIVES
-        monkeypatch.setattr(stanford_dogs, "_ARCHIVES", (here(real[0], "/images.tar"), here(real[1], "/lists.tar")))
-        monkeypatch.setattr(caltech256, "_ARCHIVE", here(caltech256._ARCHIVE, "/caltech.tar"))
-        for module in (stanford_dogs, caltech256):
-            fetched = module.images(config(module, tmp_path / "root", download=True))
-            kept = module.images(config(module, tmp_path / "source"))
-            assert fetched.images.fingerprint() == kept.images.fingerprint()
+        images, lists = stanford_dogs._archives()
+        served = here(images, "/images.tar"), here(lists, "/lists.tar"), here(caltech256._archive(), "/caltech.tar")
+        monkeypatch.setattr(stanford_dogs, "_archives", lambda: served[:2])
+        monkeypatch.setattr(caltech256, "_archive", lambda: served[2])
+        for kind in (StanfordDogs, Caltech256):
+            fetched = config(kind, tmp_path / "root", download=True).images()
+            placed = config(kind, tmp_path / "source").images()
+            assert fetched.images.fingerprint() == placed.images.fingerprint()
         assert [path for path, _ in server.asked] == list(bodies)
     assert not (tmp_path / "root" / "stanford_dogs" / "file_list.mat").exists()  # not needed
 
@@ -229,23 +233,23 @@ def test_truncated_archive_is_named(tmp_path):
     folder.mkdir()
     (folder / "256_ObjectCategories.tar").write_bytes(b"half")
     with pytest.raises(DataError, match=r"256_ObjectCategories\.tar has md5 \w+, but .* has 67b4f42c.*Remove the file"):
-        caltech256.images(config(caltech256, tmp_path))
+        config(Caltech256, tmp_path).images()
 
 
 def test_image_that_does_not_decode_is_named(tmp_path):
     folder = write_dogs(tmp_path)
-    found = stanford_dogs.images(config(stanford_dogs, tmp_path))
+    found = config(StanfordDogs, tmp_path).images()
     path = folder / "Images" / BREEDS[0] / "n02085620_0.jpg"
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(ImageError, match=r"n02085620_0\.jpg is damaged"):
         found.images.decode(0)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", KINDS)
 def test_missing_data_say_what_to_place_where(tmp_path, name):
-    module = MODULES[name]
+    module = KINDS[name]
     with pytest.raises(DataError) as caught:
-        module.source_files(config(module, tmp_path / "nowhere"))
+        config(module, tmp_path / "nowhere").source_files()
     for part in (
         "dataset.download=false",
         str(tmp_path / "nowhere"),
@@ -254,7 +258,7 @@ def test_missing_data_say_what_to_place_where(tmp_path, name):
     ):
         assert part in str(caught.value)
     assert not (tmp_path / "nowhere").exists()
-    module.source_files(config(module, tmp_path / "nowhere", download=True))  # will be fetched, but not now
+    config(module, tmp_path / "nowhere", download=True).source_files()  # will be fetched, but not now
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -270,19 +274,18 @@ TAKEN = {
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name in TAKEN for key in SPECIAL if key not in TAKEN[name]])
 def test_settings_without_a_meaning_are_refused(name, key):
-    settings = DatasetConfig(name=name, **{key: SPECIAL[key]})
-    with pytest.raises(ConfigError, match=rf"dataset\.{key}={SPECIAL[key]} means nothing to dataset={name}"):
-        {**MODULES, "digits": digits}[name].source_files(settings)
+    with pytest.raises(ConfigError, match=rf"dataset\.{key} is not a setting of dataset={name}\. It takes "):
+        Dataset.make(name, **{key: SPECIAL[key]})
 
 
 def test_root_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"dataset\.root=.*file is no folder"):
-        cifar10.source_files(config(cifar10, tmp_path / "file", download=True))
+    with pytest.raises(ConfigError, match=r"dataset\.root=.*file is not a folder"):
+        config(Cifar10, tmp_path / "file", download=True).source_files()
 
 
 def test_home_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_dogs(tmp_path / "data")
-    assert len(stanford_dogs.images(config(stanford_dogs, Path("~/data"))).images) == 12
+    assert len(config(StanfordDogs, Path("~/data")).images().images) == 12
     assert os.listdir(tmp_path) == ["data"]

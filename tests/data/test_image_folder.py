@@ -7,10 +7,10 @@ import pytest
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from sfu.data.datasets.image_folder import images, source_files
+from sfu.data.datasets.base import Dataset
+from sfu.data.datasets.image_folder import ImageFolder as Folder
 from sfu.data.images.listing import IMAGE_ENDINGS
 from sfu.errors import ConfigError, DataError
-from sfu.settings import DatasetConfig
 from tests.data.image_samples import write_classes, write_folder
 
 
@@ -19,8 +19,8 @@ def _own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("SFU_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def config(path: Path | None, **settings) -> DatasetConfig:
-    return DatasetConfig(name="image_folder", path=path and str(path), **settings)
+def config(path: Path | None, **settings) -> Folder:
+    return Folder(path=path and str(path), **settings)
 
 
 def names(found, folder: Path) -> list[str]:
@@ -29,7 +29,7 @@ def names(found, folder: Path) -> list[str]:
 
 def refused(path: Path | None, message: str, error: type = DataError, **settings) -> None:
     with pytest.raises(error, match=message):
-        images(config(path, **settings))
+        config(path, **settings).images()
 
 
 def test_the_file_endings_are_torchvisions():
@@ -39,19 +39,19 @@ def test_the_file_endings_are_torchvisions():
 def test_one_folder_is_what_torchvision_reads(tmp_path):
     odd = ["bee/deeper/z.PNG", "bee/deeper-still/a.jpeg", "bee/notes.txt", "Zebra/1.jpg", "ant/10.jpg", "ant/9.tiff"]
     folder = write_folder(write_classes(tmp_path), [*odd, "loose.jpg"])
-    found, theirs = images(config(folder)), ImageFolder(folder)
+    found, theirs = config(folder).images(), ImageFolder(folder)
     assert [
         (str(path), label) for path, label in zip(found.images.paths, found.labels_N, strict=True)
     ] == theirs.samples
     assert found.class_names == tuple(theirs.classes)
     assert found.is_test_N is None
-    assert source_files(config(folder)) == [folder]
+    assert config(folder).source_files() == [folder]
 
 
 def test_train_and_test_are_the_parts(tmp_path):
     write_classes(tmp_path / "train")
     write_classes(tmp_path / "test", ("ant", "cat"), 2)
-    found = images(config(tmp_path))
+    found = config(tmp_path).images()
     assert names(found, tmp_path)[12:] == ["test/ant/0.jpg", "test/ant/1.jpg", "test/cat/0.jpg", "test/cat/1.jpg"]
     assert found.is_test_N.tolist() == [False] * 12 + [True] * 4
     assert found.labels_N.tolist()[12:] == [0, 0, 2, 2]
@@ -59,13 +59,13 @@ def test_train_and_test_are_the_parts(tmp_path):
 
 def test_hidden_things_are_left_out_and_links_followed(tmp_path):
     folder = write_classes(tmp_path / "data")
-    before = names(images(config(folder)), folder)
+    before = names(config(folder).images(), folder)
     write_folder(folder, [".checkpoints/x.jpg", "ant/._0.jpg", "ant/.thumbs/0.jpg"])
-    assert names(images(config(folder)), folder) == before
+    assert names(config(folder).images(), folder) == before
     write_folder(tmp_path, ["elsewhere/dog.jpg"])
     (folder / "ant" / "9.jpg").symlink_to(tmp_path / "elsewhere" / "dog.jpg")
     (folder / "dog").symlink_to(tmp_path / "elsewhere")
-    found = images(config(folder))
+    found = config(folder).images()
     assert "ant/9.jpg" in names(found, folder)
     assert names(found, folder)[-1] == "dog/dog.jpg"
     assert found.images.decode(len(found.images) - 1).shape == (3, 10, 12)
@@ -74,7 +74,7 @@ def test_hidden_things_are_left_out_and_links_followed(tmp_path):
 def test_folders_that_cannot_work(tmp_path):
     refused(None, r"needs dataset\.path", ConfigError)
     refused(tmp_path / "gone", r"dataset\.path=.*gone does not exist")
-    refused(write_folder(tmp_path, ["f.zip"]) / "f.zip", "is no folder")
+    refused(write_folder(tmp_path, ["f.zip"]) / "f.zip", "is not a folder")
     refused(write_folder(tmp_path / "flat", ["a.jpg", "b.jpg"]), r"holds no folders; .* or name their classes")
     refused(write_classes(tmp_path / "one", ("ant",)), "holds one class, ant; at least two")
     refused(write_folder(tmp_path / "none", ["ant/a.txt", "bee/b.gif"]), r"no image in ant/, bee/; fill.*\.webp")
@@ -87,7 +87,7 @@ def test_parts_that_do_not_fit(tmp_path):
     write_classes(tmp_path / "train")
     write_classes(tmp_path / "val")
     with pytest.raises(DataError, match=r"has train/ but no test/ .*; it holds train, val\. Add test/"):
-        source_files(config(tmp_path))
+        config(tmp_path).source_files()
     write_classes(tmp_path / "test", ("ant", "dog", "emu"))
     refused(tmp_path, r"test has classes that .*train lacks: dog, emu")
     (tmp_path / "other" / "train" / "ant").mkdir(parents=True)
@@ -98,13 +98,13 @@ def test_parts_that_do_not_fit(tmp_path):
 
 
 def test_a_class_may_be_called_train(tmp_path):
-    assert images(config(write_classes(tmp_path, ("boat", "train")))).class_names == ("boat", "train")
+    assert config(write_classes(tmp_path, ("boat", "train"))).images().class_names == ("boat", "train")
 
 
 @pytest.mark.parametrize(("key", "value"), [("root", "x"), ("clutter", True), ("official_split", False)])
 def test_settings_without_a_meaning_are_refused(tmp_path, key, value):
-    with pytest.raises(ConfigError, match=rf"dataset\.{key}={value} means nothing to dataset=image_folder"):
-        source_files(config(write_classes(tmp_path), **{key: value}))
+    with pytest.raises(ConfigError, match=rf"dataset\.{key} is not a setting of dataset=image_folder"):
+        Dataset.make("image_folder", path=str(write_classes(tmp_path)), **{key: value})
 
 
 @pytest.fixture
@@ -119,36 +119,36 @@ def write_csv(folder: Path, *lines: str, name: str = "labels.csv") -> Path:
 
 def test_csv_labels_by_name_whatever_its_order(pile, caplog):
     rows = [("sub/d.jpg", "Übel"), ("./a.jpg", " cat "), ("f.gif", "cat"), ("b.jpg", '"dog, big"')]
-    found = images(config(write_csv(pile, "file,label", *map(",".join, rows)), labels_csv="labels.csv"))
+    found = config(write_csv(pile, "file,label", *map(",".join, rows)), labels_csv="labels.csv").images()
     assert names(found, pile) == ["a.jpg", "b.jpg", "f.gif", "sub/d.jpg"]
     assert found.class_names == ("cat", "dog, big", "Übel")
     assert found.labels_N.tolist() == [0, 1, 0, 2]
     assert found.is_test_N is None
     assert "2 images below" in caplog.text  # c.jpg and sub/e.jpg
     write_csv(pile, "label,weight,file", *(f"{label},1,{name}" for name, label in rows[::-1]), name="other.csv")
-    again = images(config(pile, labels_csv=str(pile / "other.csv")))
+    again = config(pile, labels_csv=str(pile / "other.csv")).images()
     assert again.images.fingerprint() == found.images.fingerprint()
     assert again.labels_N.tolist() == found.labels_N.tolist()
 
 
 def test_csv_with_split_and_integers(pile):
     rows = ["1,train,a.jpg", "0,test,b.jpg", "", "2,train,c.jpg", "0,train,sub/d.jpg"]
-    found = images(config(write_csv(pile, "label,split,file", *rows), labels_csv="labels.csv"))
+    found = config(write_csv(pile, "label,split,file", *rows), labels_csv="labels.csv").images()
     assert found.class_names == ("0", "1", "2")
     assert found.labels_N.tolist() == [1, 0, 2, 0]
     assert found.is_test_N.tolist() == [False, True, False, False]
     csv_file = pile / "labels.csv"
-    assert source_files(config(pile, labels_csv=str(csv_file))) == [pile, csv_file]
+    assert config(pile, labels_csv=str(csv_file)).source_files() == [pile, csv_file]
 
 
 def test_csv_over_train_and_test_folders(tmp_path):
     write_classes(tmp_path / "train", ("x", "y"), 2)
     write_classes(tmp_path / "test", ("x", "y"), 1)
     rows = ["train/x/0.jpg,b", "train/y/1.jpg,a", "test/x/0.jpg,a"]
-    found = images(config(write_csv(tmp_path, "file,label", *rows), labels_csv="labels.csv"))
+    found = config(write_csv(tmp_path, "file,label", *rows), labels_csv="labels.csv").images()
     assert found.is_test_N.tolist() == [True, False, False]
     write_csv(tmp_path, "file,label", *rows[:2])  # of train/ alone: nothing is left to test with
-    assert images(config(tmp_path, labels_csv="labels.csv")).is_test_N is None
+    assert config(tmp_path, labels_csv="labels.csv").images().is_test_N is None
     write_csv(write_folder(tmp_path, ["loose.jpg"]), "file,label", *rows, "loose.jpg,a")
     refused(tmp_path, r"'loose\.jpg' lies in neither train/ nor test/.*add a split column", labels_csv="labels.csv")
 
@@ -182,12 +182,12 @@ def test_csv_faults_name_file_and_line(pile, lines, message):
 
 def test_csv_integers_within_a_stated_number_of_classes(pile):
     write_csv(pile, "file,label", "a.jpg,0", "b.jpg,3")
-    assert len(images(config(pile, labels_csv="labels.csv", n_classes=5)).class_names) == 5
+    assert len(config(pile, labels_csv="labels.csv", n_classes=5).images().class_names) == 5
     refused(pile, r"label 3 is no class index from 0 below dataset\.n_classes=3", labels_csv="labels.csv", n_classes=3)
 
 
 def test_csv_that_is_not_there_or_not_text(pile):
-    with pytest.raises(DataError, match=r"dataset\.labels_csv=gone\.csv is no file \(looked for .*pile/gone\.csv"):
-        source_files(config(pile, labels_csv="gone.csv"))
+    with pytest.raises(DataError, match=r"dataset\.labels_csv=gone\.csv is not a file \(looked for .*pile/gone\.csv"):
+        config(pile, labels_csv="gone.csv").source_files()
     (pile / "labels.csv").write_bytes(os.urandom(50) + b"\xff\xfe\0")
     refused(pile, "cannot be read as CSV in UTF-8", labels_csv="labels.csv")

@@ -8,22 +8,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfu.data.settings import ForgetSettings
 from sfu.data.split import make_split
 from sfu.errors import ConfigError, DataError
-from sfu.settings import ForgetConfig
 
 LABELS = torch.arange(40) % 4
 
 
 def split(seed: int = 0, **settings: object):
-    return make_split(ForgetConfig(**settings), LABELS, 4, seed)
+    return make_split(ForgetSettings(**settings), LABELS, 4, seed)
 
 
 @given(n=st.integers(2, 200), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**31))
 def test_both_sides_partition_the_rows(n, fraction, seed):
     if not 0 < round(fraction * n) < n:
         return
-    made = make_split(ForgetConfig(fraction=fraction), torch.arange(n) % 2, 2, seed)
+    made = make_split(ForgetSettings(fraction=fraction), torch.arange(n) % 2, 2, seed)
     assert made.forget_F.numel() == round(fraction * n)
     assert torch.equal(torch.cat([made.forget_F, made.retain_R]).sort().values, torch.arange(n))
 
@@ -110,4 +110,4 @@ def test_settings_that_cannot_work(settings, error, message):
 
 def test_a_class_without_rows_is_an_empty_forget_set():
     with pytest.raises(DataError, match="no training row has these labels"):
-        make_split(ForgetConfig(classes=[4]), LABELS, 5, 0)
+        make_split(ForgetSettings(classes=[4]), LABELS, 5, 0)

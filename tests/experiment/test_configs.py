@@ -8,13 +8,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from sfu.config_files import config_dir, group_options
-from sfu.experiment.job import typed_config
+from sfu.curvature.settings import curvature_settings
+from sfu.experiment.config import RunConfig, register, typed_config
 from sfu.experiment.validate import validate
-from sfu.settings import RunConfig, register
 from sfu.unlearning.rows import make_methods
 
 GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "logger", "experiment")
-LINEARISED = ["dataset=digits", "backbone.weights=none", "head.store_curvature=false"]
+LINEARISED = ["dataset=digits", "backbone.weights=none"]
 CHOICES = [(group, option) for group in GROUPS for option in group_options(group)]
 
 
@@ -48,7 +48,8 @@ def test_there_is_a_file_for_every_group():
 
 @pytest.mark.parametrize(("group", "option"), CHOICES, ids=lambda value: str(value))
 def test_every_choice_composes_and_is_valid(group, option, feature_file):
-    config = composed(f"{group}={option}", "head.store_curvature=true", *needed(group, option, feature_file))
+    stored = [] if option in ("linearised", "paper_table_4", "paper_table_s2") else ["head.store_curvature=true"]
+    config = composed(f"{group}={option}", *stored, *needed(group, option, feature_file))
     validate(config)
     assert list(make_methods(config)) == config.methods
 
@@ -60,6 +61,7 @@ def test_every_method_file_can_be_built(feature_file):
             make_methods(
                 composed(
                     f"methods={names}",
+                    "curvature=reference",
                     f"curvature.reference_path={feature_file}",
                     "head.store_curvature=true",
                     "head.objective_noise=1.0",
@@ -86,4 +88,4 @@ def test_every_launcher_composes(launcher):
 
 def test_the_default_curvature_file_and_the_schema_agree():
     """unlearned_minus in a Python call without Hydra is the same method as on the command line."""
-    assert composed().curvature == RunConfig().curvature
+    assert composed().curvature == RunConfig().curvature == curvature_settings()

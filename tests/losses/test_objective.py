@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfu.errors import ConfigError
-from sfu.losses import Layout, Objective, Quadratic, Rows, loss_from_config, make_loss
+from sfu.losses import Layout, Objective, Quadratic, Rows, make_loss
 from sfu.losses import rows as rows_module
-from sfu.settings import LossConfig
 from tests.losses.test_losses import defined, every_loss
 
 CPU = torch.device("cpu")
@@ -113,23 +112,23 @@ def test_sets_combine_by_their_weights_and_integer_weights_are_copies():
 
 def test_class_weights_from_the_configuration():
     labels = torch.tensor([0, 0, 0, 1, 1, 2])
-    config = LossConfig(name="logistic", class_weights="balanced")
-    loss = loss_from_config(config, labels, 3)
+    config = make_loss(name="logistic", class_weights="balanced")
+    loss = config.for_labels(labels, 3)
     assert loss.class_weights == pytest.approx((6 / 9, 1.0, 2.0))
     rows = Rows(torch.zeros(6, 2), labels, loss, bias=False, device=CPU)
     assert rows.weight == pytest.approx(6.0)
     totals = torch.zeros(3).double().index_add(0, labels, rows.weights_N)
     torch.testing.assert_close(totals, torch.full((3,), 2.0, dtype=torch.float64))
-    assert loss_from_config(LossConfig(name="logistic"), labels, 3).class_weights is None
-    scaled = loss_from_config(LossConfig(name="quadratic", target_scale=2.0, class_weights=[1, 1, 2]), labels, 3)
-    assert scaled == Quadratic((1.0, 1.0, 2.0), 2.0)
+    assert make_loss("logistic").for_labels(labels, 3).class_weights is None
+    scaled = make_loss("quadratic", target_scale=2.0, class_weights=[1, 1, 2]).for_labels(labels, 3)
+    assert scaled == Quadratic((1.0, 1.0, 2.0), target_scale=2.0)
     for given_, message in (
         ([1, 2], "has 2 entries for 3 classes"),
-        ("even", "null, balanced or a list of numbers"),
-        (0.5, "null, balanced or a list of numbers"),
-        ([1, "x", 2], "list of numbers, one for every class"),
+        ("even", "Give null, balanced, or a finite number above 0 for every class"),
+        (0.5, "Give null, balanced, or a finite number above 0 for every class"),
+        ([1, "x", 2], "are not all numbers"),
     ):
         with pytest.raises(ConfigError, match=message):
-            loss_from_config(LossConfig(name="logistic", class_weights=given_), labels, 3)
+            make_loss("logistic", class_weights=given_).for_labels(labels, 3)
     with pytest.raises(ConfigError, match="has 2 entries but a label is 2"):
         Rows(torch.zeros(6, 2), labels, make_loss("softmax", class_weights=[1, 2]), bias=False, device=CPU)

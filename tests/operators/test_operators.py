@@ -13,7 +13,7 @@ from sfu.operators import DENSE_LIMIT, ExplicitOperator, build_operator, plan_st
 from sfu.operators import plan as plan_module
 from sfu.operators.conjugate_gradients import conjugate_gradients, multishift_conjugate_gradients
 from sfu.operators.plan import memory_estimate
-from sfu.settings import Structure
+from sfu.operators.structure import Structure
 
 CPU = torch.device("cpu")
 CASES = [

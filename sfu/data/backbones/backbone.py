@@ -9,25 +9,19 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from sfu.data.backbones import pixels, timm_models, torchvision_models
+from sfu.data.backbones.library import library_of
 from sfu.data.backbones.memo import recall
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import weights_digest
 from sfu.data.settings import NO_BACKBONE, BackboneSettings
 from sfu.errors import DataError
 
-if TYPE_CHECKING:
-    pass
-
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _flags = threading.Lock()
-_LIBRARIES = {"torchvision": torchvision_models, "timm": timm_models}
 
 
 def check_backbone(config: BackboneSettings) -> None:
@@ -39,7 +33,7 @@ def check_backbone(config: BackboneSettings) -> None:
     if config.name == NO_BACKBONE:
         return
     if recall(config) is None:  # a backbone that was built before has a name its library knows
-        _library(config).check(config)
+        library_of(config).check(config)
     config.require_weights()
 
 
@@ -55,7 +49,7 @@ def build_backbone(config: BackboneSettings) -> Backbone:
     check_backbone(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        network = _library(config).build(config)
+        network = library_of(config).build(config)
     transform = network.transform
     if config.size is not None:
         transform = replace(transform, resize=config.size, crop=config.size)
@@ -73,10 +67,6 @@ def _exact_convolutions(device: torch.device) -> Iterator[None]:
         return
     with _flags, torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         yield
-
-
-def _library(config: BackboneSettings) -> ModuleType:
-    return pixels if config.name == "pixels" else _LIBRARIES[config.library]
 
 
 @dataclass

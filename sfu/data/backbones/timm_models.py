@@ -6,55 +6,46 @@ Source: Wightman, PyTorch Image Models, 2019.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sfu.data.backbones.network import Network
+from sfu.data.backbones.library import BackboneLibrary, Network
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, read_state_dict
+from sfu.data.settings import NAMED_WEIGHTS, BackboneSettings
 from sfu.errors import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from sfu.settings import BackboneConfig
 
+class TimmModels(BackboneLibrary, name="timm"):
+    """Any model of timm, an optional extra."""
 
-def check(config: BackboneConfig) -> None:
-    """Refuse a name timm does not have.
+    @classmethod
+    def check(cls, settings: BackboneSettings) -> None:
+        timm = _timm()
+        if not timm.is_model(settings.name):
+            near = difflib.get_close_matches(settings.name.split(".")[0], timm.list_models(), n=3)
+            hint = f"; near: {', '.join(near)}" if near else ""
+            raise ConfigError(f"backbone.name={settings.name} is no model of timm{hint}.")
 
-    Raises:
-        ConfigError: timm is not installed, or does not know the model.
-    """
-    timm = _timm()
-    if not timm.is_model(config.name):
-        near = difflib.get_close_matches(config.name.split(".")[0], timm.list_models(), n=3)
-        hint = f"; near: {', '.join(near)}" if near else ""
-        raise ConfigError(f"backbone.name={config.name} is no model of timm{hint}.")
-
-
-def build(config: BackboneConfig) -> Network:
-    """The pooled network without classifier, and the transform its pretrained weights were made with.
-
-    Raises:
-        ConfigError: timm is not installed, or there is no such model or file.
-        DataError: The weights cannot be downloaded or do not fit.
-    """
-    check(config)
-    timm = _timm()
-    local = config.weights not in ("default", "none")
-    tensors = read_state_dict(config.weights) if local else {}
-    try:
-        model = timm.create_model(config.name, pretrained=config.weights == "default", num_classes=0)
-    except Exception as error:  # the hub's client raises many kinds
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"timm cannot make backbone.name={config.name} with backbone.weights={config.weights} ({first}). Without a "
-            "network, set backbone.weights to a file of weights."
-        ) from error
-    if local:
-        classifier = model.pretrained_cfg.get("classifier") or ()
-        names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-        load_weights(model, tensors, tuple(f"{name}." for name in names), config.weights)
-    resized = config.weights != "none" and config.size is None
-    return Network(model, _transform(timm, model, config.name, resized=resized), "timm's pooled features")
+    @classmethod
+    def build(cls, settings: BackboneSettings) -> Network:
+        cls.check(settings)
+        timm = _timm()
+        local = settings.weights not in NAMED_WEIGHTS
+        tensors = read_state_dict(settings.weights) if local else {}
+        try:
+            model = timm.create_model(settings.name, pretrained=settings.weights == "default", num_classes=0)
+        except Exception as error:  # the hub's client raises many kinds
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(
+                f"timm cannot make backbone.name={settings.name} with backbone.weights={settings.weights} ({first}). Without a "
+                "network, set backbone.weights to a file of weights."
+            ) from error
+        if local:
+            classifier = model.pretrained_cfg.get("classifier") or ()
+            names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+            load_weights(model, tensors, tuple(f"{name}." for name in names), settings.weights)
+        resized = settings.weights != "none" and settings.size is None
+        return Network(model, _transform(timm, model, settings.name, resized=resized), "timm's pooled features")
 
 
 def _transform(timm: Any, model: Any, name: str, *, resized: bool) -> ImageTransform:

@@ -7,62 +7,55 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
-from sfu.data.backbones.network import Network
+from sfu.data.backbones.library import BackboneLibrary, Network
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, read_state_dict
+from sfu.data.settings import BackboneSettings
 from sfu.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from sfu.settings import BackboneConfig
 
 _RESCALED_INPUT = ("googlenet", "inception_v3")  # their weights expect it; the default without weights is not to
 
 
-def check(config: BackboneConfig) -> None:
-    """Refuse a name torchvision does not have.
+class TorchvisionModels(BackboneLibrary, name="torchvision"):
+    """Any classification model of torchvision."""
 
-    Raises:
-        ConfigError: Naming the nearest ones.
-    """
-    from torchvision import models
+    @classmethod
+    def check(cls, settings: BackboneSettings) -> None:
+        from torchvision import models
 
-    known = models.list_models(module=models)
-    if config.name not in known:
-        near = difflib.get_close_matches(config.name, known, n=3) or ["resnet18", "resnet50", "vit_b_16"]
-        raise ConfigError(
-            f"backbone.name={config.name} is no classification model of torchvision; near: {', '.join(near)} "
-            "(or none, pixels, or backbone.library=timm)."
+        known = models.list_models(module=models)
+        if settings.name not in known:
+            near = difflib.get_close_matches(settings.name, known, n=3) or ["resnet18", "resnet50", "vit_b_16"]
+            raise ConfigError(
+                f"backbone.name={settings.name} is no classification model of torchvision; near: {', '.join(near)} "
+                "(or none, pixels, or backbone.library=timm)."
+            )
+
+    @classmethod
+    def build(cls, settings: BackboneSettings) -> Network:
+        from torchvision import models
+
+        cls.check(settings)
+        default = models.get_model_weights(settings.name).DEFAULT
+        if settings.weights == "default":
+            model = _pretrained(settings.name, default)
+            last = remove_last_layer(model)
+        elif settings.weights == "none":
+            model = models.get_model(settings.name, weights=None, **quiet(settings.name))
+            last = remove_last_layer(model)
+        else:
+            tensors = _renamed(settings.name, read_state_dict(settings.weights))
+            options = {"transform_input": True} if settings.name in _RESCALED_INPUT else {}
+            model = models.get_model(settings.name, weights=None, **options, **quiet(settings.name))
+            last = remove_last_layer(model)
+            load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), settings.weights)
+        return Network(
+            model, _transform(default, resized=settings.weights != "none"), f"input of the last layer ({last})"
         )
-
-
-def build(config: BackboneConfig) -> Network:
-    """The network without its last layer, and the transform its weights were made with.
-
-    Raises:
-        ConfigError: No such model or file.
-        DataError: The weights cannot be downloaded or do not fit.
-    """
-    from torchvision import models
-
-    check(config)
-    default = models.get_model_weights(config.name).DEFAULT
-    if config.weights == "default":
-        model = _pretrained(config.name, default)
-        last = remove_last_layer(model)
-    elif config.weights == "none":
-        model = models.get_model(config.name, weights=None, **quiet(config.name))
-        last = remove_last_layer(model)
-    else:
-        tensors = _renamed(config.name, read_state_dict(config.weights))
-        options = {"transform_input": True} if config.name in _RESCALED_INPUT else {}
-        model = models.get_model(config.name, weights=None, **options, **quiet(config.name))
-        last = remove_last_layer(model)
-        load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), config.weights)
-    return Network(model, _transform(default, resized=config.weights != "none"), f"input of the last layer ({last})")
 
 
 def remove_last_layer(model: nn.Module) -> str:

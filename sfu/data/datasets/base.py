@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sfu.cache_dir import cache_dir
 from sfu.errors import ConfigError
-from sfu.registry import Registered, add_modules
-from sfu.schema import Settings, setting
+from sfu.registry import add_modules
+from sfu.schema import Choice, setting
 
 if TYPE_CHECKING:
     from sfu.data.images.image_set import ImageSet
@@ -32,7 +32,7 @@ class Damaged(Enum):
 
 
 @dataclass
-class Dataset(Settings, Registered, kind="dataset"):
+class Dataset(Choice, kind="dataset"):
     """Base of all datasets; a subclass is :class:`FeatureDataset`, :class:`ImageDataset` or both."""
 
     prefix: ClassVar[str] = "dataset"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sfu.data.backbones import torchvision_models
 from sfu.data.backbones.backbone import DTYPES, Backbone, build_backbone
+from sfu.data.backbones.torchvision_models import TorchvisionModels, quiet
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, tensors_digest, weights_digest
 from sfu.errors import ConfigError, DataError
@@ -156,7 +156,7 @@ def check_layers(backbone: BackboneConfig, head: HeadConfig) -> None:
     Raises:
         ConfigError: Naming the components, from the end.
     """
-    torchvision_models.check(backbone)
+    TorchvisionModels.check(backbone)
     with torch.device("meta"):
         split_network(_classifier(backbone.name, 2), head.layers, head.negative_slope)
 
@@ -173,7 +173,7 @@ def _classifier(name: str, n_classes: int) -> nn.Module:
     known = models.list_models(module=models)
     if name not in known:
         raise ConfigError(f"{name} is no classification model of torchvision.")
-    options: dict[str, Any] = torchvision_models.quiet(name)
+    options: dict[str, Any] = quiet(name)
     made: nn.Module = models.get_model(name, weights=None, num_classes=n_classes, **options)
     return made
 

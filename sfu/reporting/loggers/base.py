@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from sfu.registry import Registered, add_modules
-from sfu.schema import Settings, setting
+from sfu.registry import add_modules
+from sfu.schema import Choice, setting
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def exit_code_of(error: BaseException | None) -> int:
 
 
 @dataclass
-class RunLogger(Settings, Registered, ABC, kind="logger"):
+class RunLogger(Choice, ABC, kind="logger"):
     """Receives what happens in one run; its fields are the keys of the group ``logger``.
 
     Only :meth:`start` may raise, and then only ``ConfigError``, before any work is lost. After it, a failure of the

@@ -28,11 +28,10 @@ from sfu.curvature.regularization import Fold, StepChoice, choose_step, noise_fa
 from sfu.curvature.sampling import DOUBTFUL, UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
-from sfu.losses import make_loss
 from sfu.operators import DampedInverse
 from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
-from sfu.settings import Estimator, Regularization
+from sfu.settings import Regularization
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.batches import unlearn_in_batches
 from sfu.unlearning.further_steps import StepResult, along_the_path, on_the_retained
