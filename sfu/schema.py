@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 import typing
 from collections.abc import Callable, Container, Mapping
@@ -104,7 +105,20 @@ class Settings:
 
 
 class Choice(Settings, Registered):
-    """Base of settings of which a group has several kinds: datasets, heads, losses, estimators, loggers."""
+    """Base of settings of which a group has several kinds: datasets, heads, losses, estimators, loggers.
+
+    Attributes:
+        chosen_by: The key that names the member; its value is fixed in each of them.
+    """
+
+    chosen_by: ClassVar[str] = "name"
+
+    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
+        """Register a member, and fix the field that names it."""
+        super().__init_subclass__(name=name, **options)
+        if name is not None:
+            setattr(cls, cls.chosen_by, setting(name, "The choice itself.", choices=(name,)))
+            cls.__annotations__ = {**inspect.get_annotations(cls), cls.chosen_by: "str"}
 
     @classmethod
     def make(cls, name: str, **given: Any) -> Self:

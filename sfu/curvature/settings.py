@@ -86,6 +86,7 @@ class CurvatureSettings(Choice, kind="curvature"):
     """Base of the settings of all estimators. A member is registered under the name of its estimator."""
 
     prefix: ClassVar[str] = "curvature"
+    chosen_by: ClassVar[str] = "estimator"
 
     estimator: str = setting("", "Where the Hessian of the Newton step comes from.")
     structure: Structure = setting(Structure.auto, "How the Hessian is held.", inherited=True)
@@ -120,7 +121,6 @@ class CurvatureSettings(Choice, kind="curvature"):
 class PsdFitSettings(CurvatureSettings, name="psd_fit"):
     """A PSD-constrained fit to what perturbed heads show of the forget set: the paper's estimator."""
 
-    estimator: str = setting("psd_fit", choices=("psd_fit",))
     perturbations: int | None = setting(
         None, "Perturbed heads; null: all that gradients can tell, or 500 losses.", at_least=1, inherited=True
     )
@@ -155,28 +155,21 @@ class PsdFitSettings(CurvatureSettings, name="psd_fit"):
 class ClosedFormSettings(CurvatureSettings, name="closed_form"):
     """The forget set's own Hessian."""
 
-    estimator: str = setting("closed_form", choices=("closed_form",))
-
 
 @dataclass
 class LedoitWolfSettings(CurvatureSettings, name="ledoit_wolf"):
     """The forget set's Hessian, shrunk towards the identity by Ledoit and Wolf's formula."""
-
-    estimator: str = setting("ledoit_wolf", choices=("ledoit_wolf",))
 
 
 @dataclass
 class OasSettings(CurvatureSettings, name="oas"):
     """The forget set's Hessian, shrunk towards the identity by the oracle-approximating formula."""
 
-    estimator: str = setting("oas", choices=("oas",))
-
 
 @dataclass
 class DiagonalSettings(CurvatureSettings, name="diagonal"):
     """A diagonal, fitted to losses at perturbed heads."""
 
-    estimator: str = setting("diagonal", choices=("diagonal",))
     perturbations: int | None = setting(None, "Perturbed heads; null: 500.", at_least=1, inherited=True)
     scale: float | None = setting(
         None, "Standard deviation of a perturbation's entries; null: as for psd_fit.", above=0
@@ -188,7 +181,6 @@ class DiagonalSettings(CurvatureSettings, name="diagonal"):
 class ReferenceSettings(CurvatureSettings, name="reference"):
     """The forget Hessian mixed with that of public, unlabelled features."""
 
-    estimator: str = setting("reference", choices=("reference",))
     reference_path: str | None = setting(
         None, "File of public features from the same backbone, .npz or .safetensors.", inherited=True, location=True
     )
@@ -226,22 +218,17 @@ class TrainingCurvatureSettings(CurvatureSettings):
 class ExactSettings(TrainingCurvatureSettings, name="exact"):
     """The retained data's own Hessian. Not source-free."""
 
-    estimator: str = setting("exact", choices=("exact",))
-
 
 @dataclass
 class HutchinsonSettings(TrainingCurvatureSettings, name="hutchinson"):
     """The diagonal of the retained data's Hessian, by random signs. Not source-free."""
 
-    estimator: str = setting("hutchinson", choices=("hutchinson",))
     probes: int = setting(32, "Random vectors.", at_least=1)
 
 
 @dataclass
 class StoredSettings(TrainingCurvatureSettings, name="stored"):
     """The training Hessian that was stored with the head, without the forget rows."""
-
-    estimator: str = setting("stored", choices=("stored",))
 
 
 def curvature_settings(given: CurvatureSettings | Mapping[str, Any] | None = None, **more: Any) -> CurvatureSettings:

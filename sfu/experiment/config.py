@@ -23,10 +23,9 @@ from sfu.errors import ConfigError
 from sfu.heads.settings import HeadSettings, LinearSettings
 from sfu.losses.base import Loss
 from sfu.losses.quadratic import Quadratic
-from sfu.registry import Registered
 from sfu.reporting.loggers.base import NullLogger, RunLogger
 from sfu.reporting.published import published_table
-from sfu.schema import Settings, accepted_names, hydra_schema, make, meta_of, setting, typed
+from sfu.schema import Choice, Settings, accepted_names, hydra_schema, make, meta_of, setting, typed
 from sfu.seeds import SeedSettings
 from sfu.unlearning.settings import NewtonSettings, Tune
 
@@ -86,7 +85,7 @@ class RunConfig(Settings):
     reuse: Reuse = setting(Reuse.sweeps, "When to take and to add to cached results.", affects_results=False)
 
 
-GROUPS: dict[str, type[Any]] = {
+GROUPS: dict[str, type[Choice]] = {
     "dataset": Dataset, "head": HeadSettings, "loss": Loss, "curvature": CurvatureSettings, "logger": RunLogger,
 }  # fmt: skip
 """Groups whose members are choices with settings of their own, by the base class."""
@@ -106,7 +105,7 @@ def register() -> None:
         _register_group(store, group, base)
 
 
-def _register_group(store: ConfigStore, group: str, base: type[Registered]) -> None:
+def _register_group(store: ConfigStore, group: str, base: type[Choice]) -> None:
     files = group_options(group)
     for name in base.names():
         node = hydra_schema(base.named(name))
@@ -158,7 +157,7 @@ def _choice(group: str, node: Any) -> Any:
     """Return the member of a group that a node names."""
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{group}={node} is not a choice. Name one of {', '.join(GROUPS[group].names())}.")
-    key = "estimator" if group == "curvature" else "name"
+    key = GROUPS[group].chosen_by
     if key not in node or OmegaConf.is_missing(node, key):
         raise ConfigError(f"{group}.{key} is missing. Name one of {', '.join(GROUPS[group].names())}.")
     name = str(node[key])

@@ -26,6 +26,10 @@ def explain(error: BaseException) -> str:
         return _unknown_key(key.group(1), text) or text
     if override and "is not in struct" in text:
         return _unknown_key(override.group(1), text) or text
+    wrong_type = re.search(r"Error merging override (\S+)\n(.*)", text)
+    if wrong_type and key:
+        given, reason = wrong_type.groups()
+        return f"{given}: {reason.rstrip('.')}. `sfu --keys {key.group(1)}` says what it takes."
     if isinstance(error, OSError) and error.filename:
         return (
             f"cannot use {error.filename} ({error.strerror}). If it is the output folder, choose one you can write to "

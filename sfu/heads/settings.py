@@ -108,7 +108,6 @@ class HeadSettings(Choice, kind="head"):
 class LinearSettings(HeadSettings, name="linear"):
     """One linear layer on the features."""
 
-    name: str = setting("linear", choices=("linear",))
     bias: bool = setting(False, "Add a bias, which is never regularised.")
     objective_noise: float = setting(
         0.0, "Exact training: standard deviation of the b of certified removal's term b^T w / n.", at_least=0
@@ -130,7 +129,6 @@ class LinearisedSettings(HeadSettings, name="linearised"):
 
     needs_network: ClassVar[bool] = True
 
-    name: str = setting("linearised", choices=("linearised",))
     layers: int = setting(1, "Components to linearise, counted from the end; 1 is the last linear layer.", at_least=1)
     core: CoreWeights = setting(CoreWeights.pretrained, "Fixed weights: of the backbone, or trained on public images.")
     pretrain: PretrainSettings = setting(PretrainSettings)

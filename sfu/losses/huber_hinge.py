@@ -32,7 +32,6 @@ class HuberHinge(Loss, name="huber_hinge"):
 
     smoothing: float = setting(0.5, "Half-width of the rounded corner, in units of the margin.", above=0, at_most=1)
 
-    name: str = setting("huber_hinge", choices=("huber_hinge",))
     layout: ClassVar[Layout] = Layout.blocks
 
     @property

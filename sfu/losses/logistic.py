@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sfu.losses.base import Constants, Layout, Loss, OutputHessian, signs
-from sfu.schema import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 class Logistic(Loss, name="logistic"):
     """Stable at any output: softplus and the sigmoid of a signed output never overflow nor cancel."""
 
-    name: str = setting("logistic", choices=("logistic",))
     layout: ClassVar[Layout] = Layout.blocks
     attained: ClassVar[bool] = False
 

@@ -23,7 +23,6 @@ class Quadratic(Loss, name="quadratic"):
 
     target_scale: float = setting(1.0, "Value of the hot target.", above=0)
 
-    name: str = setting("quadratic", choices=("quadratic",))
     layout: ClassVar[Layout] = Layout.shared
 
     @property

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
-from sfu.schema import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 class Softmax(Loss, name="softmax"):
     """Stable at any output: nothing is exponentiated before the largest output is taken off."""
 
-    name: str = setting("softmax", choices=("softmax",))
     layout: ClassVar[Layout] = Layout.dense
     shift_invariant: ClassVar[bool] = True
     attained: ClassVar[bool] = False

@@ -36,7 +36,6 @@ _PUBLISHED = {False: 29_780, True: 30_607}
 class Caltech256(PublicDataset, name="caltech256"):
     """All images in the order of categories and numbers; the test part is yet to be drawn."""
 
-    name: str = setting("caltech256", choices=("caltech256",))
     test_fraction: float = setting(0.1, "Share held out for testing.", above=0, below=1)
     clutter: bool = setting(False, "Keep the 257th class, of clutter.")
 

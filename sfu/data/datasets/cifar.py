@@ -16,7 +16,6 @@ import numpy as np
 
 from sfu.data.datasets.base import PublicDataset
 from sfu.errors import DataError
-from sfu.schema import setting
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
@@ -77,8 +76,6 @@ class Cifar(PublicDataset):
 class Cifar10(Cifar, name="cifar10"):
     """10 classes."""
 
-    name: str = setting("cifar10", choices=("cifar10",))
-
     def reader(self) -> type[CIFAR10]:
         from torchvision.datasets import CIFAR10
 
@@ -88,8 +85,6 @@ class Cifar10(Cifar, name="cifar10"):
 @dataclass
 class Cifar100(Cifar, name="cifar100"):
     """100 fine classes."""
-
-    name: str = setting("cifar100", choices=("cifar100",))
 
     def reader(self) -> type[CIFAR10]:
         from torchvision.datasets import CIFAR100

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from sfu.data.datasets.base import FeatureDataset, ImageDataset
 from sfu.data.raw_arrays import RawArrays, stratified_test_split
-from sfu.schema import setting
 
 if TYPE_CHECKING:
     from sfu.data.images.image_set import ImageSet
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 @dataclass
 class Digits(FeatureDataset, ImageDataset, name="digits"):
     """Pixels scaled to 0..1 as feature rows, or greyscale images of 8 x 8 pixels with 0..16 scaled to 0..255."""
-
-    name: str = setting("digits", choices=("digits",))
 
     def load(self, seed: int) -> RawArrays:
         from sklearn.datasets import load_digits

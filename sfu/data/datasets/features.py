@@ -25,7 +25,6 @@ _SUFFIXES = (".npz", ".safetensors")
 class FeatureFile(FeatureDataset, name="features"):
     """The arrays of one file."""
 
-    name: str = setting("features", choices=("features",))
     path: str | None = setting(None, "File of features, .npz or .safetensors.", location=True)
 
     def load(self, seed: int) -> RawArrays:

@@ -33,7 +33,6 @@ _TRAIN, _TEST = "train", "test"
 class ImageFolder(ImageDataset, name="image_folder"):
     """Training images, then test images, each by class and name; with ``dataset.labels_csv``, by name."""
 
-    name: str = setting("image_folder", choices=("image_folder",))
     path: str | None = setting(None, "Folder of train/ and test/, or of one folder for each class.", location=True)
     labels_csv: str | None = setting(
         None, "CSV file below it with columns file, label and optionally split.", location=True

@@ -35,7 +35,6 @@ _PUBLISHED = [12_000, 8_580]
 class StanfordDogs(PublicDataset, name="stanford_dogs"):
     """The training list, then the test list, in their order whichever split is used."""
 
-    name: str = setting("stanford_dogs", choices=("stanford_dogs",))
     official_split: bool = setting(True, "Use the published split of 12,000 / 8,580; false draws a test part.")
     test_fraction: float = setting(0.1, "Share held out without the official split.", above=0, below=1)
 

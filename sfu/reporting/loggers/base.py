@@ -131,8 +131,6 @@ class RunLogger(Choice, ABC, kind="logger"):
 class NullLogger(RunLogger, name="none"):
     """``logger=none``: nothing is recorded beyond the run's folder."""
 
-    name: str = setting("none", choices=("none",))
-
     def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
         pass
 

@@ -20,7 +20,6 @@ from sfu.reporting.export import markdown_table
 from sfu.reporting.loggers.base import RunLogger
 from sfu.reporting.loggers.content import stage_name, summary_of
 from sfu.reporting.sweep_export import PAPER_COLUMNS
-from sfu.schema import setting
 
 FOLDER = "tensorboard"
 NOT_SETTINGS = ("logger", "run_info")
@@ -30,7 +29,6 @@ NOT_SETTINGS = ("logger", "run_info")
 class TensorBoardLogger(RunLogger, name="tensorboard"):
     """Records one run for TensorBoard, in the run's folder."""
 
-    name: str = setting("tensorboard", choices=("tensorboard",))
     _writer: Any = field(default=None, init=False, repr=False)
     _settings: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 

@@ -27,7 +27,6 @@ PICTURES = (".png", ".jpg", ".jpeg")
 class WandbLogger(RunLogger, name="wandb"):
     """Records one run with W&B, in the run's folder."""
 
-    name: str = setting("wandb", choices=("wandb",))
     mode: str = setting("offline", "offline (no account, no network), online or disabled.", choices=MODES)
     project: str = setting("sfu", "Project.")
     entity: str | None = setting(None, "Account or team; online only.")
