@@ -7,12 +7,30 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
+from sfu.data.augmentations import check_augmentations
 from sfu.errors import ConfigError
 from sfu.operators.structure import Structure
 from sfu.registry import add_modules
 from sfu.schema import Choice, setting
 
 add_modules("sfu.curvature.settings")
+add_modules(
+    "sfu.curvature.estimators",
+    skip=(
+        "base",
+        "closed_form",
+        "diagonal",
+        "exact",
+        "hutchinson",
+        "ledoit_wolf",
+        "oas",
+        "psd_fit",
+        "reference",
+        "registry",
+        "shrinkage",
+        "stored",
+    ),
+)  # these import PyTorch, and their settings stand here
 
 DEFAULT_ESTIMATOR = "psd_fit"
 
@@ -102,7 +120,8 @@ class CurvatureSettings(Choice, kind="curvature"):
     force: bool = setting(False, "Apply a step even if it is predicted to do harm.", inherited=True)
 
     def check_settings(self) -> None:
-        """Check the folds."""
+        """Check the augmentations and the folds."""
+        check_augmentations(self.augment, "curvature.augment")
         if self.folds == 1:
             raise ConfigError(
                 "curvature.folds=1 leaves no rows to estimate from. Give 0 (no cross-validation) or more."
