@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from sfu.errors import ConfigError
-from sfu.reporting import format as fmt
-from sfu.reporting.export import markdown_table
+from sfu.reporting.columns import PRINTED
 from sfu.reporting.loggers.base import RunLogger
 from sfu.reporting.loggers.content import stage_name, summary_of
-from sfu.reporting.sweep_export import PAPER_COLUMNS
+from sfu.reporting.text_tables import run_markdown
+from sfu.results.rows import is_number
 
 FOLDER = "tensorboard"
 NOT_SETTINGS = ("logger", "run_info")
@@ -64,11 +64,11 @@ class TensorBoardLogger(RunLogger):
         self._writer.add_scalar(stage_name(name), float(seconds), 0)
 
     def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
-        numbers = {key: value for key, value in summary_of(metrics).items() if fmt.is_number(value)}
+        numbers = {key: value for key, value in summary_of(metrics).items() if is_number(value)}
         for key, value in numbers.items():
             self._writer.add_scalar(key, value, 0)
-        self._writer.add_text("results", markdown_table(metrics))
-        compared = [key for key in numbers if key.startswith("rows/") and key.split("/")[-1] in PAPER_COLUMNS]
+        self._writer.add_text("results", run_markdown(metrics))
+        compared = [key for key in numbers if key.startswith("rows/") and key.split("/")[-1] in PRINTED]
         self._writer.add_hparams(self._settings, {f"hparam/{key}": numbers[key] for key in compared}, run_name=".")
         if picture_path is not None:
             self._writer.add_image("figure", _pixels(picture_path), dataformats="HWC")

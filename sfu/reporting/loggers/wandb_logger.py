@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sfu.errors import ConfigError
-from sfu.reporting import format as fmt
+from sfu.reporting.columns import tidy_table
 from sfu.reporting.loggers.base import RunLogger
-from sfu.reporting.loggers.content import files_of, stage_name, summary_of, table_of
+from sfu.reporting.loggers.content import files_of, stage_name, summary_of
+from sfu.results.rows import is_number
 
 MODES = ("offline", "online", "disabled")
 REMEDY = "use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`"
@@ -110,11 +111,11 @@ class WandbLogger(RunLogger):
         import wandb
 
         found = summary_of(metrics)
-        self._run.log({key: value for key, value in found.items() if fmt.is_number(value)})  # panels read the history
-        self._run.summary.update({key: value for key, value in found.items() if not fmt.is_number(value)})
-        columns, data = table_of(metrics)
+        self._run.log({key: value for key, value in found.items() if is_number(value)})  # panels read the history
+        self._run.summary.update({key: value for key, value in found.items() if not is_number(value)})
+        header, data = tidy_table(metrics)
         if data:
-            self._run.log({"results": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+            self._run.log({"results": wandb.Table(columns=[*header], data=data, allow_mixed_types=True)})
         if picture_path is not None and picture_path.suffix.lower() in PICTURES:
             self._run.log({"figure": wandb.Image(str(picture_path))})
 

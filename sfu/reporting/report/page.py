@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import sfu
 from sfu.reporting import format as fmt
+from sfu.reporting.columns import column_of, metrics_in
+from sfu.reporting.pictures.choose import Picture
 from sfu.reporting.report.build import Report, limits, public
 from sfu.reporting.report.grouping import Section
-from sfu.reporting.report.pictures import Picture
-from sfu.reporting.report.verdicts import verdicts
-from sfu.reporting.sweep_export import cells_of, heading_of, marked, metric_keys
-from sfu.reporting.sweep_words import count_of, gaps_in_data, headline, setting_of
+from sfu.reporting.text_tables import cells_of
+from sfu.reporting.verdict import verdicts
+from sfu.reporting.words import count_of, gaps_in_data, headline, marked, remarks, setting_of
+from sfu.results.rows import is_number
 from sfu.results.run_folder import FoundRun
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-COLUMNS = ("distance", "test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "agreement", "seconds")
+SHOWN = ("distance", "test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "agreement", "seconds")
 """The telling one first: a telephone shows two without scrolling."""
 SEES = {"none": "nothing", "forget": "forget set", "stored": "stored summary", "retained": "retained data"}
 
 
 def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]], made: datetime | None = None) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         report: What to say.
@@ -58,50 +60,32 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]], 
 
 
 def _section(section: Section, pictures: list[Picture], left_out: list[str]) -> dict[str, Any]:
-    total = section.total
-    present = metric_keys(total)
-    keys = [key for key in COLUMNS if key in present]
+    table = section.table
+    present = metrics_in(table)
+    keys = [key for key in SHOWN if key in present]
+    groups = [
+        {
+            "setting": setting_of(group),
+            "count": count_of(group),
+            "rows": [
+                {"name": marked(name, row), "sees": SEES.get(str(row.access), fmt.MISSING), "cells": cells}
+                for name, row, cells in cells_of(table, group, keys)
+            ],
+        }
+        for group in table.groups
+    ]
     return {
         "title": section.title,
-        "verdicts": verdicts(total),
-        "headline": headline(total),
+        "verdicts": verdicts(table),
+        "headline": headline(table),
         "implied": section.implied,
-        "headings": [heading_of(key) for key in keys],
-        "groups": [_group(section, group, keys) for group in total["groups"]],
-        "notes": _notes(total),
-        "gaps": gaps_in_data(total),
+        "headings": [column_of(key).heading for key in keys],
+        "groups": groups,
+        "notes": remarks(table),
+        "gaps": gaps_in_data(table),
         "pictures": [_picture(picture) for picture in pictures],
         "left_out": left_out,
     }
-
-
-def _group(section: Section, group: Any, keys: Sequence[str]) -> dict[str, Any]:
-    return {
-        "setting": setting_of(group),
-        "count": count_of(group),
-        "rows": [
-            {
-                "name": marked(name, row),
-                "sees": SEES.get(str(row["access"]), fmt.text(row["access"])),
-                "cells": cells,
-            }
-            for name, row, cells in cells_of(section.total, group, keys)
-        ],
-    }
-
-
-def _notes(total: Any) -> list[tuple[str, str, str]]:
-    """What each method noted, each text once: method, where, text."""
-    where: dict[tuple[str, str], list[str]] = {}
-    for group in total["groups"]:
-        for name, row in group["rows"].items():
-            for note in row["notes"]:
-                where.setdefault((name, note), []).append(setting_of(group))
-    n_groups = len(total["groups"])
-    return [
-        (name, "" if n_groups == 1 else "at every setting" if len(at) == n_groups else f"at {'; '.join(at)}", note)
-        for (name, note), at in where.items()
-    ]
 
 
 def _breakable(text: str) -> Markup:
@@ -133,4 +117,4 @@ def _run(report: Report, run: FoundRun) -> dict[str, str]:
 
 def _seconds(run: FoundRun) -> float:
     seconds = ((run.metrics or {}).get("run") or {}).get("seconds")
-    return seconds if fmt.is_number(seconds) else 0.0
+    return seconds if is_number(seconds) else 0.0
