@@ -7,8 +7,6 @@ gap to Retrained stands beside each value; elsewhere its spread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from rich import box
@@ -81,46 +79,18 @@ def legend(marks: Iterable[str]) -> Text | None:
     return Text("  ").join(found) if found else None
 
 
-@dataclass(frozen=True)
-class _Cell:
-    value: str
-    gap: str = ""
-    mark: str = ""
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        return cell_len(self.value), cell_len(self.gap), len(self.mark)
-
-
-@dataclass(frozen=True)
-class _Strip:
-    """One column, its cells aligned part by part: value, gap, mark."""
-
-    heading: str
-    cells: Sequence[_Cell]
-
-    @cached_property
-    def _widths(self) -> tuple[int, int, int]:
-        value, gap, mark = (max(parts) for parts in zip(*(cell.widths for cell in self.cells), strict=True))
-        return value, gap, mark
-
-    @cached_property
-    def width(self) -> int:
-        value, gap, mark = self._widths
-        return max(cell_len(self.heading), value + (gap + 1 if gap else 0) + mark)
-
-    def head(self) -> Text:
-        """The heading, which ends where the numbers end."""
-        return Text((self.heading + " " * self._widths[2])[: self.width].rjust(self.width), no_wrap=True)
-
-    def text(self, index: int) -> Text:
-        cell, (value, gap, mark) = self.cells[index], self._widths
-        body = cell.value.rjust(value) + (f" {cell.gap.rjust(gap)}" if gap else "") + cell.mark.ljust(mark)
-        body = body.rjust(self.width)
-        shown = Text(body, no_wrap=True)
-        if cell.mark:
-            shown.stylize(MARKS[cell.mark][1], len(body) - len(body.lstrip()), len(body))
-        return shown
+def _column(heading: str, cells: Sequence[tuple[str, str, str]]) -> list[Text]:
+    """Return a heading and its cells, all of one width; value, gap and mark of each cell stand under those above."""
+    value, gap, mark = (max(map(cell_len, parts)) for parts in zip(*cells, strict=True))
+    bodies = [v.rjust(value) + (f" {g.rjust(gap)}" if gap else "") + m.ljust(mark) for v, g, m in cells]
+    width = max(cell_len(heading), cell_len(bodies[0]))
+    found = [Text((heading + " " * mark)[:width].rjust(width), no_wrap=True)]
+    for body, (_, _, m) in zip(bodies, cells, strict=True):
+        text = Text(body.rjust(width), no_wrap=True)
+        if m:
+            text.stylize(MARKS[m][1], len(text) - len(body.lstrip()))
+        found.append(text)
+    return found
 
 
 class _Body:
@@ -131,50 +101,47 @@ class _Body:
         self.groups = [group for group in table.groups if group.rows]
         self.rows = [item for group in self.groups for item in group.rows.items()]
         self.flags = [flags_of(row) for _, row in self.rows]
-        best = [best_rows(group.rows) for group in self.groups]
-        self.best = [b for group, b in zip(self.groups, best, strict=True) for _ in group.rows]
-        self.averages = any(
-            table.spread_of(entry) is not None for _, row in self.rows for entry in row.metrics.values()
+        self.best = [best for group in self.groups for best in [best_rows(group.rows)] * len(group.rows)]
+        self.averages = any(row.n > 1 for _, row in self.rows)
+
+    def _cell(self, index: int, key: str, gap: str | None, plus_minus: str) -> tuple[str, str, str]:
+        name, row = self.rows[index]
+        spread = None if key == "test_gap" else self.table.spread_of(row[key])
+        worse = key == "distance" and row.is_worse_than_nothing
+        return (
+            fmt.spread(row.mean(key), spread, COLUMNS[key].write, plus_minus),
+            fmt.points(row.mean(gap)) if gap and name != "retrained" else "",
+            WORSE if worse else BEST if name in self.best[index].get(key, ()) else "",
         )
 
-    def _strip(self, key: str, gap: str | None, plus_minus: str) -> _Strip:
-        column, cells = COLUMNS[key], []
-        for (name, row), best in zip(self.rows, self.best, strict=True):
-            spread = None if key == "test_gap" else self.table.spread_of(row[key])
-            value = fmt.spread(row.mean(key), spread, column.write, plus_minus)
-            worse = key == "distance" and row.is_worse_than_nothing
-            mark = WORSE if worse else BEST if name in best.get(key, ()) else ""
-            cells.append(_Cell(value, fmt.points(row.mean(gap)) if gap and name != "retrained" else "", mark))
-        return _Strip(column.short, cells)
-
-    def strips(self, given_up: frozenset[str], plus_minus: str) -> list[_Strip]:
-        """The columns without what was given up."""
+    def columns(self, given_up: frozenset[str], plus_minus: str) -> list[list[Text]]:
+        """The columns of numbers without what was given up."""
         gaps = {} if self.averages or _ALL_GAPS in given_up else GAPS
         found = []
         for key in (*_SHOWN, *_EXTRAS):
             if key not in given_up and (key != "test_gap" or self.averages):
                 gap = None if key == "mia" and "mia_gap" in given_up else gaps.get(key)
-                found.append(self._strip(key, gap, plus_minus))
+                cells = [self._cell(index, key, gap, plus_minus) for index in range(len(self.rows))]
+                found.append(_column(COLUMNS[key].short, cells))
         return found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        plus_minus = "+-" if options.ascii_only else "±"
-        names = max(cell_len(name) for name, _ in [*self.rows, ("method", None)])
+        names = max(cell_len(name) for name in ["method", *(name for name, _ in self.rows)])
         flags = max(map(len, self.flags))
         for given_up in _CHOICES:
-            strips = self.strips(given_up, plus_minus)
-            room = options.max_width - (flags + 1 if flags else 0) - sum(strip.width + 1 for strip in strips)
+            columns = self.columns(given_up, "+-" if options.ascii_only else "±")
+            room = options.max_width - (flags + 1 if flags else 0) - sum(len(column[0]) + 1 for column in columns)
             if room >= (min(names, _FOLDED_NAME) if _NAMES in given_up else names):
                 break
-        name_width = max(min(names, room), _NARROWEST_NAME)
-        yield self._grid(strips, range(0), flags, name_width)
+        widths = flags, max(min(names, room), _NARROWEST_NAME)
+        yield self._grid(columns, range(0), *widths)
         start = 0
         for group in self.groups:
             setting = setting_of(group)
             if setting or group.over or group.n_failed:
                 lead = Text(f"{setting}  " if setting else "", style="bold")
                 yield lead.append(count_of(group), style="not bold dim")
-            yield self._grid(strips, range(start, start := start + len(group.rows)), flags, name_width)
+            yield self._grid(columns, range(start, start := start + len(group.rows)), *widths)
         if hidden := [COLUMNS[key].name for key in _SHOWN if key in given_up]:
             yield Text(f"Not shown at this width: {', '.join(hidden)}.", style="dim")
         yield Text("")
@@ -185,23 +152,18 @@ class _Body:
             signed = "test_gap" not in given_up if self.averages else _ALL_GAPS not in given_up
             yield Text(f"{SIGNED} {SCALE}" if signed else SCALE, style="dim")
 
-    def _grid(self, strips: Sequence[_Strip], rows: range, flags: int, name_width: int) -> Table:
+    def _grid(self, columns: Sequence[Sequence[Text]], rows: range, flags: int, name_width: int) -> Table:
         """Some rows, or the headings if there are none; names too long are folded, never truncated."""
-        grid = Table(
-            box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, header_style="bold", show_header=not rows
-        )
+        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, show_header=not rows)
         if flags:
             grid.add_column("", width=flags, no_wrap=True)
         grid.add_column("method", width=name_width, overflow="fold")
-        for strip in strips:
-            grid.add_column(strip.head(), width=strip.width, no_wrap=True)
+        for head, *_ in columns:
+            grid.add_column(head, width=len(head), no_wrap=True)
         for index in rows:
-            marks = self.flags[index].ljust(flags)
-            lead = (
-                [Text.assemble(*((mark, MARKS[mark][1] if mark in MARKS else "") for mark in marks))] if flags else []
-            )
-            name = Text(self.rows[index][0], style=_style_of(marks), overflow="fold")
-            grid.add_row(*lead, name, *(strip.text(index) for strip in strips))
+            marks = Text.assemble(*((mark, MARKS[mark][1]) for mark in self.flags[index]))
+            name = Text(self.rows[index][0], style=_style_of(self.flags[index]), overflow="fold")
+            grid.add_row(*([marks] if flags else []), name, *(column[index + 1] for column in columns))
         return grid
 
 

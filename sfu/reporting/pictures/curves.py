@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sfu.reporting.pictures.bars import PANELS
-from sfu.reporting.pictures.drawing import (
-    COLOURS,
-    DASHES,
-    MARKERS,
-    NARROW_INCHES,
-    ends_of,
-    finish_axes,
-    finish_distance,
-    finish_figure,
-    new_figure,
-    plain,
-)
+from sfu.reporting.pictures import drawing as draw
 from sfu.results.aggregate import ResultTable, number_of
 
 if TYPE_CHECKING:
@@ -36,50 +24,43 @@ def numeric_key(table: ResultTable) -> str | None:
 def curve_figure(table: ResultTable, key: str, title: str, narrow: bool = False) -> Figure:
     """Draw curves over one numeric key, the only one that varies; in narrow form one panel under the other."""
     zoom, n_methods = enlargement(table), len(table.methods)
-    panels = [PANELS[0], *([("test_accuracy", "Test accuracy, enlarged")] if zoom else []), PANELS[1]]
+    panels = list(draw.PANELS)
+    if zoom:
+        panels.insert(1, ("test_accuracy", "Test accuracy, enlarged"))
     if narrow:
-        figure = new_figure(NARROW_INCHES, 0.8 + 2.9 * len(panels) + 0.2 * n_methods / 2)
+        figure = draw.new_figure(draw.NARROW_INCHES, 0.8 + 2.9 * len(panels) + 0.2 * n_methods / 2)
         all_axes = figure.subplots(len(panels), 1)
     else:
-        figure = new_figure(5.0 * len(panels) - (2.0 if zoom else 0.0), 4.0 + 0.2 * ((n_methods + 2) // 3))
+        figure = draw.new_figure(5.0 * len(panels) - (2.0 if zoom else 0.0), 4.0 + 0.2 * ((n_methods + 2) // 3))
         all_axes = figure.subplots(1, len(panels))
     values = [float(group.overrides[key]) for group in table.groups]
     for axes, (metric, panel) in zip(all_axes, panels, strict=True):
         _draw_curves(axes, table, key, metric)
         _scale_swept(axes, values)
-        finish_axes(axes, panel, grid="y")
+        draw.finish_axes(axes, panel, grid="y")
     if zoom:
         all_axes[1].set_ylim(*zoom)
-    finish_distance(all_axes[-1], ends_of(table, table.results, "distance"), along="y")
-    return finish_figure(figure, title, narrow, 2 if narrow else 3)
+    draw.finish_distance(all_axes[-1], draw.distance_ends(table), along="y")
+    return draw.finish_figure(figure, title, narrow, 2 if narrow else 3)
 
 
 def _draw_curves(axes: Axes, table: ResultTable, key: str, metric: str) -> None:
     for index, name in enumerate(table.methods):
-        found = [
-            (float(group.overrides[key]), row[metric], row.access)
-            for group in table.groups
-            if (row := group.rows.get(name)) and row.mean(metric) is not None
-        ]
-        if not found:
+        points, ours = [], True
+        for group in table.groups:
+            row = group.rows.get(name)
+            mean = row.mean(metric) if row else None
+            if row and mean is not None:
+                points.append((float(group.overrides[key]), mean, table.spread_of(row[metric]) or 0.0))
+                ours = row.access == "forget"
+        if not points:
             continue
-        xs = [x for x, _, _ in found]
-        means = [entry.mean or 0.0 for _, entry, _ in found]
-        spreads = [table.spread_of(entry) or 0.0 for _, entry, _ in found]
-        ours = found[-1][2] == "forget"
-        colour = COLOURS[index % len(COLOURS)]
-        axes.plot(
-            xs,
-            means,
-            color=colour,
-            linestyle=DASHES[(index // len(COLOURS) + (not ours)) % len(DASHES)],
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=5,
-            markerfacecolor=colour if ours else "white",
-            linewidth=1.4,
-            clip_on=metric != "distance",
-            label=plain(name),
-        )
+        xs, means, spreads = zip(*points, strict=True)
+        colour, dashes = draw.pick(draw.COLOURS, index), index // len(draw.COLOURS) + (not ours)
+        line: dict[str, Any] = {"color": colour, "linestyle": draw.pick(draw.DASHES, dashes), "linewidth": 1.4}
+        line |= {"marker": draw.pick(draw.MARKERS, index), "markerfacecolor": colour if ours else "white"}
+        label = draw.plain(name)
+        axes.plot(xs, means, **line, markersize=5, clip_on=metric != "distance", label=label)
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
         axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)

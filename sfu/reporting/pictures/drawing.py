@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sfu.reporting.format import compact
-from sfu.results.aggregate import MethodResult, ResultTable
+from sfu.results.aggregate import ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +29,8 @@ HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
 
 NARROW_INCHES = 4.4
 """Width of a picture whose panels stand one under the other: letters stay readable at 360 pixels."""
+PANELS = (("test_accuracy", "Test accuracy (per cent)"), ("distance", "Distance to Retrained"))
+"""What pictures of many settings show."""
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -38,19 +40,27 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def pick(choices: Sequence[str], index: int) -> str:
+    """Return a choice by its index, beginning again after the last."""
+    return choices[index % len(choices)]
+
+
 def plain(text: str, width: int = 105) -> str:
     """Return text that matplotlib shows as it is: no mathematics between dollar signs, long lines broken."""
     return textwrap.fill(text, width, break_on_hyphens=False).replace("$", r"\$")
 
 
-def ends_of(table: ResultTable, rows: Sequence[MethodResult], metric: str) -> list[float]:
-    """Return how far each row's mean and spread reach, where it has the metric."""
-    entries = [row[metric] for row in rows]
+def distance_ends(table: ResultTable) -> list[float]:
+    """Return how far every known distance and its spread reach."""
+    entries = [row["distance"] for row in table.results]
     return [entry.mean + (table.spread_of(entry) or 0.0) for entry in entries if entry.mean is not None]
 
 
 def finish_distance(axes: Axes, ends: Sequence[float], along: Literal["x", "y"] = "x") -> None:
     """Scale a panel of distances and draw where Retrained and the untouched head stand; say so if there are none.
+
+    The scale is linear up to 2; beyond, it is linear to 1 and logarithmic after, so that 0.3 and 10617 are both read.
+    Along x, a quarter of the axis stays free past the largest value, for its label.
 
     Args:
         axes: The panel.
@@ -59,39 +69,28 @@ def finish_distance(axes: Axes, ends: Sequence[float], along: Literal["x", "y"] 
     """
     if not ends:
         axes.set_xticks([])
-        place: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center"}
-        axes.text(0.5, 0.5, "no distance:\nno Retrained row", **place)
+        axes.text(0.5, 0.5, "no distance:\nno Retrained row", transform=axes.transAxes, ha="center", va="center")
         return
-    scale_distance(axes, max(1.0, *ends), along)
     draw_line = axes.axvline if along == "x" else axes.axhline
     draw_line(0, color=BLACK, linewidth=1.2, zorder=0)
     draw_line(1, color=GREY, linewidth=1.2, linestyle="--", zorder=0)
 
+    def put(what: str, *values: Any, **options: Any) -> None:
+        getattr(axes, f"set_{along}{what}")(*values, **options)
 
-def scale_distance(axes: Axes, largest: float, along: Literal["x", "y"] = "x") -> None:
-    """Scale linearly up to 2; beyond, linearly to 1 and logarithmically after, so that 0.3 and 10617 are both read.
-
-    Along x, a quarter of the axis stays free past the largest value, for its label.
-    """
-    room = 0.35 if along == "x" else 0.06
-    set_limits = axes.set_xlim if along == "x" else axes.set_ylim
-    set_label = axes.set_xlabel if along == "x" else axes.set_ylabel
-    logarithmic = "" if largest <= 2 else "\nlogarithmic above 1"
-    set_label(f"0 = Retrained, 1 = untouched (dashed){logarithmic}")
-    if largest <= 2:
-        set_limits(0, max(largest, 1.0) * (1 + room))
-        return
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    decades = math.log10(largest)
-    linear = max(1.0, decades / 3)  # the stretch from 0 to 1 keeps about a quarter of the axis
-    (axes.set_xscale if along == "x" else axes.set_yscale)("symlog", linthresh=1.0, linscale=linear)
-    set_limits(0, 10 ** (decades + room * (decades + linear)))
-    axis = axes.xaxis if along == "x" else axes.yaxis
-    step = 1 + int(decades) // 5
-    axis.set_major_locator(FixedLocator([0.0, 0.5, *(10.0**power for power in range(0, math.ceil(decades) + 1, step))]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e5 else compact(value)))
-    axis.set_minor_locator(NullLocator())
+    label, largest, room = "0 = Retrained, 1 = untouched (dashed)", max(1.0, *ends), 0.35 if along == "x" else 0.06
+    end = largest * (1 + room)
+    if largest > 2:
+        label += "\nlogarithmic above 1"
+        decades = math.log10(largest)
+        linear = max(1.0, decades / 3)  # the stretch from 0 to 1 takes about a quarter of the axis
+        end = 10 ** (decades + room * (decades + linear))
+        ticks = [0.0, 0.5, *(10.0**power for power in range(0, math.ceil(decades) + 1, 1 + int(decades) // 5))]
+        put("scale", "symlog", linthresh=1.0, linscale=linear)
+        put("ticks", ticks, [f"{tick:g}" if tick < 1e5 else compact(tick) for tick in ticks])
+        put("ticks", [], minor=True)
+    put("label", label)
+    put("lim", 0, end)
 
 
 def finish_axes(axes: Axes, title: str = "", grid: Literal["x", "y"] = "x") -> None:

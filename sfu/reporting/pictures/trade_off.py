@@ -11,17 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfu.reporting.pictures.drawing import (
-    BLACK,
-    COLOURS,
-    GREEN,
-    MARKERS,
-    finish_axes,
-    finish_figure,
-    new_figure,
-    plain,
-    save_figure,
-)
+from sfu.reporting.pictures import drawing as draw
 from sfu.reporting.words import run_headline
 from sfu.results.aggregate import MethodResult, table_of_run
 from sfu.results.rows import Metrics
@@ -32,42 +22,9 @@ if TYPE_CHECKING:
 Steps = Mapping[str, Sequence[float]]
 
 OURS = ("unlearned_minus", "closed_form")
-_OTHERS = (*(colour for colour in COLOURS if colour not in (BLACK, GREEN)), "#6A3D9A", "#8C510A")
 NEAREST, FURTHEST = 0.5, 6.0
 """Bounds of half the width of the enlarged panel, in points around Retrained."""
-
-
-def _draw(axes: Axes, rows: Mapping[str, MethodResult], paths: Mapping[str, Steps]) -> None:
-    others = [name for name in paths if name != "retrained" and name not in OURS]
-    for name, path in paths.items():
-        index = others.index(name) if name in others else 0
-        forget, test = path["forget_accuracy"], path["test_accuracy"]
-        colour = BLACK if name == "retrained" else GREEN if name in OURS else _OTHERS[index % len(_OTHERS)]
-        row = rows.get(name)
-        sees_retained = row is not None and row.access == "retained"
-        label = name + (" (retained data)" if sees_retained else "")
-        label += " (tuned on Retrained)" if row is not None and row.is_tuned_on_retrained else ""
-        if len(forget) > 1:
-            axes.plot(forget, test, "--" if sees_retained else "-", color=colour, linewidth=0.8, alpha=0.6, zorder=2)
-            axes.plot(forget, test, ".", color=colour, markersize=2.5, alpha=0.6, zorder=2)
-        end: dict[str, Any] = {"marker": MARKERS[index % (len(MARKERS) - 1)], "markersize": 6, "zorder": 3}
-        if name == "retrained":
-            end = {"marker": "*", "markersize": 17, "markeredgewidth": 1.5, "zorder": 5}
-        elif name in OURS:
-            end = {"marker": "D", "markersize": 7, "zorder": 5}
-        face = "none" if name == "retrained" else "white" if sees_retained else colour
-        axes.plot(
-            forget[-1], test[-1], linestyle="none", color=colour, markerfacecolor=face, label=plain(label), **end
-        )  # fmt: skip
-    axes.set_xlabel("forget accuracy (per cent)")
-    axes.set_ylabel("test accuracy (per cent)")
-
-
-def half_width(paths: Mapping[str, Steps], forget: float, test: float) -> float:
-    """Return what holds the ends of three methods in four around Retrained, within bounds."""
-    ends = [(path["forget_accuracy"][-1] - forget, path["test_accuracy"][-1] - test) for path in paths.values()]
-    away = sorted(max(abs(x), abs(y)) for x, y in ends)
-    return min(max(NEAREST, 1.25 * away[(3 * (len(away) - 1)) // 4]), FURTHEST)
+_OTHERS = (draw.BLUE, draw.VERMILLION, draw.ORANGE, draw.PURPLE, draw.SKY, draw.GREY, "#6A3D9A", "#8C510A")
 
 
 def save_trade_off_plot(metrics: Metrics, path: str | Path) -> Path:
@@ -79,15 +36,44 @@ def save_trade_off_plot(metrics: Metrics, path: str | Path) -> Path:
     """
     paths: dict[str, Any] = json.loads(Path(path).with_name("trade_off.json").read_text(encoding="utf-8"))
     rows = table_of_run(metrics).groups[0].rows
-    figure = new_figure(11.5, 5.0 + 0.2 * (len(paths) // 4))
+    figure = draw.new_figure(11.5, 5.0 + 0.2 * (len(paths) // 4))
     panels = figure.subplots(1, 2)
     for axes, title in zip(panels, ("Every step; the marker is the end", "Around Retrained (star)"), strict=True):
-        _draw(axes, rows, paths)
-        finish_axes(axes, title, grid="y")
+        _draw_paths(axes, rows, paths)
+        axes.set(xlabel="forget accuracy (per cent)", ylabel="test accuracy (per cent)")
+        draw.finish_axes(axes, title, grid="y")
     centre = paths.get("retrained") or paths.get("original")
     if centre is not None:
         forget, test = centre["forget_accuracy"][-1], centre["test_accuracy"][-1]
         half = half_width(paths, forget, test)
-        panels[1].set_xlim(forget - half, forget + half)
-        panels[1].set_ylim(test - half, test + half)
-    return save_figure(finish_figure(figure, run_headline(metrics), False, 4), path)
+        panels[1].set(xlim=(forget - half, forget + half), ylim=(test - half, test + half))
+    return draw.save_figure(draw.finish_figure(figure, run_headline(metrics), narrow=False, columns=4), path)
+
+
+def _draw_paths(axes: Axes, rows: Mapping[str, MethodResult], paths: Mapping[str, Steps]) -> None:
+    others = [name for name in paths if name != "retrained" and name not in OURS]
+    for name, path in paths.items():
+        forget, test, row = path["forget_accuracy"], path["test_accuracy"], rows.get(name)
+        sees_retained = row is not None and row.access == "retained"
+        label = name + (" (retained data)" if sees_retained else "")
+        label += " (tuned on Retrained)" if row is not None and row.is_tuned_on_retrained else ""
+        end: dict[str, Any]
+        if name == "retrained":
+            colour, end = draw.BLACK, {"marker": "*", "markersize": 17, "markeredgewidth": 1.5, "zorder": 5}
+        elif name in OURS:
+            colour, end = draw.GREEN, {"marker": "D", "markersize": 7, "zorder": 5}
+        else:
+            index = others.index(name)
+            colour, end = draw.pick(_OTHERS, index), {"marker": draw.pick(draw.MARKERS[:-1], index), "zorder": 3}
+        end["markerfacecolor"] = "none" if name == "retrained" else "white" if sees_retained else colour
+        if len(forget) > 1:
+            axes.plot(forget, test, "--" if sees_retained else "-", color=colour, linewidth=0.8, alpha=0.6, zorder=2)
+            axes.plot(forget, test, ".", color=colour, markersize=2.5, alpha=0.6, zorder=2)
+        axes.plot(forget[-1], test[-1], linestyle="none", color=colour, label=draw.plain(label), **end)
+
+
+def half_width(paths: Mapping[str, Steps], forget: float, test: float) -> float:
+    """Return what holds the ends of three methods in four around Retrained, within bounds."""
+    ends = [(path["forget_accuracy"][-1] - forget, path["test_accuracy"][-1] - test) for path in paths.values()]
+    away = sorted(max(abs(x), abs(y)) for x, y in ends)
+    return min(max(NEAREST, 1.25 * away[(3 * (len(away) - 1)) // 4]), FURTHEST)
