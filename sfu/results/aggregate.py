@@ -39,16 +39,10 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Statistic:
-    """A metric over the runs of a group.
+    """A metric over the ``n`` runs of a group that have it; the ``missing`` others are never read as zero.
 
-    A run that lacks the metric is counted in ``missing`` and never read as zero.
-
-    Attributes:
-        mean: The mean over the runs that have the metric, or None if none has.
-        std: The sample standard deviation (divisor n - 1), or None below two values.
-        stderr: The standard error of the mean (std / sqrt n), or None below two values.
-        n: Runs that have the metric.
-        missing: Runs of the group that lack it.
+    ``mean`` is None if no run has it. ``std`` is the sample standard deviation (divisor n - 1) and ``stderr`` that of
+    the mean (std / sqrt n); both are None below two values.
     """
 
     mean: float | None = None
@@ -70,15 +64,10 @@ class Statistic:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method over the runs of a group, and what its numbers mean.
+    """One method over the ``n`` runs of a group that have it, and what its numbers mean.
 
-    Attributes:
-        access: What the method may read: ``none``, ``forget``, ``stored`` or ``retained``.
-        tuning: How its settings were chosen, if they were.
-        n: Runs that have the method.
-        n_applied: Those of them in which the whole step was applied.
-        notes: What it noted, each text once.
-        metrics: Its metrics by name.
+    ``access`` says what it may read (``none``, ``forget``, ``stored`` or ``retained``), ``tuning`` how its settings
+    were chosen, ``n_applied`` in how many runs the whole step was applied.
     """
 
     access: str | None
@@ -130,15 +119,7 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one setting.
-
-    Attributes:
-        overrides: The setting: the value of each key that varies.
-        n: Runs with results.
-        n_failed: Runs without.
-        over: The values of each key that is averaged over.
-        rows: The methods by name.
-    """
+    """The ``n`` runs of one setting: the value of each key that varies, and the methods by name."""
 
     overrides: dict[str, str]
     n: int
@@ -149,17 +130,10 @@ class Group:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Results by setting and method.
+    """Results by setting and method: ``groups`` in the order of their values (by size where a key is numeric).
 
-    Attributes:
-        over: The keys that are averaged over.
-        spread: What tables and pictures show beside a mean, a key of ``SPREADS``.
-        varied: The keys that tell the groups apart.
-        fixed: The keys that have one value in all runs.
-        n_runs: Runs, with those that failed.
-        failed: Runs without results: ``overrides`` and ``error``.
-        failed_rows: Methods that failed in a run that has other results: ``overrides``, ``row`` and ``error``.
-        groups: The settings in the order of their values (by size where a key is numeric).
+    ``varied`` keys tell the groups apart, ``over`` keys are averaged over, ``fixed`` keys have one value in all runs.
+    ``n_runs`` includes the runs that ``failed``; ``failed_rows`` are methods that failed in a run with other results.
     """
 
     over: list[str]
@@ -217,16 +191,16 @@ def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",), spread: Spre
         over: The override keys to average over.
         spread: What tables and pictures show beside a mean.
     """
-    cleaned: list[Run] = [
-        ({str(k): str(v) for k, v in overrides.items() if not str(k).startswith("hydra.")}, metrics)
+    cleaned: list[tuple[dict[str, str], Metrics]] = [
+        ({str(k): str(v) for k, v in overrides.items() if not str(k).startswith("hydra.")}, metrics or {})
         for overrides, metrics in runs
     ]
-    keys = list(dict.fromkeys(key for overrides, _ in cleaned for key in overrides if key not in over))
+    keys = dict.fromkeys(key for overrides, _ in cleaned for key in overrides if key not in over)
     values = {key: in_order(overrides.get(key, "") for overrides, _ in cleaned) for key in keys}
     varied = [key for key in keys if len(values[key]) > 1]
-    by_setting: dict[tuple[str, ...], list[Run]] = {}
-    for overrides, metrics in cleaned:
-        by_setting.setdefault(tuple(overrides.get(key, "") for key in varied), []).append((overrides, metrics))
+    by_setting: dict[tuple[str, ...], list[tuple[dict[str, str], Metrics]]] = {}
+    for run in cleaned:
+        by_setting.setdefault(tuple(run[0].get(key, "") for key in varied), []).append(run)
 
     def place(setting: tuple[str, ...]) -> list[int]:
         return [values[key].index(value) for key, value in zip(varied, setting, strict=True)]
@@ -235,17 +209,17 @@ def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",), spread: Spre
         over=list(over),
         spread=spread,
         varied=varied,
-        fixed={key: values[key][0] for key in keys if len(values[key]) == 1},
+        fixed={key: values[key][0] for key in keys if key not in varied},
         n_runs=len(cleaned),
         failed=[
-            {"overrides": dict(overrides), "error": (metrics or {}).get("error")}
+            {"overrides": overrides, "error": metrics.get("error")}
             for overrides, metrics in cleaned
-            if _failed(metrics)
+            if "rows" not in metrics
         ],
         failed_rows=[
-            {"overrides": dict(overrides), "row": name, "error": row["error"]}
+            {"overrides": overrides, "row": name, "error": row["error"]}
             for overrides, metrics in cleaned
-            for name, row in rows_of(metrics or {}).items()
+            for name, row in rows_of(metrics).items()
             if row.get("error")
         ],
         groups=[
@@ -260,27 +234,17 @@ def table_of_run(metrics: Metrics) -> ResultTable:
     return aggregate([({}, metrics)])
 
 
-def _failed(metrics: Metrics | None) -> bool:
-    return not metrics or "rows" not in metrics
-
-
-def _group(setting: dict[str, str], runs: Sequence[Run], over: Sequence[str]) -> Group:
-    done = [
-        (overrides, {name: row for name, row in rows_of(metrics).items() if not row.get("error")})
-        for overrides, metrics in runs
-        if metrics is not None and not _failed(metrics)
-    ]
+def _group(setting: dict[str, str], runs: Sequence[tuple[dict[str, str], Metrics]], over: Sequence[str]) -> Group:
+    done = [(overrides, rows_of(metrics)) for overrides, metrics in runs if "rows" in metrics]
+    done = [(given, {name: row for name, row in rows.items() if not row.get("error")}) for given, rows in done]
     fullest_first = sorted((rows for _, rows in done), key=len, reverse=True)
     methods = dict.fromkeys(name for rows in fullest_first for name in rows)
+    given = {key for overrides, _ in runs for key in overrides}
     return Group(
         overrides=setting,
         n=len(done),
         n_failed=len(runs) - len(done),
-        over={
-            name: in_order(str(overrides[name]) for overrides, _ in done if name in overrides)
-            for name in over
-            if any(name in overrides for overrides, _ in runs)
-        },
+        over={key: in_order(o[key] for o, _ in done if key in o) for key in over if key in given},
         rows={name: _method_result([rows.get(name) for _, rows in done]) for name in methods},
     )
 
@@ -290,13 +254,15 @@ def _method_result(rows: Sequence[Row | None]) -> MethodResult:
     present = [row for row in rows if row is not None]
     values = [(key, value) for row in present for key, value in row.items() if key not in LABELS]
     texts = {key for key, value in values if value is not None and not is_number(value)}
-    keys = [key for key in dict.fromkeys(key for key, _ in values) if key not in texts]
-    first: Row = present[0]
     return MethodResult(
-        access=first.get("access"),
-        tuning=first.get("tuning"),
+        access=present[0].get("access"),
+        tuning=present[0].get("tuning"),
         n=len(present),
         n_applied=sum(row.get("applied") is not False for row in present),
         notes=list(dict.fromkeys(str(row["note"]) for row in present if row.get("note"))),
-        metrics={key: Statistic.of([(row or {}).get(key) for row in rows]) for key in keys},
+        metrics={
+            key: Statistic.of([(row or {}).get(key) for row in rows])
+            for key in dict.fromkeys(key for key, _ in values)
+            if key not in texts
+        },
     )
