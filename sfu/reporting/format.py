@@ -33,9 +33,9 @@ def points(value: Any) -> str:
     return f"{round(value, 1) + 0.0:+.1f}"
 
 
-def _scientific(value: float) -> str:
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+def _scientific(value: float, digits: int) -> str:
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def compact(value: Any, zero: float = ZERO) -> str:
@@ -49,7 +49,7 @@ def compact(value: Any, zero: float = ZERO) -> str:
     if size < zero:
         return "0"
     if size < 9.5e-5 or size >= 99999.5:
-        return _scientific(value)
+        return _scientific(value, 1).replace(".0e", "e")
     if size < 9.5e-4 or (5e-7 < abs(size - 1.0) < 5e-4):  # 0.0001 is not 0, and 1.0003 is not "nothing done"
         return f"{value:.4f}"
     return f"{value:.{3 if size < 9.9995 else 1 if size < 99.95 else 0}f}"
@@ -61,8 +61,7 @@ def significant(value: Any) -> str:
         return MISSING
     if value == 0 or 1e-3 <= abs(value) < 1e3:
         return f"{value:.3g}"
-    mantissa, exponent = f"{value:.2e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+    return _scientific(value, 2)
 
 
 def gradient_norm(value: Any) -> str:

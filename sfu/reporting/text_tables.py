@@ -37,19 +37,16 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class ResultCell:
-    """One metric of one method at one setting.
+    """One metric of one method at one setting: ``73.7 ± 0.1``, or ``-``.
 
-    Attributes:
-        text: ``73.7 ± 0.1``, or ``-``.
-        n: Runs that have the metric, where fewer than have the method; else None.
-        best: Best among the source-free methods of its setting.
-        worse: A distance beyond that of the untouched head.
+    ``n`` counts the runs that have the metric where they are fewer than have the method. ``best`` is best among the
+    source-free methods of the setting; ``worse`` is a distance beyond that of the untouched head.
     """
 
     text: str
-    n: int | None = None
-    best: bool = False
-    worse: bool = False
+    n: int | None
+    best: bool
+    worse: bool
 
 
 def cells_of(

@@ -70,28 +70,19 @@ def verdicts(table: ResultTable) -> list[str]:
 
 
 def _closest(groups: Sequence[Group]) -> list[str]:
-    if not any(row.is_source_free for group in groups for row in group.rows.values()):
+    if not any(_source_free(group) for group in groups):
         return ["No source-free method was run."]
     known = [group for group in groups if _scores(group, "distance")]
     if not known:
         return _closest_by_accuracy(groups)
-    wins: dict[str, list[Group]] = {}
-    beaten = []
-    for group in known:
-        name = _least(_scores(group, "distance"))
-        if group.rows[name].is_closer_than_nothing:
-            wins.setdefault(name, []).append(group)
-        else:
-            beaten.append(group)
+    beaten = [group for group in known if not any(row.is_closer_than_nothing for row in _source_free(group).values())]
     found = [
         f"Closest to Retrained without source data: {name}{_ties(at, name)}{_count(at, known)}, {_how_close(at, name)}."
-        for name, at in sorted(wins.items(), key=lambda item: -len(item[1]))
+        for name, at in _winners([group for group in known if group not in beaten], "distance")
     ]
     if beaten:
-        nearest, at = min(
-            ((_least(_scores(group, "distance")), group) for group in beaten),
-            key=lambda item: _scores(item[1], "distance")[item[0]],
-        )
+        at = min(beaten, key=lambda group: min(_scores(group, "distance").values()))
+        nearest = _least(_scores(at, "distance"))
         found.append(
             f"No source-free method came closer to Retrained than doing nothing (distance 1){_count(beaten, known)}. "
             f"The nearest is {nearest}: {_how_close([at], nearest)}."
@@ -102,20 +93,28 @@ def _closest(groups: Sequence[Group]) -> list[str]:
 def _closest_by_accuracy(groups: Sequence[Group]) -> list[str]:
     known = [group for group in groups if _scores(group, "test_gap")]
     if known:
-        wins: dict[str, list[Group]] = {}
-        for group in known:
-            wins.setdefault(_least(_scores(group, "test_gap")), []).append(group)
-        lead = "Closest to Retrained in test accuracy without source data"
-        return [f"{lead}: {name}{_count(at, known)}, {_accuracy(at, name)}." for name, at in wins.items()]
+        lead, winners = "Closest to Retrained in test accuracy without source data", _winners(known, "test_gap")
+        return [f"{lead}: {name}{_count(at, known)}, {_accuracy(at, name)}." for name, at in winners]
     if not any("retrained" in group.rows for group in groups):
         return ["There is no retrained row, so gaps and distances are unknown. Add `retrained` to `methods`."]
     return ["No gap or distance to Retrained is known for the source-free methods."]
 
 
+def _source_free(group: Group) -> dict[str, MethodResult]:
+    return {name: row for name, row in group.rows.items() if row.is_source_free}
+
+
 def _scores(group: Group, metric: str) -> dict[str, float]:
     """The magnitude of a metric of each source-free method that has it."""
-    means = {name: row.mean(metric) for name, row in group.rows.items() if row.is_source_free}
-    return {name: abs(mean) for name, mean in means.items() if mean is not None}
+    return {name: abs(m) for name, row in _source_free(group).items() if (m := row.mean(metric)) is not None}
+
+
+def _winners(groups: Sequence[Group], metric: str) -> list[tuple[str, list[Group]]]:
+    """Each method that is nearest somewhere, with its groups; the one with most of them first."""
+    wins: dict[str, list[Group]] = {}
+    for group in groups:
+        wins.setdefault(_least(_scores(group, metric)), []).append(group)
+    return sorted(wins.items(), key=lambda item: -len(item[1]))
 
 
 def _least(scores: Mapping[str, float]) -> str:

@@ -41,6 +41,11 @@ class FoundRun:
     metrics: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
 
+    @property
+    def given(self) -> str:
+        """What was given on the command line, as text."""
+        return " ".join(f"{key}={value}" for key, value in self.overrides.items())
+
 
 def run_folders(*paths: Path) -> list[Path]:
     """Find every folder at or below ``paths`` that holds a status.json or a metrics.json, each once.

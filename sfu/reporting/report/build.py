@@ -26,11 +26,6 @@ HIDDEN = ("logger",)
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
-def untracked(items: Sequence[Any], what: str) -> Iterable[Any]:
-    """Pass the items on without showing progress."""
-    return items
-
-
 @dataclass(frozen=True)
 class Report:
     """All that a report says.
@@ -113,7 +108,7 @@ def build_report(
     neutral: Iterable[str] = (),
     spread: Spread = "stderr",
     title: str | None = None,
-    track: Track = untracked,
+    track: Track = lambda items, _: items,
 ) -> Report:
     """Read every run at or below ``paths`` and put them into tables.
 

@@ -6,17 +6,16 @@ from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sfu
 from sfu.reporting import format as fmt
+from sfu.reporting import words
 from sfu.reporting.columns import column_of, metrics_in
 from sfu.reporting.pictures.choose import Picture
 from sfu.reporting.report.build import Report, limits, public
-from sfu.reporting.report.grouping import Section
 from sfu.reporting.text_tables import cells_of
 from sfu.reporting.verdict import verdicts
-from sfu.reporting.words import count_of, gaps_in_data, headline, marked, remarks, setting_of
 from sfu.results.rows import is_number
 from sfu.results.run_folder import FoundRun
 
@@ -40,52 +39,24 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]], 
 
     here = resources.files("sfu.reporting.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "public": public, "data_uri": _data_uri}
     template = environment.from_string((here / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
-        title=report.title,
-        style=(here / "page.css").read_text(encoding="utf-8"),
-        sections=[_section(s, *found) for s, found in zip(report.sections, drawn, strict=True)],
-        settings=report.settings(),
-        versions=report.versions(),
+        report=report,
+        sections=list(zip(report.sections, drawn, strict=True)),
+        shown=[[key for key in SHOWN if key in metrics_in(section.table)] for section in report.sections],
         limits=limits(report),
-        troubled=[_run(report, run) for run in report.troubled],
-        repeated=[(report.name_of(old), report.name_of(new)) for old, new in report.repeated],
-        runs=[_run(report, run) for run in report.runs],
-        n_finished=len(report.finished),
-        seconds=fmt.seconds(sum(_seconds(run) for run in report.finished)),
+        seconds_of=lambda run: fmt.seconds(_seconds(run)).replace(fmt.MISSING, ""),
+        total_seconds=fmt.seconds(sum(_seconds(run) or 0.0 for run in report.finished)),
+        style=(here / "page.css").read_text(encoding="utf-8"),
         made=f"{made or datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         sfu_version=sfu.__version__,
+        words=words,
+        verdicts=verdicts,
+        cells_of=cells_of,
+        column_of=column_of,
+        sees=SEES,
     )
-
-
-def _section(section: Section, pictures: list[Picture], left_out: list[str]) -> dict[str, Any]:
-    table = section.table
-    present = metrics_in(table)
-    keys = [key for key in SHOWN if key in present]
-    groups = [
-        {
-            "setting": setting_of(group),
-            "count": count_of(group),
-            "rows": [
-                {"name": marked(name, row), "sees": SEES.get(str(row.access), fmt.MISSING), "cells": cells}
-                for name, row, cells in cells_of(table, group, keys)
-            ],
-        }
-        for group in table.groups
-    ]
-    return {
-        "title": section.title,
-        "verdicts": verdicts(table),
-        "headline": headline(table),
-        "implied": section.implied,
-        "headings": [column_of(key).heading for key in keys],
-        "groups": groups,
-        "notes": remarks(table),
-        "gaps": gaps_in_data(table),
-        "pictures": [_picture(picture) for picture in pictures],
-        "left_out": left_out,
-    }
 
 
 def _breakable(text: str) -> Markup:
@@ -95,26 +66,11 @@ def _breakable(text: str) -> Markup:
     return Markup(str(escape(text)).replace("_", "_<wbr>"))
 
 
-def _picture(picture: Picture) -> dict[str, str]:
-    uris = {
-        form: f"data:image/png;base64,{b64encode(png).decode('ascii')}"
-        for form, png in (("wide", picture.wide), ("narrow", picture.narrow))
-    }
-    return {"caption": picture.caption, "alt": picture.alt, "kind": picture.kind, **uris}
+def _data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{b64encode(png).decode('ascii')}"
 
 
-def _run(report: Report, run: FoundRun) -> dict[str, str]:
-    seconds = _seconds(run)
-    return {
-        "folder": report.name_of(run),
-        "state": run.state,
-        "started": "" if run.started is None else f"{run.started:%Y-%m-%d %H:%M}",
-        "seconds": fmt.seconds(seconds) if seconds else "",
-        "overrides": public(" ".join(f"{key}={value}" for key, value in run.overrides.items())),
-        "problem": public(run.problem or ""),
-    }
-
-
-def _seconds(run: FoundRun) -> float:
+def _seconds(run: FoundRun) -> float | None:
+    """How long a run took, where it is known."""
     seconds = ((run.metrics or {}).get("run") or {}).get("seconds")
-    return seconds if is_number(seconds) else 0.0
+    return seconds if is_number(seconds) else None

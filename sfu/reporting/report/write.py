@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sfu.files import replacing, write_text
 from sfu.reporting.pictures.choose import pictures_of
-from sfu.reporting.report.build import Report, Track, untracked
+from sfu.reporting.report.build import Report, Track
 from sfu.reporting.terminal import WORSE_STYLE, indented, print_verdicts, terminal_table
 from sfu.reporting.text_tables import CSV_LEAD, csv_records, csv_rows, escape_cell, latex_table, markdown_table
 from sfu.reporting.verdict import verdicts
@@ -82,7 +82,9 @@ TEXTS = {"markdown": markdown_report, "csv": csv_report, "latex": latex_report}
 FILES = {"markdown": "tables.md", "csv": "tables.csv", "latex": "tables.tex"}
 
 
-def save_report(report: Report, folder: Path, curves: Sequence[str] = (), track: Track = untracked) -> list[Path]:
+def save_report(
+    report: Report, folder: Path, curves: Sequence[str] = (), track: Track = lambda items, _: items
+) -> list[Path]:
     """Write report.html, tables.md, tables.csv, tables.tex and the pictures as PNG.
 
     Args:
