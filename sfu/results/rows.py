@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 Row = Mapping[str, Any]
@@ -33,3 +33,12 @@ def flatten_row(row: Row) -> dict[str, Any]:
     flat = {key: value for key, value in row.items() if key != "details" and is_scalar(value)}
     details = row.get("details") or {}
     return flat | {f"details.{key}": value for key, value in details.items() if is_scalar(value)}
+
+
+def flat_items(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a nested configuration as ``("head.l2", 0.001)``; lists and empty mappings are one value."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_items(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

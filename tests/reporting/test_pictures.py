@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from sfu.reporting.pictures.bars import save_bar_plot
 from sfu.reporting.pictures.choose import along, pictures_of, save_sweep_plot
 from sfu.reporting.pictures.curves import numeric_key
+from sfu.reporting.pictures.drawing import COLOURS, png_of
 from sfu.reporting.pictures.plane import plane_figure, plane_points
 from sfu.reporting.pictures.trade_off import save_trade_off_plot
 from sfu.results.aggregate import aggregate
@@ -132,6 +135,15 @@ def test_the_plane_has_every_point_and_its_spread() -> None:
     (axes,) = plane_figure(total, "title").axes
     assert len(axes.get_legend_handles_labels()[1]) == 6
     assert plane_points(aggregate([({}, without_retrained())])) == {}
+
+
+def test_small_pngs_leave_the_colours_of_the_methods_apart() -> None:
+    table = aggregate(sweep_runs(), spread="stderr")
+    with Image.open(io.BytesIO(png_of(plane_figure(table, "title")))) as picture:
+        found = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
+    for colour in COLOURS[: len(table.methods)]:
+        wanted = bytes.fromhex(colour[1:])
+        assert min(max(abs(a - b) for a, b in zip(wanted, other, strict=True)) for other in found) <= 12, colour
 
 
 @pytest.mark.parametrize("narrow", [False, True])

@@ -1,8 +1,8 @@
-"""``logger=wandb``: scalars, table, picture, files and configuration of a run to Weights & Biases, offline by default.
+"""``logger=wandb``: record a run with Weights & Biases, offline by default.
 
-In the run's history and summary: the scalars, under the names of :mod:`sfu.reporting.loggers.content`. In its media:
-the table ``results`` and the image ``figure``. Its artifacts: ``heads-<run id>`` (every head) and ``result-<run id>``
-(metrics.json, config.yaml).
+The run's history and summary hold the scalars, under the names of :mod:`sfu.reporting.loggers.content`; its media hold
+the table ``results`` and the image ``figure``. Its artifacts are ``heads-<run id>`` (every head) and
+``result-<run id>`` (metrics.json, config.yaml).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sfu.reporting.loggers.content import files_of, stage_name, summary_of
 from sfu.results.rows import is_number
 
 MODES = ("offline", "online", "disabled")
-REMEDY = "use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`"
+REMEDY = "Use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`."
 PICTURES = (".png", ".jpg", ".jpeg")
 
 
@@ -56,7 +56,7 @@ class WandbLogger(RunLogger):
     ) -> None:
         super().__init__()
         if mode not in MODES:
-            raise ConfigError(f"logger.mode is {mode!r}; accepted are {', '.join(MODES)}")
+            raise ConfigError(f"logger.mode={mode} is not a mode of W&B. Choose one of {', '.join(MODES)}.")
         self.dir, self.mode, self.project, self.entity = dir, mode, project, entity
         self.group, self.job_type, self.tags, self.run_name = group, job_type, tuple(tags or ()), name
         self.init_timeout = init_timeout
@@ -64,26 +64,26 @@ class WandbLogger(RunLogger):
 
     @property
     def run_dir(self) -> Path | None:
-        """The folder W&B writes this run to (what ``wandb sync`` and ``wandb leet inspect`` take), once started."""
+        """The folder that W&B writes this run to, once started; ``wandb sync`` takes it."""
         return Path(self._run.dir).parent if self._run is not None and self.mode != "disabled" else None
 
     def _refuse(self, why: str) -> ConfigError:
-        return ConfigError(f"logger=wandb with logger.mode={self.mode}: {why}; {REMEDY}")
+        return ConfigError(f"logger=wandb with logger.mode={self.mode} cannot start: {why}. {REMEDY}")
 
     def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
         try:
             import wandb
         except ImportError as error:
             raise ConfigError(
-                f"logger=wandb with logger.mode={self.mode} needs the wandb package ({error}); "
-                "install it with `pip install wandb`, or use `logger=none`"
+                f"logger=wandb with logger.mode={self.mode} needs the wandb package ({error}). "
+                "Install it with `pip install wandb`, or use `logger=none`."
             ) from error
         mode: Any = self.mode
         folder = Path(self.dir or run_info.get("folder") or ".").absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self.mode == "online" and not wandb.login(prompt=False):
-                raise self._refuse("there is no W&B login on this machine (run `wandb login`)")
+                raise self._refuse("there is no W&B login on this machine, which `wandb login` makes")
             self._run = wandb.init(
                 project=self.project,
                 entity=self.entity,
@@ -125,7 +125,7 @@ class WandbLogger(RunLogger):
         for kind, paths in files_of(folder).items():
             artifact = wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
             for path in paths:
-                artifact.add_file(str(path), policy="immutable")  # no second copy: nothing changes them any more
+                artifact.add_file(str(path), policy="immutable")  # no second copy: nothing changes them
             self._run.log_artifact(artifact)
 
     def _finish(self, exit_code: int) -> None:

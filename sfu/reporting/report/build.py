@@ -69,7 +69,7 @@ class Report:
 
     def settings(self) -> list[tuple[str, list[str]]]:
         """Return every key and the values it had, in the order of the configuration."""
-        flat = [flatten(run.config or {}) for run in self.runs]
+        flat = [flatten(run.config) for run in self.runs]
         shown = [{key: public(value) for key, value in settings.items() if not under(key, HIDDEN)} for settings in flat]
         return [(key, in_order(values)) for key, values in _values_by_key(shown).items()]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sfu.errors import ConfigError
 from sfu.results.aggregate import ResultTable, Run, Spread, aggregate
-from sfu.results.rows import rows_of
+from sfu.results.rows import flat_items, rows_of
 from sfu.results.run_folder import FoundRun
 
 SEEDS = ("seed", "seeds")
@@ -49,15 +49,9 @@ class Section:
     implied: dict[str, list[str]] = field(default_factory=dict)
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Settings:
+def flatten(config: Mapping[str, Any] | None) -> Settings:
     """Return a nested configuration as ``{"head.l2": "0.001"}``; lists and empty mappings are one value."""
-    flat: Settings = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = _text(value)
-    return flat
+    return {key: _text(value) for key, value in flat_items(config or {})}
 
 
 def _text(value: Any) -> str:
@@ -85,7 +79,7 @@ def configured(run: FoundRun, neutral: Iterable[str] = ()) -> Configured:
         neutral: Keys, with all below them, that do not change results.
     """
     named = {EXPERIMENT: run.overrides[EXPERIMENT]} if EXPERIMENT in run.overrides else {}
-    settings = {key: value for key, value in flatten(run.config or {}).items() if not under(key, neutral)}
+    settings = {key: value for key, value in flatten(run.config).items() if not under(key, neutral)}
     return Configured(run, named | settings)
 
 
@@ -237,7 +231,7 @@ def check_keys(found: Sequence[Configured], option: str, keys: Iterable[str]) ->
         ConfigError: No run has the key, or the key changes no result.
     """
     known = list(dict.fromkeys(key for one in found for key in one.settings))
-    configs = {key for one in found for key in flatten(one.run.config or {})}
+    configs = {key for one in found for key in flatten(one.run.config)}
     for key in keys:
         below = [name for name in known if under(name, [key])]
         if not found or key in below or (below and option == "--over"):
