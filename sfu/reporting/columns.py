@@ -1,13 +1,14 @@
-"""The columns of a result: their keys in metrics.json, their headings, and how each is written."""
+"""The columns of every table (keys in metrics.json, headings, how values are written) and their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sfu.reporting import format as fmt
-from sfu.results.aggregate import ResultTable
+from sfu.reporting.verdict import best_rows
+from sfu.results.aggregate import Group, MethodResult, ResultTable
 from sfu.results.rows import Metrics, flatten_row, rows_of
 
 
@@ -64,6 +65,36 @@ def metrics_in(table: ResultTable, among: Sequence[str] | None = None) -> list[s
     found = dict.fromkeys(key for row in table.results for key, entry in row.metrics.items() if entry.n)
     keys = [*(key for key in COLUMNS if key in found), *(key for key in found if key not in COLUMNS)]
     return keys if among is None else [key for key in keys if key in among]
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """One metric of one method at one setting: ``73.7 ± 0.1``, or ``-``.
+
+    ``n`` counts the runs that have the metric where they are fewer than have the method. ``best`` is best among the
+    source-free methods of the setting; ``worse`` is a distance beyond that of the untouched head.
+    """
+
+    text: str
+    n: int | None
+    best: bool
+    worse: bool
+
+
+def cells_of(
+    table: ResultTable, group: Group, keys: Sequence[str], plus_minus: str = "±"
+) -> Iterator[tuple[str, MethodResult, list[ResultCell]]]:
+    """Yield each method of a group: its name, its result, and its cells in the order of ``keys``."""
+    best = best_rows(group.rows)
+    for name, row in group.rows.items():
+        cells = []
+        for key in keys:
+            entry = row[key]
+            text = fmt.spread(entry.mean, table.spread_of(entry), column_of(key).write, plus_minus)
+            worse = key == "distance" and row.is_worse_than_nothing
+            fewer = entry.n if 0 < entry.n < row.n else None
+            cells.append(ResultCell(text, fewer, not worse and name in best.get(key, ()), worse))
+        yield name, row, cells
 
 
 def tidy_table(metrics: Metrics) -> tuple[list[str], list[list[Any]]]:

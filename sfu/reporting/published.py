@@ -18,13 +18,13 @@ from rich.text import Text
 
 from sfu.errors import ConfigError
 from sfu.reporting import format as fmt
-from sfu.reporting.columns import COLUMNS, PAPER_METRICS, column_of
+from sfu.reporting.columns import COLUMNS, PAPER_METRICS, PRINTED, cells_of
 from sfu.reporting.terminal import WORSE, flags_of, legend
 from sfu.reporting.text_tables import csv_rows, escape_cell, markdown_list, markdown_rows
 from sfu.reporting.words import failures, marked, setting_of
 from sfu.results.aggregate import Group, MethodResult, ResultTable, number_of
 
-_NOT_PUBLISHED = ("distance", "seconds", "peak_memory_mb")
+_SHOWN = (*PRINTED, "seconds", "peak_memory_mb")
 
 
 @dataclass(frozen=True)
@@ -93,30 +93,25 @@ def published_table(name: str) -> PublishedTable:
 
 
 class _Line(NamedTuple):
-    """One method at one setting, with the published figures in the order of ``PAPER_METRICS``."""
+    """One method at one setting: our cells, and by metric the published figure and our difference from it in points."""
 
     group: Group
     name: str
     row: MethodResult
-    published: list[float | None]
-
-    def ours(self, metric: str) -> str:
-        """Mean and deviation; ``!`` after a distance beyond doing nothing."""
-        worse = f" {WORSE}" if metric == "distance" and self.row.is_worse_than_nothing else ""
-        return fmt.spread(self.row.mean(metric), self.row[metric].std, column_of(metric).write) + worse
-
-    def beside(self) -> Iterator[tuple[str, float | None, float | None]]:
-        """Yield each metric of the paper with its published figure and our difference from it in points."""
-        for metric, published in zip(PAPER_METRICS, self.published, strict=True):
-            mean = self.row.mean(metric)
-            yield metric, published, mean - published if mean is not None and published is not None else None
+    ours: dict[str, str]
+    theirs: dict[str, tuple[float | None, float | None]]
 
 
 def _lines(table: ResultTable, published: PublishedTable) -> Iterator[_Line]:
     for group in table.groups:
         overrides = {**table.fixed, **group.overrides}
-        for name, row in group.rows.items():
-            yield _Line(group, name, row, [published.figure(overrides, name, metric) for metric in PAPER_METRICS])
+        for name, row, cells in cells_of(table, group, _SHOWN):
+            ours = [f"{cell.text} {WORSE}" if cell.worse else cell.text for cell in cells]
+            theirs = {}
+            for metric in PAPER_METRICS:
+                figure, mean = published.figure(overrides, name, metric), row.mean(metric)
+                theirs[metric] = figure, mean - figure if mean is not None and figure is not None else None
+            yield _Line(group, name, row, dict(zip(_SHOWN, ours, strict=True)), theirs)
 
 
 def _heading(table: ResultTable, published: PublishedTable, where: str) -> list[str]:
@@ -140,7 +135,7 @@ def terminal_published_table(table: ResultTable, published: PublishedTable) -> R
     """Return the table for a console of 80 columns or more; two lines a row."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     grid.add_column("")
-    for metric in (*PAPER_METRICS, "distance"):
+    for metric in PRINTED:
         grid.add_column(COLUMNS[metric].short, justify="right", no_wrap=True)
     last, most, marks = None, _most_runs(table), set[str]()
     for line in _lines(table, published):
@@ -150,12 +145,12 @@ def terminal_published_table(table: ResultTable, published: PublishedTable) -> R
             if last.n != most:
                 grid.add_row(Text(f"  n = {last.n}", style="dim"))
         cells = []
-        for metric, figure, difference in line.beside():
-            cells.append(Text(line.ours(metric).replace(" ± ", "±")))
-            if any(figure is not None for figure in line.published):
+        for metric, (figure, difference) in line.theirs.items():
+            cells.append(Text(line.ours[metric].replace(" ± ", "±")))
+            if any(published is not None for published, _ in line.theirs.values()):
                 theirs = "" if figure is None else f"{figure:g} {fmt.points(difference)}".rstrip()
                 cells[-1].append(f"\n{theirs}", "dim")
-        distance, flags = line.ours("distance").replace(" ", ""), flags_of(line.row)
+        distance, flags = line.ours["distance"].replace(" ", ""), flags_of(line.row)
         marks |= {*flags, *distance[-1]}
         grid.add_row(Text(f"{flags:2}{line.name}"), *cells, distance)
     title, *more = _heading(table, published, "below it")
@@ -171,13 +166,12 @@ def markdown_published_table(table: ResultTable, published: PublishedTable) -> s
     """Return the table as Markdown: ``ours ± sd (published, difference)``."""
     body = []
     for line in _lines(table, published):
-        cells = [*line.group.overrides.values(), marked(line.name, line.row)]
-        for metric, figure, difference in line.beside():
-            theirs = "" if figure is None else f" ({figure:g}, {fmt.points(difference)})"
-            cells.append(line.ours(metric) + theirs)
-        body.append([*cells, *map(line.ours, _NOT_PUBLISHED)])
+        cells = dict(line.ours)
+        for metric, (figure, difference) in line.theirs.items():
+            cells[metric] += "" if figure is None else f" ({figure:g}, {fmt.points(difference)})"
+        body.append([*line.group.overrides.values(), marked(line.name, line.row), *cells.values()])
     title, *more = _heading(table, published, "in brackets")
-    header = [*table.varied, "Method", *(COLUMNS[metric].heading for metric in (*PAPER_METRICS, *_NOT_PUBLISHED))]
+    header = [*table.varied, "Method", *(COLUMNS[metric].heading for metric in _SHOWN)]
     parts = [f"**{escape_cell(title)}**", *map(escape_cell, more), markdown_rows(header, body)]
     return "\n\n".join([*parts, *markdown_list("Failed:", failures(table))]) + "\n"
 
@@ -189,6 +183,6 @@ def csv_published_table(table: ResultTable, published: PublishedTable) -> str:
         [*line.group.overrides.values(), marked(line.name, line.row), metric, line.row.mean(metric),
          line.row[metric].std, line.row[metric].n, figure, difference]
         for line in _lines(table, published)
-        for metric, figure, difference in line.beside()
+        for metric, (figure, difference) in line.theirs.items()
     ]  # fmt: skip
     return csv_rows(header, body)

@@ -6,7 +6,7 @@ gap to Retrained stands beside each value; elsewhere its spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sfu.reporting import format as fmt
-from sfu.reporting.columns import COLUMNS, GAPS
-from sfu.reporting.verdict import best_rows, verdicts
+from sfu.reporting.columns import COLUMNS, GAPS, ResultCell, cells_of
+from sfu.reporting.verdict import verdicts
 from sfu.reporting.words import (
     SCALE,
     SIGNED,
@@ -101,35 +101,32 @@ class _Body:
         self.groups = [group for group in table.groups if group.rows]
         self.rows = [item for group in self.groups for item in group.rows.items()]
         self.flags = [flags_of(row) for _, row in self.rows]
-        self.best = [best for group in self.groups for best in [best_rows(group.rows)] * len(group.rows)]
         self.averages = any(row.n > 1 for _, row in self.rows)
 
-    def _cell(self, index: int, key: str, gap: str | None, plus_minus: str) -> tuple[str, str, str]:
-        name, row = self.rows[index]
-        spread = None if key == "test_gap" else self.table.spread_of(row[key])
-        worse = key == "distance" and row.is_worse_than_nothing
-        return (
-            fmt.spread(row.mean(key), spread, COLUMNS[key].write, plus_minus),
-            fmt.points(row.mean(gap)) if gap and name != "retrained" else "",
-            WORSE if worse else BEST if name in self.best[index].get(key, ()) else "",
-        )
-
-    def columns(self, given_up: frozenset[str], plus_minus: str) -> list[list[Text]]:
+    def _columns(self, cells: Sequence[Mapping[str, ResultCell]], given_up: frozenset[str]) -> list[list[Text]]:
         """The columns of numbers without what was given up."""
         gaps = {} if self.averages or _ALL_GAPS in given_up else GAPS
         found = []
         for key in (*_SHOWN, *_EXTRAS):
-            if key not in given_up and (key != "test_gap" or self.averages):
-                gap = None if key == "mia" and "mia_gap" in given_up else gaps.get(key)
-                cells = [self._cell(index, key, gap, plus_minus) for index in range(len(self.rows))]
-                found.append(_column(COLUMNS[key].short, cells))
+            if key in given_up or (key == "test_gap" and not self.averages):
+                continue
+            gap = None if key == "mia" and "mia_gap" in given_up else gaps.get(key)
+            parts = []
+            for (name, row), line in zip(self.rows, cells, strict=True):
+                value = line[key].text.split()[0] if key == "test_gap" else line[key].text
+                beside = fmt.points(row.mean(gap)) if gap and name != "retrained" else ""
+                parts.append((value, beside, WORSE if line[key].worse else BEST if line[key].best else ""))
+            found.append(_column(COLUMNS[key].short, parts))
         return found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        keys, plus_minus = (*_SHOWN, *_EXTRAS), "+-" if options.ascii_only else "±"
+        lines = [line for group in self.groups for _, _, line in cells_of(self.table, group, keys, plus_minus)]
+        cells = [dict(zip(keys, line, strict=True)) for line in lines]
         names = max(cell_len(name) for name in ["method", *(name for name, _ in self.rows)])
         flags = max(map(len, self.flags))
         for given_up in _CHOICES:
-            columns = self.columns(given_up, "+-" if options.ascii_only else "±")
+            columns = self._columns(cells, given_up)
             room = options.max_width - (flags + 1 if flags else 0) - sum(len(column[0]) + 1 for column in columns)
             if room >= (min(names, _FOLDED_NAME) if _NAMES in given_up else names):
                 break
@@ -145,7 +142,7 @@ class _Body:
         if hidden := [COLUMNS[key].name for key in _SHOWN if key in given_up]:
             yield Text(f"Not shown at this width: {', '.join(hidden)}.", style="dim")
         yield Text("")
-        marks = legend({*"".join(self.flags), *(BEST for best in self.best if any(best.values()))})
+        marks = legend({*"".join(self.flags), *(BEST for line in lines for cell in line if cell.best)})
         if marks is not None:
             yield marks
         if any(row.mean(key) is not None for _, row in self.rows for key in ("distance", "test_gap")):

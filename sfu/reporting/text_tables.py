@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from sfu.reporting import format as fmt
-from sfu.reporting.columns import PRINTED, column_of, metrics_in, tidy_table
-from sfu.reporting.verdict import best_rows, verdicts
+from sfu.reporting.columns import PRINTED, ResultCell, cells_of, column_of, metrics_in, tidy_table
+from sfu.reporting.verdict import verdicts
 from sfu.reporting.words import (
     SCALE,
     SIGNED,
@@ -24,7 +23,7 @@ from sfu.reporting.words import (
     run_headline,
     setting_of,
 )
-from sfu.results.aggregate import Group, MethodResult, ResultTable, table_of_run
+from sfu.results.aggregate import ResultTable, table_of_run
 from sfu.results.rows import Metrics
 
 CSV_LEAD = ("method", "access", "tuning", "n", "n_applied")
@@ -33,36 +32,6 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ResultCell:
-    """One metric of one method at one setting: ``73.7 ± 0.1``, or ``-``.
-
-    ``n`` counts the runs that have the metric where they are fewer than have the method. ``best`` is best among the
-    source-free methods of the setting; ``worse`` is a distance beyond that of the untouched head.
-    """
-
-    text: str
-    n: int | None
-    best: bool
-    worse: bool
-
-
-def cells_of(
-    table: ResultTable, group: Group, keys: Sequence[str]
-) -> Iterator[tuple[str, MethodResult, list[ResultCell]]]:
-    """Yield each method of a group: its name, its result, and its cells in the order of ``keys``."""
-    best = best_rows(group.rows)
-    for name, row in group.rows.items():
-        cells = []
-        for key in keys:
-            entry = row[key]
-            text = fmt.spread(entry.mean, table.spread_of(entry), column_of(key).write)
-            worse = key == "distance" and row.is_worse_than_nothing
-            fewer = entry.n if 0 < entry.n < row.n else None
-            cells.append(ResultCell(text, fewer, not worse and name in best.get(key, ()), worse))
-        yield name, row, cells
 
 
 def escape_cell(value: str) -> str:

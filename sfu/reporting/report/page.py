@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import sfu
 from sfu.reporting import format as fmt
 from sfu.reporting import words
-from sfu.reporting.columns import column_of, metrics_in
+from sfu.reporting.columns import cells_of, column_of, metrics_in
 from sfu.reporting.pictures.choose import Picture
 from sfu.reporting.report.build import Report, limits, public
-from sfu.reporting.text_tables import cells_of
 from sfu.reporting.verdict import verdicts
 from sfu.results.rows import is_number
 from sfu.results.run_folder import FoundRun
