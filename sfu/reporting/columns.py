@@ -98,11 +98,7 @@ def cells_of(
 
 
 def tidy_table(metrics: Metrics) -> tuple[list[str], list[list[Any]]]:
-    """Return the header and lines of a run's rows: ``method``, every scalar at full precision, details and note last.
-
-    Args:
-        metrics: The content of metrics.json.
-    """
+    """Return the header and the lines of a run's rows: ``method``, every scalar, details and note last."""
     flat = {name: flatten_row(row) for name, row in rows_of(metrics).items()}
     found = dict.fromkeys(key for row in flat.values() for key in row)
     known = [key for key in (*COLUMNS, *_LABELS) if key in found]

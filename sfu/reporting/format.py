@@ -79,14 +79,7 @@ def seconds(value: Any) -> str:
 
 
 def spread(mean: Any, deviation: Any, write: Callable[[Any], str], plus_minus: str = "±") -> str:
-    """A mean and its spread with the same decimals: ``73.7 ± 0.1``, or the mean alone where there is no spread.
-
-    Args:
-        mean: The mean, or None.
-        deviation: What stands after ±, or None below two values.
-        write: How the mean is written.
-        plus_minus: The sign between the two.
-    """
+    """A mean and its spread with the same decimals: ``73.7 ± 0.1``, or the mean alone where there is no spread."""
     if not is_number(mean):
         return MISSING
     centre = write(mean)

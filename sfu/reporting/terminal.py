@@ -167,13 +167,8 @@ class _Body:
 def terminal_table(table: ResultTable, title: RenderableType | None = None) -> RenderableType:
     """Return the table of a run or of many, its legend, what failed and what is missing.
 
-    Args:
-        table: The results.
-        title: What stands above; None: how many runs there are.
-
-    Returns:
-        A rich renderable that chooses its columns when it is printed. Test accuracy and distance are always shown; 60
-        columns are enough for all but the remaining accuracy.
+    The columns are chosen when it is printed. Test accuracy and distance are always shown; 60 characters are enough for
+    all but the remaining accuracy. Without a ``title``, the first line says how many runs there are.
     """
     parts = [title or Text(headline(table), style="bold"), Text("")]
     body = _Body(table)
@@ -206,13 +201,7 @@ def print_verdicts(table: ResultTable, console: Console) -> None:
 
 
 def print_run(metrics: Metrics, folder: str | Path, console: Console) -> None:
-    """Print the table of a run, the verdict, the methods' notes, and where the files were saved.
-
-    Args:
-        metrics: The content of metrics.json.
-        folder: The run's folder.
-        console: Where to print; 80 columns are enough.
-    """
+    """Print the table of a run, the verdict, the methods' notes, and where the files were saved."""
     table = table_of_run(metrics)
     title, machine = Text(run_headline(metrics), style="bold"), machine_line(metrics)
     title = Text("\n").join([title, Text(machine, style="dim")]) if machine else title

@@ -63,11 +63,8 @@ def csv_rows(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def markdown_table(table: ResultTable, title: str | None = None) -> str:
     """Return every metric of every setting and method as Markdown, with what failed and what is missing.
 
-    The best source-free values are bold; a distance worse than doing nothing carries ``!``.
-
-    Args:
-        table: The results.
-        title: What stands above; None: how many runs there are.
+    The best source-free values are bold; a distance worse than doing nothing carries ``!``. Without a ``title``, the
+    first line says how many runs there are.
     """
     keys, several = metrics_in(table), table.n_runs > 1
     tuned = any(row.tuning for row in table.results)
@@ -95,11 +92,7 @@ def markdown_table(table: ResultTable, title: str | None = None) -> str:
 
 
 def run_markdown(metrics: Metrics) -> str:
-    """Return a run as Markdown: headline, table, verdict and notes.
-
-    Args:
-        metrics: The content of metrics.json.
-    """
+    """Return a run as Markdown: headline, table, verdict and notes."""
     table = table_of_run(metrics)
     title = ", ".join(part for part in (run_headline(metrics), machine_line(metrics)) if part)
     notes = [f"- `{name}`: {escape_cell(note)}" for name, _, note in remarks(table)]
@@ -107,11 +100,7 @@ def run_markdown(metrics: Metrics) -> str:
 
 
 def run_csv(metrics: Metrics) -> str:
-    """Return a run as CSV: a line a method, every scalar at full precision, a row's details as ``details.<key>``.
-
-    Args:
-        metrics: The content of metrics.json.
-    """
+    """Return a run as CSV: a line a method, every scalar at full precision, a row's details as ``details.<key>``."""
     return csv_rows(*tidy_table(metrics))
 
 

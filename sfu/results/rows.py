@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 Row = Mapping[str, Any]
 Metrics = Mapping[str, Any]
+"""The content of metrics.json."""
 
 LABELS = ("access", "tuning", "applied", "note", "details", "error")
 """What a row says besides its metrics."""

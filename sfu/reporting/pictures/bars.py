@@ -35,13 +35,9 @@ SpreadOf = Callable[[MethodResult, str], float | None]
 
 
 def bar_figure(rows: Mapping[str, MethodResult], spread_of: SpreadOf, title: str, narrow: bool = False) -> Figure:
-    """Draw one run, or one setting of many.
+    """Draw one run, or one setting of many; in narrow form, for a telephone, one panel under the other.
 
-    Args:
-        rows: The methods by name.
-        spread_of: The length of the error bar of a method's metric, or None.
-        title: What stands above.
-        narrow: One panel under the other, for the width of a telephone.
+    ``spread_of`` gives the length of the error bar of a method's metric, or None.
     """
     longest = max((len(name) for name in rows), default=0)
     tall = 1.75 + 0.62 * max(len(rows), 2)
@@ -60,12 +56,7 @@ def bar_figure(rows: Mapping[str, MethodResult], spread_of: SpreadOf, title: str
 
 
 def save_bar_plot(metrics: Metrics, path: str | Path) -> Path:
-    """Draw a run: each method's accuracies, the attack's accuracy with its deviation, and the distance to Retrained.
-
-    Args:
-        metrics: The content of metrics.json.
-        path: The file; its suffix (``.png``, ``.pdf``, ``.svg``) chooses the format.
-    """
+    """Draw a run into a file: its accuracies, the attack's accuracy with its deviation, and the distances."""
     rows = table_of_run(metrics).groups[0].rows
     figure = bar_figure(rows, lambda row, key: row.mean("mia_std") if key == "mia" else None, run_headline(metrics))
     return draw.save_figure(figure, path)

@@ -51,12 +51,7 @@ class Picture:
 
 
 def save_sweep_plot(table: ResultTable, path: str | Path) -> Path:
-    """Draw a sweep: curves with bands over one numeric key, else bars.
-
-    Args:
-        table: The results.
-        path: The file; its suffix (``.png``, ``.pdf``, ``.svg``) chooses the format.
-    """
+    """Draw a sweep into a file: curves with bands if one numeric key varies, else bars."""
     key, title = numeric_key(table), averaged(table)
     return save_figure(curve_figure(table, key, title) if key else sweep_bar_figure(table, title), path)
 
@@ -64,9 +59,8 @@ def save_sweep_plot(table: ResultTable, path: str | Path) -> Path:
 def pictures_of(table: ResultTable, curves: Sequence[str] = ()) -> tuple[list[Picture], list[str]]:
     """Choose the pictures of a table.
 
-    Args:
-        table: The results.
-        curves: Keys to draw curves over; empty: every key with three numbers or more (or two, if none has more).
+    Curves are drawn over the keys of ``curves``. If it is empty, they are drawn over every key with three numbers or
+    more (with two, if none has more).
 
     Returns:
         The pictures, and a sentence for each that was left out because there were too many.
@@ -98,27 +92,19 @@ def along(table: ResultTable, key: str) -> Iterator[tuple[dict[str, str], Result
     for others, groups in parts.items():
         if len(groups) > 1:
             failed = [job for job in table.failed if all(job["overrides"].get(k) == v for k, v in others)]
-            yield (
-                dict(others),
-                replace(
-                    table,
-                    varied=[key],
-                    groups=[replace(group, overrides={key: group.overrides[key]}) for group in groups],
-                    n_runs=sum(group.n for group in groups) + len(failed),
-                    failed=failed,
-                ),
-            )
-
-
-def _span(table: ResultTable, name: str) -> str:
-    """A method's name and the distances it had, smallest to largest; empty if none is known."""
-    rows = [group.rows[name] for group in table.groups if name in group.rows]
-    known = [mean for row in rows if (mean := row.mean("distance")) is not None]
-    return f"{name} {fmt.compact(min(known))} to {fmt.compact(max(known))}" if known else ""
+            n_runs = sum(group.n for group in groups) + len(failed)
+            groups = [replace(group, overrides={key: group.overrides[key]}) for group in groups]
+            yield dict(others), replace(table, varied=[key], groups=groups, n_runs=n_runs, failed=failed)
 
 
 def _spans(table: ResultTable) -> str:
-    return "; ".join(span for name in table.methods if (span := _span(table, name))) or "unknown"
+    """The distances of every method, smallest to largest."""
+    found = []
+    for name in table.methods:
+        rows = [group.rows[name] for group in table.groups if name in group.rows]
+        known = [mean for row in rows if (mean := row.mean("distance")) is not None]
+        found += [f"{name} {fmt.compact(min(known))} to {fmt.compact(max(known))}"] if known else []
+    return "; ".join(found) or "unknown"
 
 
 def _curve(table: ResultTable, key: str, at: dict[str, str]) -> Picture:
@@ -147,12 +133,12 @@ def _bars(table: ResultTable, group: Group) -> Picture:
         for name, row in group.rows.items()
     ]
     caption = f"Accuracies, membership inference and distance, {title}; error bars: {spread_words(table)}."
-    return Picture(
-        "bars",
-        caption,
-        f"Bars, {title}. {'; '.join(values)}.",
-        lambda narrow: bar_figure(group.rows, lambda row, key: table.spread_of(row[key]), title, narrow),
-    )
+    alt = f"Bars, {title}. {'; '.join(values)}."
+
+    def draw(narrow: bool) -> Figure:
+        return bar_figure(group.rows, lambda row, key: table.spread_of(row[key]), title, narrow)
+
+    return Picture("bars", caption, alt, draw)
 
 
 def _all_bars(table: ResultTable) -> Picture:

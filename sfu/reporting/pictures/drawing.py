@@ -61,11 +61,7 @@ def finish_distance(axes: Axes, ends: Sequence[float], along: Literal["x", "y"] 
 
     The scale is linear up to 2; beyond, it is linear to 1 and logarithmic after, so that 0.3 and 10617 are both read.
     Along x, a quarter of the axis stays free past the largest value, for its label.
-
-    Args:
-        axes: The panel.
-        ends: How far the values and their spreads reach.
-        along: The axis of the distance.
+    ``ends`` says how far the values and their spreads reach.
     """
     if not ends:
         axes.set_xticks([])
@@ -128,7 +124,7 @@ def png_of(figure: Figure) -> bytes:
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure in the format of its suffix (png, pdf or svg), making the folder if need be."""
+    """Write a figure in the format of the file's suffix (png, pdf or svg), making the folder if need be."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=150, facecolor="white")

@@ -28,12 +28,7 @@ _OTHERS = (draw.BLUE, draw.VERMILLION, draw.ORANGE, draw.PURPLE, draw.SKY, draw.
 
 
 def save_trade_off_plot(metrics: Metrics, path: str | Path) -> Path:
-    """Draw ``trade_off.json``, which lies beside ``path``: all of it, and the neighbourhood of Retrained enlarged.
-
-    Args:
-        metrics: The content of metrics.json, for names and marks.
-        path: The file; its suffix (``.png``, ``.pdf``, ``.svg``) chooses the format.
-    """
+    """Draw ``trade_off.json``, which lies beside ``path``: all of it, and the neighbourhood of Retrained enlarged."""
     paths: dict[str, Any] = json.loads(Path(path).with_name("trade_off.json").read_text(encoding="utf-8"))
     rows = table_of_run(metrics).groups[0].rows
     figure = draw.new_figure(11.5, 5.0 + 0.2 * (len(paths) // 4))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sfu.reporting.report.grouping import (
     merge_repeats,
     sections,
     under,
+    values_by_key,
 )
 from sfu.results.aggregate import Spread, in_order
 from sfu.results.run_folder import FoundRun, read_run, run_folders
@@ -46,11 +48,11 @@ class Report:
 
     def name_of(self, run: FoundRun) -> str:
         """Return a run's folder without what all of them have in common."""
-        if len(self.runs) == 1:
-            return run.folder.name
-        return os.path.relpath(
-            run.folder.resolve(), os.path.commonpath([other.folder.resolve() for other in self.runs])
-        )
+        return run.folder.name if len(self.runs) == 1 else os.path.relpath(run.folder.resolve(), self._common_folder)
+
+    @cached_property
+    def _common_folder(self) -> str:
+        return os.path.commonpath([run.folder.resolve() for run in self.runs])
 
     @property
     def finished(self) -> list[FoundRun]:
@@ -69,9 +71,8 @@ class Report:
 
     def settings(self) -> list[tuple[str, list[str]]]:
         """Return every key and the values it had, in the order of the configuration."""
-        flat = [flatten(run.config) for run in self.runs]
-        shown = [{key: public(value) for key, value in settings.items() if not under(key, HIDDEN)} for settings in flat]
-        return [(key, in_order(values)) for key, values in _values_by_key(shown).items()]
+        values = values_by_key(flatten(run.config) for run in self.runs)
+        return [(key, in_order(map(public, given))) for key, given in values.items() if not under(key, HIDDEN)]
 
     def versions(self) -> list[tuple[str, list[str]]]:
         """Return the versions of sfu, Python and the libraries, device and precision, as the runs recorded them."""
@@ -81,16 +82,7 @@ class Report:
             entries = {"sfu": about.get("sfu_version"), **(about.get("versions") or {})}
             entries |= {key: about.get(key) for key in ("device", "dtype", "threads")}
             recorded.append({str(key): str(value) for key, value in entries.items() if value is not None})
-        return list(_values_by_key(recorded).items())
-
-
-def _values_by_key(found: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
-    """Every key with its distinct values, both as they came."""
-    values: dict[str, dict[str, None]] = {}
-    for entries in found:
-        for key, value in entries.items():
-            values.setdefault(key, {})[value] = None
-    return {key: list(given) for key, given in values.items()}
+        return list(values_by_key(recorded).items())
 
 
 def public(text: str) -> str:

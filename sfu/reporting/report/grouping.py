@@ -71,6 +71,15 @@ def under(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
+def values_by_key(found: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return every key with its distinct values, both in the order in which they came."""
+    values: dict[str, dict[str, None]] = {}
+    for entries in found:
+        for key, value in entries.items():
+            values.setdefault(key, {})[value] = None
+    return {key: list(given) for key, given in values.items()}
+
+
 def configured(run: FoundRun, neutral: Iterable[str] = ()) -> Configured:
     """Return a run with its settings; the name of its experiment, where it has one, comes first.
 
@@ -147,11 +156,7 @@ def _experiment(settings: Settings) -> str:
 
 def _swept(found: Sequence[Configured]) -> set[str]:
     """Keys that were given more than one value on the command lines; they are always shown."""
-    values: dict[str, set[str]] = {}
-    for one in found:
-        for key, value in one.run.overrides.items():
-            values.setdefault(key, set()).add(value)
-    return {key for key, given in values.items() if len(given) > 1}
+    return {key for key, given in values_by_key(one.run.overrides for one in found).items() if len(given) > 1}
 
 
 def _order(found: Sequence[Configured], keys: Iterable[str]) -> list[str]:
@@ -165,7 +170,7 @@ def _section(
 ) -> Section:
     differing = [*by, *(key for key in _order(found, _varied(found, over)) if key not in by)]
     shown, implied = _telling(found, differing, {*by, *_swept(found)})
-    averaged = [key for key in dict.fromkeys(key for one in found for key in one.settings) if under(key, over)]
+    averaged = [key for key in values_by_key(one.settings for one in found) if under(key, over)]
     averaged = [key for key in averaged if key == "seed" or len({one.settings.get(key) for one in found}) > 1]
     runs: list[Run] = []
     for one in found:
@@ -178,10 +183,7 @@ def _section(
 
 def _varied(found: Sequence[Configured], over: Sequence[str] = ()) -> list[str]:
     """Keys with more than one value among the runs that have them, in their own order; not those under ``over``."""
-    values: dict[str, set[str]] = {}
-    for one in found:
-        for key, value in one.settings.items():
-            values.setdefault(key, set()).add(value)
+    values = values_by_key(one.settings for one in found)
     return [key for key, given in values.items() if len(given) > 1 and not under(key, over)]
 
 
@@ -230,7 +232,7 @@ def check_keys(found: Sequence[Configured], option: str, keys: Iterable[str]) ->
     Raises:
         ConfigError: No run has the key, or the key changes no result.
     """
-    known = list(dict.fromkeys(key for one in found for key in one.settings))
+    known = list(values_by_key(one.settings for one in found))
     configs = {key for one in found for key in flatten(one.run.config)}
     for key in keys:
         below = [name for name in known if under(name, [key])]

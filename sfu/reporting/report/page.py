@@ -26,14 +26,8 @@ SHOWN = ("distance", "test_accuracy", "remain_accuracy", "forget_accuracy", "mia
 SEES = {"none": "nothing", "forget": "forget set", "stored": "stored summary", "retained": "retained data"}
 
 
-def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]], made: datetime | None = None) -> str:
-    """Return the whole page.
-
-    Args:
-        report: What to say.
-        drawn: What ``pictures_of`` returned for each section.
-        made: The time in its last line; None: now.
-    """
+def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) -> str:
+    """Return the whole page; ``drawn`` is what ``pictures_of`` returned for each section."""
     from jinja2 import Environment, StrictUndefined
 
     here = resources.files("sfu.reporting.report")
@@ -48,7 +42,7 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]], 
         seconds_of=lambda run: fmt.seconds(_seconds(run)).replace(fmt.MISSING, ""),
         total_seconds=fmt.seconds(sum(_seconds(run) or 0.0 for run in report.finished)),
         style=(here / "page.css").read_text(encoding="utf-8"),
-        made=f"{made or datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         sfu_version=sfu.__version__,
         words=words,
         verdicts=verdicts,
