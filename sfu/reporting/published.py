@@ -49,24 +49,12 @@ class PublishedTable:
 
     def figure(self, overrides: Mapping[str, str], row: str, metric: str) -> float | None:
         """Return the published figure for a row of ours at a setting, or ``None`` if the paper has none."""
-        of_setting = self._setting(overrides)
-        if of_setting is None or metric not in PAPER_METRICS:
-            return None
-        published = next((name for name, ours in self.ours.items() if row in ours), row)
-        figures = of_setting.get(published)
-        return None if figures is None else float(figures[PAPER_METRICS.index(metric)])
-
-    def _setting(self, overrides: Mapping[str, str]) -> Mapping[str, list[float]] | None:
-        if self.by is None:
-            return self.rows[""]
-        given = overrides.get(self.by)
-        if given is None:
-            return None
+        given = "" if self.by is None else overrides.get(self.by, "?")
         number = number_of(given)
-        for value, row in self.rows.items():
-            if value == given or (number is not None and number == number_of(value)):
-                return row
-        return None
+        alike = [value for value in self.rows if value == given or (number is not None and number == number_of(value))]
+        published = next((name for name, ours in self.ours.items() if row in ours), row)
+        figures = self.rows[alike[0]].get(published, ()) if alike else ()
+        return dict(zip(PAPER_METRICS, map(float, figures), strict=False)).get(metric)
 
 
 @cache

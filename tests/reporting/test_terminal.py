@@ -68,6 +68,14 @@ def test_values_gaps_and_marks_without_colour() -> None:
     assert "= not (all) applied" not in text
 
 
+def test_a_row_that_failed_is_listed_with_its_error() -> None:
+    metrics = good_run()
+    metrics["rows"]["gkt"] = {"applied": False, "details": {}, "note": "failed: x", "error": "SolverError: no"}
+    text = render(lambda console: print_run(metrics, "out", console), 80)
+    assert "Failed:\n  gkt: SolverError: no\n" in text
+    assert "Averaged over fewer runs" not in text
+
+
 def test_a_row_keeps_both_flags() -> None:
     text = render(lambda console: print_run(forgotten_class(), "out", console), 80)
     assert line_of(text, "unlearned_plus_adam").startswith("r!")

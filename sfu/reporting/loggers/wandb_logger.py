@@ -28,11 +28,8 @@ class WandbLogger(RunLogger):
     Args:
         dir: Where W&B keeps its files; the run's folder. Defaults to ``run_info["folder"]``, then the current folder.
         mode: ``offline`` (no account, no network), ``online`` or ``disabled``.
-        project: The project's name.
-        entity: The account or team, online only.
-        group: What ties the runs of one sweep together.
-        job_type: What kind of run this is, for example ``run`` or ``sweep``.
-        tags: Words to find the run by.
+        project, entity: The project, and the account or team (online only).
+        group, job_type, tags: What W&B groups, sorts and finds runs by.
         name: The run's name; defaults to ``run_info["name"]``.
         init_timeout: Seconds to wait for the server, online only.
 
