@@ -75,10 +75,10 @@ def _closest(groups: Sequence[Group]) -> list[str]:
     known = [group for group in groups if _scores(group, "distance")]
     if not known:
         return _closest_by_accuracy(groups)
-    beaten = [group for group in known if not any(row.is_closer_than_nothing for row in _source_free(group).values())]
+    beaten = [group for group in known if not _helped(group)]
     found = [
         f"Closest to Retrained without source data: {name}{_ties(at, name)}{_count(at, known)}, {_how_close(at, name)}."
-        for name, at in _winners([group for group in known if group not in beaten], "distance")
+        for name, at in _winners(list(filter(_helped, known)), "distance")
     ]
     if beaten:
         at = min(beaten, key=lambda group: min(_scores(group, "distance").values()))
@@ -104,6 +104,10 @@ def _source_free(group: Group) -> dict[str, MethodResult]:
     return {name: row for name, row in group.rows.items() if row.is_source_free}
 
 
+def _helped(group: Group) -> bool:
+    return any(row.is_closer_than_nothing for row in _source_free(group).values())
+
+
 def _scores(group: Group, metric: str) -> dict[str, float]:
     """The magnitude of a metric of each source-free method that has it."""
     return {name: abs(m) for name, row in _source_free(group).items() if (m := row.mean(metric)) is not None}
@@ -122,7 +126,7 @@ def _least(scores: Mapping[str, float]) -> str:
 
 
 def _ties(groups: Sequence[Group], best: str) -> str:
-    """The methods that cannot be told from the best, and at how many of its settings where not at all."""
+    """The methods that cannot be told apart from the best one, and at how many of its settings if not at all."""
     times = Counter(name for group in groups for name in _not_told_apart(group, best))
     named = [name if n == len(groups) else f"{name} at {n} of them" for name, n in sorted(times.items())]
     return f" (not told apart from {', '.join(named)})" if named else ""
@@ -156,7 +160,7 @@ def _count(part: Sequence[Group], whole: Sequence[Group]) -> str:
 
 
 def _span(values: Sequence[float | None], write: Callable[[float], str]) -> str:
-    """The smallest and the largest value, or the one that they are; empty if none is known."""
+    """The smallest and the largest value, once if they look the same; empty if none is known."""
     known = [value for value in values if is_number(value)]
     ends = dict.fromkeys(map(write, (min(known), max(known)))) if known else ()
     return " to ".join(ends)

@@ -36,7 +36,7 @@ class Report:
         title: The first line.
         sections: Its tables.
         runs: Every run that was found.
-        repeated: Runs that a later one with the same settings and seed stands for.
+        repeated: Pairs of a run and a later one with the same settings and seed, which replaces it.
         left_out: Runs that no table has.
     """
 

@@ -40,7 +40,7 @@ class Section:
         title: What it is about.
         fixed: Settings that tell this section from the others.
         table: The results.
-        implied: Settings that differ together with one that is shown, by the shown one's name.
+        implied: Settings that differ only where a shown one does, by the name of the shown one.
     """
 
     title: str
@@ -96,7 +96,7 @@ def merge_repeats(found: Sequence[Configured]) -> tuple[list[Configured], list[t
     """Merge runs of one configuration and seed.
 
     Returns:
-        The runs that are left, and pairs of a run that was repeated and the later one that stands for it.
+        The runs that are left, and pairs of a repeated run and the later run that replaces it.
     """
     told_apart_by = [EXPERIMENT, *_varied(found)]  # not by what only some have, such as a variant or a newer setting
     by_settings: dict[tuple[str | None, ...], list[Configured]] = {}
@@ -190,7 +190,7 @@ def _varied(found: Sequence[Configured], over: Sequence[str] = ()) -> list[str]:
 def _telling(
     found: Sequence[Configured], keys: Sequence[str], always: set[str]
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """The keys that tell the runs apart, in order, and those that say nothing more than an earlier one."""
+    """The keys that tell the runs apart, in order, and those that differ only where an earlier one does."""
     shown: list[str] = []
     implied: dict[str, list[str]] = {}
     for key in keys:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SHOWN = ("distance", "test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "agreement", "seconds")
-"""The telling one first: a telephone shows two without scrolling."""
+"""Distance comes first, because a telephone shows two columns without scrolling."""
 SEES = {"none": "nothing", "forget": "forget set", "stored": "stored summary", "retained": "retained data"}
 
 
