@@ -21,6 +21,15 @@ from .samples import (
     without_retrained,
 )
 
+
+def table_text(metrics: dict[str, Any], width: int, **options: Any) -> str:
+    return render(terminal_table(table_of_run(metrics)), width, **options)
+
+
+def printed(metrics: dict[str, Any], width: int, folder: str | Path = "out", **options: Any) -> str:
+    return render(lambda console: print_run(metrics, folder, console), width, **options)
+
+
 RUNS = {
     "good": good_run,
     "catastrophic": catastrophic_run,
@@ -34,7 +43,7 @@ RUNS = {
 @pytest.mark.parametrize("width", [80, 110, 200])
 def test_nothing_is_wider_than_the_console_and_nothing_is_cut(name: str, width: int) -> None:
     metrics = RUNS[name]()
-    text = render(lambda console: print_run(metrics, "out", console), width)
+    text = printed(metrics, width)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert "…" not in text
     for method in metrics["rows"]:
@@ -43,7 +52,7 @@ def test_nothing_is_wider_than_the_console_and_nothing_is_cut(name: str, width: 
 
 def test_the_table_alone_has_no_line_over_80_even_with_trailing_blanks() -> None:
     for make in RUNS.values():
-        assert max(len(line) for line in render(terminal_table(table_of_run(make())), 80).splitlines()) <= 80
+        assert max(len(line) for line in table_text(make(), 80).splitlines()) <= 80
 
 
 def line_of(text: str, method: str) -> str:
@@ -51,7 +60,7 @@ def line_of(text: str, method: str) -> str:
 
 
 def test_values_gaps_and_marks_without_colour() -> None:
-    text = render(terminal_table(table_of_run(catastrophic_run())), 80)
+    text = table_text(catastrophic_run(), 80)
     assert line_of(text, "unlearned_minus").split() == [
         *("unlearned_minus", "73.6", "-0.1", "74.3", "-0.1*", "73.9", "+0.1", "50.3", "+0.2", "0.305*")
     ]
@@ -71,13 +80,13 @@ def test_values_gaps_and_marks_without_colour() -> None:
 def test_a_row_that_failed_is_listed_with_its_error() -> None:
     metrics = good_run()
     metrics["rows"]["gkt"] = {"applied": False, "details": {}, "note": "failed: x", "error": "SolverError: no"}
-    text = render(lambda console: print_run(metrics, "out", console), 80)
+    text = printed(metrics, 80)
     assert "Failed:\n  gkt: SolverError: no\n" in text
     assert "Averaged over fewer runs" not in text
 
 
 def test_a_row_keeps_both_flags() -> None:
-    text = render(lambda console: print_run(forgotten_class(), "out", console), 80)
+    text = printed(forgotten_class(), 80)
     assert line_of(text, "unlearned_plus_adam").startswith("r!")
     assert "1.0003!" in text
     assert "classes 3, 5" in text
@@ -86,19 +95,19 @@ def test_a_row_keeps_both_flags() -> None:
 def test_a_withheld_step_is_marked() -> None:
     metrics = good_run()
     metrics["rows"]["closed_form"].update(applied=False, distance=1.0)
-    text = render(terminal_table(table_of_run(metrics)), 80)
+    text = table_text(metrics, 80)
     assert line_of(text, "closed_form").startswith("= ")
     assert "= not (all) applied" in text
 
 
 @pytest.mark.parametrize("make", [catastrophic_run, forgotten_class])
 def test_decimal_points_stand_under_each_other(make: Any) -> None:
-    text = render(terminal_table(table_of_run(make())), 80)
+    text = table_text(make(), 80)
     assert len({line_of(text, name).index(".") for name in make()["rows"]}) == 1  # 100.0 over 0.0
 
 
 def test_wide_console_shows_more() -> None:
-    narrow, wide = (render(terminal_table(table_of_run(forgotten_class())), width) for width in (80, 110))
+    narrow, wide = (table_text(forgotten_class(), width) for width in (80, 110))
     for heading in ("agree", "|grad|", "seconds", "MB"):
         assert heading in wide
         assert heading not in narrow
@@ -106,13 +115,13 @@ def test_wide_console_shows_more() -> None:
 
 
 def test_colour_marks_best_and_worse() -> None:
-    text = render(terminal_table(table_of_run(catastrophic_run())), 80, color=True)
+    text = table_text(catastrophic_run(), 80, color=True)
     assert "\x1b[1;31m801!" in text
     assert "\x1b[1;32m0.305*" in text
 
 
 def test_headline_says_what_was_forgotten() -> None:
-    first, machine, *_ = render(lambda console: print_run(good_run(), "out", console), 80).splitlines()
+    first, machine, *_ = printed(good_run(), 80).splitlines()
     assert machine == "cpu, float64, 12.3 s"
     assert first == "digits: forgot 144 of 1437 examples (random 10 %), l2 0.0005, seed 0"
 
@@ -121,7 +130,7 @@ def test_long_names_fold_without_losing_a_character() -> None:
     metrics = catastrophic_run()
     name = "unlearned_minus_with_augmented_forget_images"
     metrics["rows"][name] = metrics["rows"].pop("closed_form")
-    text = render(terminal_table(table_of_run(metrics)), 80)
+    text = table_text(metrics, 80)
     lines = text.splitlines()
     assert max(len(line) for line in lines) <= 80
     start = next(index for index, line in enumerate(lines) if line[2:].startswith("unlearned_minus_with"))
@@ -129,26 +138,28 @@ def test_long_names_fold_without_losing_a_character() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60])
-def test_narrow_consoles_do_not_fail(width: int) -> None:
-    assert "0.305" in render(terminal_table(table_of_run(catastrophic_run())), width)
+def test_narrow_consoles_show_the_distance_and_no_line_is_wider(width: int) -> None:
+    for text in (table_text(catastrophic_run(), width), render(terminal_table(aggregate(sweep_runs())), width)):
+        assert max(len(line) for line in text.splitlines()) <= width
+    assert "0.305" in table_text(catastrophic_run(), width)
 
 
 def test_markup_in_names_and_notes_is_text() -> None:
     metrics = make_metrics(**{"[red]x[/red]": make_row(73.6, 74.4, 73.8, 50.1, 0.5, note="see [bold]note[/bold]")})
-    text = render(lambda console: print_run(metrics, "out", console), 80)
+    text = printed(metrics, 80)
     assert "[red]x[/red]" in text
     assert "see [bold]note[/bold]" in text
 
 
 def test_ascii_terminal() -> None:
-    assert "0.305*" in render(lambda console: print_run(catastrophic_run(), "out", console), 80, encoding="ascii")
+    assert "0.305*" in printed(catastrophic_run(), 80, encoding="ascii")
 
 
 def test_print_run_says_the_verdict_the_notes_and_the_files(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "result.png").write_text("")
     (tmp_path / "wandb").mkdir()
-    text = render(lambda console: print_run(catastrophic_run(), tmp_path, console), 300)
+    text = printed(catastrophic_run(), 300, tmp_path)
     assert "Closest to Retrained without source data: unlearned_minus" in text
     assert "Worse than doing nothing: unlearned_minus_paper (distance 801)." in text
     assert "  unlearned_minus_paper: loss fit: 1000 equations for 2080 unknowns" in text
@@ -158,7 +169,7 @@ def test_print_run_says_the_verdict_the_notes_and_the_files(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("metrics", [{}, {"rows": {}}, {"rows": {"x": {}}}, {"run": {"data": {}}, "rows": {"x": {}}}])
 def test_missing_everything(metrics: dict[str, Any]) -> None:
-    assert render(lambda console: print_run(metrics, "out", console), 80)
+    assert printed(metrics, 80)
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
