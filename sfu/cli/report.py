@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from sfu.errors import DataError, SfuError
+from sfu.errors import ArtifactError, DataError, SfuError
 
 T = TypeVar("T")
 DEFAULT_FOLDER = "report"
@@ -100,10 +100,8 @@ def _writable(folder: Path) -> Path:
     """Make a folder and try to write there, before any run is read.
 
     Raises:
-        SfuError: Nothing can be written there.
+        ArtifactError: Nothing can be written there.
     """
-    from sfu.errors import ArtifactError
-
     probe = folder / ".sfu-report"
     try:
         folder.mkdir(parents=True, exist_ok=True)

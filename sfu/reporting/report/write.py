@@ -11,6 +11,7 @@ from rich.text import Text
 from sfu.files import replacing, write_text
 from sfu.reporting.pictures.choose import pictures_of
 from sfu.reporting.report.build import Report, Track
+from sfu.reporting.report.page import html_page
 from sfu.reporting.terminal import WORSE_STYLE, indented, print_verdicts, terminal_table
 from sfu.reporting.text_tables import CSV_LEAD, csv_records, csv_rows, escape_cell, latex_table, markdown_table
 from sfu.reporting.verdict import verdicts
@@ -99,8 +100,6 @@ def save_report(
     Raises:
         ArtifactError: A file cannot be written.
     """
-    from sfu.reporting.report.page import html_page
-
     drawn = [pictures_of(section.table, curves) for section in report.sections]
     for picture in track([picture for pictures, _ in drawn for picture in pictures], "drawing"):
         _ = picture.wide, picture.narrow
