@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from sfu.errors import DataError, SfuError
+from sfu.errors import ArtifactError, DataError, SfuError
 
 T = TypeVar("T")
 DEFAULT_FOLDER = "report"
@@ -31,8 +31,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sfu-report",
-        description="What any number of runs say together. Runs are averaged over seeds; whatever else differs in "
-        "their resolved configuration tells settings apart.",
+        description="Report on any number of runs. Runs are averaged over seeds; whatever else differs in their "
+        "resolved configuration tells settings apart.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folders of runs or sweeps, at any depth")
     parser.add_argument(
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 def _report(given: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from sfu.experiment.config import neutral_keys
     from sfu.reporting.report.build import build_report
     from sfu.reporting.report.grouping import SEEDS
     from sfu.reporting.report.write import TEXTS, print_report, save_report
@@ -71,6 +72,7 @@ def _report(given: argparse.Namespace) -> None:
         by=list(dict.fromkeys(given.by)),
         over=[*SEEDS, *(given.over or [])],
         curves=given.curve,
+        neutral=neutral_keys(),
         spread="std" if given.spread == "sd" else "stderr",
         title=given.title,
         track=_progress,
@@ -80,10 +82,10 @@ def _report(given: argparse.Namespace) -> None:
             print_report(report, Console())
         else:
             print(TEXTS[given.format](report), end="", flush=True)
-    except (BrokenPipeError, SystemExit):  # the reader, such as `head`, has seen enough; the files are still wanted
+    except (BrokenPipeError, SystemExit):  # the reader, such as `head`, has enough; the files are still wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not report.finished:
-        raise DataError("no run has results, so there is nothing to report; see the reasons above.")
+        raise DataError("No run has results, so there is nothing to report. The reasons are listed above.")
     if folder is not None:
         written = save_report(report, folder, given.curve, _progress)
         notices = sys.stdout if given.format == "terminal" else sys.stderr  # not among what a program reads
@@ -91,25 +93,23 @@ def _report(given: argparse.Namespace) -> None:
 
 
 def _writable(folder: Path) -> Path:
-    """The folder, made and tried before any run is read.
+    """Make a folder and try to write there, before any run is read.
 
     Raises:
-        SfuError: Nothing can be written there.
+        ArtifactError: Nothing can be written there.
     """
-    from sfu.errors import ArtifactError
-
     probe = folder / ".sfu-report"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ArtifactError(f"--out {folder} cannot be written ({error.strerror}); choose another folder.") from error
+        raise ArtifactError(f"--out {folder} cannot be written ({error.strerror}). Choose another folder.") from error
     return folder
 
 
 def _progress(items: Sequence[T], what: str) -> Iterable[T]:
-    """The items, with a bar on standard error if that is a terminal."""
+    """Return the items, with a bar on standard error if that is a terminal."""
     from rich.console import Console
     from rich.progress import track
 

@@ -80,10 +80,8 @@ def _job(config: DictConfig) -> None:
 
 def _finish_sweep() -> None:
     """Print and save the table of a sweep, if this was one and any job left a result."""
-    from sfu.experiment.sweep import current_sweep
+    from sfu.experiment.sweep import current_sweep, report_sweep
 
     sweep = current_sweep()
     if sweep is not None and sweep[0].is_dir():
-        from sfu.experiment.sweep_report import report_sweep
-
         report_sweep(*sweep)

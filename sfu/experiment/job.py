@@ -49,9 +49,9 @@ def run_job(config: DictConfig) -> None:
 
 
 def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group: str | None) -> dict[str, Any]:
-    from sfu.reporting.export import csv_table, markdown_table
-    from sfu.reporting.plot import save_bar_plot
-    from sfu.reporting.trade_off import save_trade_off_plot
+    from sfu.reporting.pictures.bars import save_bar_plot
+    from sfu.reporting.pictures.trade_off import save_trade_off_plot
+    from sfu.reporting.text_tables import run_csv, run_markdown
 
     typed = typed_config(config)
     resolved = plain(typed)
@@ -67,8 +67,8 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group:
         else:
             metrics = run(typed, folder, overrides=overrides, on_stage=logger.log_stage, kept=kept)
         write_json(folder / "metrics.json", metrics)
-        write_text(folder / "metrics.csv", csv_table(metrics))
-        write_text(folder / "table.md", markdown_table(metrics))
+        write_text(folder / "metrics.csv", run_csv(metrics))
+        write_text(folder / "table.md", run_markdown(metrics))
         picture = folder / "figure.png"
         if not picture.is_file():
             _draw(save_bar_plot, metrics, picture)
@@ -124,7 +124,7 @@ def _run_info(config: RunConfig, folder: Path, group: str | None) -> dict[str, A
 def _show(metrics: dict[str, Any], folder: Path, in_sweep: bool) -> None:
     from rich.console import Console
 
-    from sfu.reporting.table import print_run
+    from sfu.reporting.terminal import print_run
 
     if not in_sweep:
         print_run(metrics, folder, Console())

@@ -1,1 +1,1 @@
-"""What a run or a sweep looks like to a person: tables, pictures, and experiment loggers."""
+"""How results are shown: tables, pictures, reports, and experiment loggers."""

@@ -1,78 +1,108 @@
-"""The columns of a result: their keys in metrics.json, their headings, and how each is written."""
+"""The columns of every table (keys in metrics.json, headings, how values are written) and their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sfu.reporting import format as fmt
-
-Row = Mapping[str, Any]
-Metrics = Mapping[str, Any]
+from sfu.reporting.verdict import best_rows
+from sfu.results.aggregate import Group, MethodResult, ResultTable
+from sfu.results.rows import Metrics, flatten_row, rows_of
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: ``key`` in the row, ``heading`` with its unit, ``write`` from value to text."""
+    """One metric: its key in a row, its heading, how its value is written, its terminal heading, and its full name."""
 
     key: str
     heading: str
-    write: Callable[[Any], str]
-    numeric: bool = True
+    write: Callable[[Any], str] = fmt.compact
+    short: str = ""
+    name: str = ""
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("test_accuracy", "Test %", fmt.fixed),
-    Column("test_gap", "Test gap", fmt.points),
-    Column("remain_accuracy", "Remaining %", fmt.fixed),
-    Column("remain_gap", "Remaining gap", fmt.points),
-    Column("forget_accuracy", "Forget %", fmt.fixed),
-    Column("forget_gap", "Forget gap", fmt.points),
-    Column("mia", "MIA %", fmt.fixed),
-    Column("mia_std", "MIA std", fmt.fixed),
-    Column("mia_gap", "MIA gap", fmt.points),
-    Column("distance", "Distance", fmt.compact),
-    Column("agreement", "Agreement %", fmt.fixed),
-    Column("forget_kl", "Forget KL (nats)", fmt.compact),
-    Column("retain_gradient_norm", "Retain gradient", fmt.gradient_norm),
-    Column("seconds", "Seconds", fmt.seconds),
-    Column("peak_memory_mb", "Peak MB", lambda value: fmt.fixed(value, 0)),
-    Column("predicted_distance_gain", "Predicted gain", fmt.significant),
-    Column("measured_distance_gain", "Measured gain", fmt.significant),
-    Column("access", "Data seen", fmt.text, numeric=False),
-    Column("tuning", "Settings", fmt.text, numeric=False),
-    Column("applied", "Applied", fmt.text, numeric=False),
-)
+COLUMNS: dict[str, Column] = {
+    column.key: column
+    for column in (
+        Column("test_accuracy", "Test %", fmt.fixed, "test", "test accuracy"),
+        Column("test_gap", "Test gap", fmt.points, "test gap"),
+        Column("remain_accuracy", "Remaining %", fmt.fixed, "remain", "remaining accuracy"),
+        Column("remain_gap", "Remaining gap", fmt.points),
+        Column("forget_accuracy", "Forget %", fmt.fixed, "forget", "forget accuracy"),
+        Column("forget_gap", "Forget gap", fmt.points),
+        Column("mia", "MIA %", fmt.fixed, "MIA", "membership inference"),
+        Column("mia_std", "MIA std", fmt.fixed),
+        Column("mia_gap", "MIA gap", fmt.points),
+        Column("distance", "Distance", short="distance"),
+        Column("agreement", "Agreement %", fmt.fixed, "agree"),
+        Column("forget_kl", "Forget KL (nats)"),
+        Column("retain_gradient_norm", "Retain gradient", fmt.gradient_norm, "|grad|"),
+        Column("seconds", "Seconds", fmt.seconds, "seconds"),
+        Column("peak_memory_mb", "Peak MB", fmt.whole, "MB"),
+        Column("predicted_distance_gain", "Predicted gain", fmt.significant),
+        Column("measured_distance_gain", "Measured gain", fmt.significant),
+    )
+}
+PAPER_METRICS = ("test_accuracy", "remain_accuracy", "forget_accuracy", "mia")
+"""What the paper prints, in its order."""
+PRINTED = (*PAPER_METRICS, "distance")
+"""What a printed table shows."""
+GAPS = {"test_accuracy": "test_gap", "remain_accuracy": "remain_gap", "forget_accuracy": "forget_gap", "mia": "mia_gap"}
+"""The metric that tells how far another one is from Retrained's."""
 
-KNOWN = {column.key: column for column in COLUMNS}
-NOT_COLUMNS = frozenset({"details", "note"})
-
-
-def is_scalar(value: Any) -> bool:
-    """True for what fits one table cell: text, a bool, a finite number, or None."""
-    return value is None or isinstance(value, (bool, str)) or fmt.is_number(value)
-
-
-def rows_of(metrics: Metrics) -> dict[str, Row]:
-    """The rows of a metrics dict by method name, in their own order."""
-    return {str(name): row for name, row in (metrics.get("rows") or {}).items()}
+_LABELS = ("access", "tuning", "applied")
 
 
-def flatten(row: Row) -> dict[str, Any]:
-    """One row as scalars only, its ``details`` under ``details.<key>``; what is not a scalar is left out."""
-    flat = {key: value for key, value in row.items() if key != "details" and is_scalar(value)}
-    details = row.get("details") or {}
-    flat.update({f"details.{key}": value for key, value in details.items() if is_scalar(value)})
-    return flat
+def column_of(key: str) -> Column:
+    """Return the column of a metric; one that sfu does not know is headed by its key."""
+    return COLUMNS.get(key) or Column(key, key)
 
 
-def scalar_keys(rows: Iterable[Row]) -> list[str]:
-    """Every scalar column that some row has: the known ones in order, then the others, then details and note."""
-    found: dict[str, None] = {}
-    for row in rows:
-        found.update(dict.fromkeys(flatten(row)))
-    known = [column.key for column in COLUMNS if column.key in found]
+def metrics_in(table: ResultTable, among: Sequence[str] | None = None) -> list[str]:
+    """Return the metrics that some row has a value of, the known ones first and in order; or those ``among``."""
+    found = dict.fromkeys(key for row in table.results for key, entry in row.metrics.items() if entry.n)
+    keys = [*(key for key in COLUMNS if key in found), *(key for key in found if key not in COLUMNS)]
+    return keys if among is None else [key for key in keys if key in among]
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """One metric of one method at one setting: ``73.7 ± 0.1``, or ``-``.
+
+    ``n`` counts the runs that have the metric where they are fewer than have the method. ``best`` is best among the
+    source-free methods of the setting; ``worse`` is a distance beyond that of the untouched head.
+    """
+
+    text: str
+    n: int | None
+    best: bool
+    worse: bool
+
+
+def cells_of(
+    table: ResultTable, group: Group, keys: Sequence[str], plus_minus: str = "±"
+) -> Iterator[tuple[str, MethodResult, list[ResultCell]]]:
+    """Yield each method of a group: its name, its result, and its cells in the order of ``keys``."""
+    best = best_rows(group.rows)
+    for name, row in group.rows.items():
+        cells = []
+        for key in keys:
+            entry = row[key]
+            text = fmt.spread(entry.mean, table.spread_of(entry), column_of(key).write, plus_minus)
+            worse = key == "distance" and row.is_worse_than_nothing
+            fewer = entry.n if 0 < entry.n < row.n else None
+            cells.append(ResultCell(text, fewer, not worse and name in best.get(key, ()), worse))
+        yield name, row, cells
+
+
+def tidy_table(metrics: Metrics) -> tuple[list[str], list[list[Any]]]:
+    """Return the header and the lines of a run's rows: ``method``, every scalar, details and note last."""
+    flat = {name: flatten_row(row) for name, row in rows_of(metrics).items()}
+    found = dict.fromkeys(key for row in flat.values() for key in row)
+    known = [key for key in (*COLUMNS, *_LABELS) if key in found]
     details = [key for key in found if key.startswith("details.")]
-    others = [key for key in found if key not in KNOWN and key not in NOT_COLUMNS and key not in details]
-    return known + others + details + (["note"] if "note" in found else [])
+    others = [key for key in found if key not in {*known, *details, "note"}]
+    keys = [*known, *others, *details, *(["note"] if "note" in found else [])]
+    return ["method", *keys], [[name, *(row.get(key) for key in keys)] for name, row in flat.items()]

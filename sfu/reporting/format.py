@@ -1,20 +1,17 @@
-"""Numbers as a person wants to read them: one rule for each kind of quantity, the same in every table and picture."""
+"""Numbers as people read them: one rule for each kind of quantity, the same in every table and picture."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, TypeGuard
+from collections.abc import Callable
+from typing import Any
+
+from sfu.results.rows import is_number
 
 MISSING = "-"
 """What a table shows where a metric is null or absent."""
 
 ZERO = 1e-9
-"""Magnitudes below this are rounding error of an exact result and are shown as ``0``."""
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """True for a finite int or float; a bool, None, text, NaN or infinity is not a number here."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+"""Magnitudes below this are rounding errors of an exact result and are shown as ``0``."""
 
 
 def fixed(value: Any, digits: int = 1) -> str:
@@ -24,6 +21,11 @@ def fixed(value: Any, digits: int = 1) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
+def whole(value: Any) -> str:
+    """No decimals: ``612``."""
+    return fixed(value, 0)
+
+
 def points(value: Any) -> str:
     """A signed difference in percentage points: ``+0.1``, ``-61.7``, and ``+0.0`` for nothing."""
     if not is_number(value):
@@ -31,23 +33,9 @@ def points(value: Any) -> str:
     return f"{round(value, 1) + 0.0:+.1f}"
 
 
-def _scientific(value: float) -> str:
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-
-
-def decimals(value: float) -> int | None:
-    """Decimals that ``compact`` gives a value, or None where it uses powers of ten."""
-    size = abs(value)
-    if size < ZERO:
-        return 0
-    if size < 9.5e-5 or size >= 99999.5:
-        return None
-    if size < 9.5e-4 or (5e-7 < abs(size - 1.0) < 5e-4):  # 0.0001 is not 0, and 1.0003 is not "nothing done"
-        return 4
-    if size < 9.9995:
-        return 3
-    return 1 if size < 99.95 else 0
+def _scientific(value: float, digits: int) -> str:
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def compact(value: Any, zero: float = ZERO) -> str:
@@ -57,10 +45,14 @@ def compact(value: Any, zero: float = ZERO) -> str:
     """
     if not is_number(value):
         return MISSING
-    if abs(value) < zero:
+    size = abs(value)
+    if size < zero:
         return "0"
-    digits = decimals(value) if abs(value) >= ZERO else None
-    return _scientific(value) if digits is None else f"{value:.{digits}f}"
+    if size < 9.5e-5 or size >= 99999.5:
+        return _scientific(value, 1).replace(".0e", "e")
+    if size < 9.5e-4 or (5e-7 < abs(size - 1.0) < 5e-4):  # 0.0001 is not 0, and 1.0003 is not "nothing done"
+        return f"{value:.4f}"
+    return f"{value:.{3 if size < 9.9995 else 1 if size < 99.95 else 0}f}"
 
 
 def significant(value: Any) -> str:
@@ -69,8 +61,7 @@ def significant(value: Any) -> str:
         return MISSING
     if value == 0 or 1e-3 <= abs(value) < 1e3:
         return f"{value:.3g}"
-    mantissa, exponent = f"{value:.2e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+    return _scientific(value, 2)
 
 
 def gradient_norm(value: Any) -> str:
@@ -87,28 +78,13 @@ def seconds(value: Any) -> str:
     return fixed(value, 3 if value < 1 else 1 if value < 100 else 0)
 
 
-def text(value: Any) -> str:
-    """Any other value: true, false, the text itself, or ``-``."""
-    if value is None:
-        return MISSING
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def spread(mean: Any, std: Any, kind: str, plus_minus: str = "±") -> str:
-    """A mean and its standard deviation with the same decimals: ``73.7 ± 0.1``, or the mean alone where there is none.
-
-    Args:
-        mean: The mean, or None.
-        std: The sample standard deviation, or None when fewer than two values exist.
-        kind: ``percent`` (one decimal), ``points`` (one decimal and a sign) or ``compact`` (decimals from the mean).
-        plus_minus: The sign between the two.
-    """
+def spread(mean: Any, deviation: Any, write: Callable[[Any], str], plus_minus: str = "±") -> str:
+    """A mean and its spread with the same decimals: ``73.7 ± 0.1``, or the mean alone where there is no spread."""
     if not is_number(mean):
         return MISSING
-    if kind == "compact":
-        centre, digits = compact(mean), decimals(mean) if abs(mean) >= ZERO else None
-    else:
-        centre, digits = points(mean) if kind == "points" else fixed(mean), 1
-    if not is_number(std):
+    centre = write(mean)
+    if not is_number(deviation):
         return centre
-    return f"{centre} {plus_minus} {compact(std) if digits is None else fixed(std, digits)}"
+    after_point = len(centre.partition(".")[2])
+    same_decimals = centre != "0" and "e" not in centre
+    return f"{centre} {plus_minus} {fixed(deviation, after_point) if same_decimals else compact(deviation)}"

@@ -1,23 +1,30 @@
-"""The tables of the paper, and the published figure that belongs to a cell of ours.
+"""The tables of the paper beside ours: our mean and spread, the published figure, the difference.
 
 Source: "Towards Source-Free Machine Unlearning", CVPR 2025 (``published.yaml`` beside this file).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from sfu.errors import ConfigError
-from sfu.reporting.aggregate import number_of
+from sfu.reporting import format as fmt
+from sfu.reporting.columns import COLUMNS, PAPER_METRICS, PRINTED, cells_of
+from sfu.reporting.terminal import WORSE, flags_of, legend
+from sfu.reporting.text_tables import csv_rows, escape_cell, markdown_list, markdown_rows
+from sfu.reporting.words import failures, marked, setting_of
+from sfu.results.aggregate import Group, MethodResult, ResultTable, number_of
 
-METRICS = ("test_accuracy", "remain_accuracy", "forget_accuracy", "mia")
-"""What the paper prints, in its order."""
+_SHOWN = (*PRINTED, "seconds", "peak_memory_mb")
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class PublishedTable:
         setting: What it was measured on.
         by: The key whose values are its rows; ``None`` if its rows are methods alone.
         ours: Rows of a run that stand beside a published row, if not the one of the same name.
-        rows: Published figures by value of ``by`` ("" without) and row, in the order of :data:`METRICS`.
+        rows: Published figures by value of ``by`` ("" without) and row, in the order of ``PAPER_METRICS``.
     """
 
     name: str
@@ -41,41 +48,129 @@ class PublishedTable:
     rows: Mapping[str, Mapping[str, list[float]]]
 
     def figure(self, overrides: Mapping[str, str], row: str, metric: str) -> float | None:
-        """The published figure for a row of ours at a setting; ``None`` if the paper has none."""
-        of_setting = self._setting(overrides)
-        if of_setting is None or metric not in METRICS:
-            return None
-        published = next((name for name, ours in self.ours.items() if row in ours), row)
-        figures = of_setting.get(published)
-        return None if figures is None else float(figures[METRICS.index(metric)])
-
-    def _setting(self, overrides: Mapping[str, str]) -> Mapping[str, list[float]] | None:
-        if self.by is None:
-            return self.rows[""]
-        given = overrides.get(self.by)
-        if given is None:
-            return None
+        """Return the published figure for a row of ours at a setting, or ``None`` if the paper has none."""
+        given = "" if self.by is None else overrides.get(self.by, "?")
         number = number_of(given)
-        for value, row in self.rows.items():
-            if value == given or (number is not None and number == number_of(value)):
-                return row
-        return None
+        alike = [value for value in self.rows if value == given or (number is not None and number == number_of(value))]
+        published = next((name for name, ours in self.ours.items() if row in ours), row)
+        figures = self.rows[alike[0]].get(published, ()) if alike else ()
+        return dict(zip(PAPER_METRICS, map(float, figures), strict=False)).get(metric)
 
 
 @cache
 def published_tables() -> dict[str, PublishedTable]:
-    """All tables by name."""
-    raw: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name("published.yaml")))
+    """Return all tables of the paper by name."""
+    import yaml
+
+    raw: Any = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
     return {name: PublishedTable(name, **table) for name, table in raw.items()}
 
 
 def published_table(name: str) -> PublishedTable:
-    """A table of the paper.
+    """Return a table of the paper.
 
     Raises:
         ConfigError: There is no such table.
     """
     tables = published_tables()
     if name not in tables:
-        raise ConfigError(f"published={name} is unknown; the paper's tables are {', '.join(tables)}.")
+        raise ConfigError(
+            f"published={name} is not a table of the paper that sfu knows. Choose one of {', '.join(tables)}."
+        )
     return tables[name]
+
+
+class _Line(NamedTuple):
+    """One method at one setting: our cells, and by metric the published figure and our difference from it in points."""
+
+    group: Group
+    name: str
+    row: MethodResult
+    ours: dict[str, str]
+    theirs: dict[str, tuple[float | None, float | None]]
+
+
+def _lines(table: ResultTable, published: PublishedTable) -> Iterator[_Line]:
+    for group in table.groups:
+        overrides = {**table.fixed, **group.overrides}
+        for name, row, cells in cells_of(table, group, _SHOWN):
+            ours = [f"{cell.text} {WORSE}" if cell.worse else cell.text for cell in cells]
+            theirs = {}
+            for metric in PAPER_METRICS:
+                figure, mean = published.figure(overrides, name, metric), row.mean(metric)
+                theirs[metric] = figure, mean - figure if mean is not None and figure is not None else None
+            yield _Line(group, name, row, dict(zip(_SHOWN, ours, strict=True)), theirs)
+
+
+def _heading(table: ResultTable, published: PublishedTable, where: str) -> list[str]:
+    """Title, what the paper measured on, and what these runs did."""
+    given = {**table.fixed, **dict.fromkeys(table.varied, "several")}
+    ours = ", ".join(f"{key}={value}" for key, value in given.items() if key.split(".")[0] in ("dataset", "backbone"))
+    return [
+        f"{published.title} of the paper",
+        f"Published: {published.setting}.",
+        f"Here: {ours or 'settings of the experiment'}; mean ± sample standard deviation over "
+        f"{' and '.join(table.over)} (n = {_most_runs(table)}), {where} the published figure and our difference from "
+        "it in points. Distance: 0 is Retrained, 1 is the untouched head.",
+    ]
+
+
+def _most_runs(table: ResultTable) -> int:
+    return max((group.n for group in table.groups), default=0)
+
+
+def terminal_published_table(table: ResultTable, published: PublishedTable) -> RenderableType:
+    """Return the table for a console of 80 columns or more; two lines a row."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+    grid.add_column("")
+    for metric in PRINTED:
+        grid.add_column(COLUMNS[metric].short, justify="right", no_wrap=True)
+    last, most, marks = None, _most_runs(table), set[str]()
+    for line in _lines(table, published):
+        if line.group is not last:
+            last = line.group
+            grid.add_row(Text(setting_of(last) or "all runs", style="bold"))
+            if last.n != most:
+                grid.add_row(Text(f"  n = {last.n}", style="dim"))
+        cells = []
+        for metric, (figure, difference) in line.theirs.items():
+            cells.append(Text(line.ours[metric].replace(" ± ", "±")))
+            if any(published is not None for published, _ in line.theirs.values()):
+                theirs = "" if figure is None else f"{figure:g} {fmt.points(difference)}".rstrip()
+                cells[-1].append(f"\n{theirs}", "dim")
+        distance, flags = line.ours["distance"].replace(" ", ""), flags_of(line.row)
+        marks |= {*flags, *distance[-1]}
+        grid.add_row(Text(f"{flags:2}{line.name}"), *cells, distance)
+    title, *more = _heading(table, published, "below it")
+    parts: list[RenderableType] = [Text(title, style="bold"), *map(Text, more), Text(""), grid]
+    if (meaning := legend(marks)) is not None:
+        parts += [Text(""), meaning]
+    if failed := failures(table):
+        parts += [Text(""), Text("Failed:", style="bold red"), *(Text(f"  {line}", style="red") for line in failed)]
+    return Lines(*parts)
+
+
+def markdown_published_table(table: ResultTable, published: PublishedTable) -> str:
+    """Return the table as Markdown: ``ours ± sd (published, difference)``."""
+    body = []
+    for line in _lines(table, published):
+        cells = dict(line.ours)
+        for metric, (figure, difference) in line.theirs.items():
+            cells[metric] += "" if figure is None else f" ({figure:g}, {fmt.points(difference)})"
+        body.append([*line.group.overrides.values(), marked(line.name, line.row), *cells.values()])
+    title, *more = _heading(table, published, "in brackets")
+    header = [*table.varied, "Method", *(COLUMNS[metric].heading for metric in _SHOWN)]
+    parts = [f"**{escape_cell(title)}**", *map(escape_cell, more), markdown_rows(header, body)]
+    return "\n\n".join([*parts, *markdown_list("Failed:", failures(table))]) + "\n"
+
+
+def csv_published_table(table: ResultTable, published: PublishedTable) -> str:
+    """Return one line for each row, metric and setting, at full precision."""
+    header = [*table.varied, "row", "metric", "mean", "std", "n", "published", "difference"]
+    body = [
+        [*line.group.overrides.values(), marked(line.name, line.row), metric, line.row.mean(metric),
+         line.row[metric].std, line.row[metric].n, figure, difference]
+        for line in _lines(table, published)
+        for metric, (figure, difference) in line.theirs.items()
+    ]  # fmt: skip
+    return csv_rows(header, body)

@@ -1,21 +1,17 @@
-"""What the numbers say: which source-free row is best at what, which rows are worse than doing nothing, the verdict.
+"""What the numbers say: which method is best at what, which came closest to Retrained, which did harm.
 
-"Best" is decided among source-free rows only (``access: forget``); a row that may read retained data or stored
+"Best" is decided among source-free methods only (``access: forget``). Methods that may read retained data or stored
 statistics, Retrained itself and Original are references, not competitors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from sfu.reporting import format as fmt
-from sfu.reporting.columns import Metrics, Row, rows_of
-
-RETRAINED = "retrained"
-WORSE_THAN_NOTHING = 1.0 + 1e-6
-"""Distances above this are worse than doing nothing; the slack is for rounding of an exact 1."""
-NO_CLOSER = 1.0 - 1e-6
-"""Distances from here on are no better than doing nothing."""
+from sfu.results.aggregate import Group, MethodResult, ResultTable
+from sfu.results.rows import is_number
 
 CRITERIA: Mapping[str, str] = {
     "test_accuracy": "test_gap",
@@ -27,130 +23,174 @@ CRITERIA: Mapping[str, str] = {
 """Shown metric -> the metric whose smallest magnitude is best."""
 
 
-def is_source_free(row: Row) -> bool:
-    """True if the method, and who chose its settings, saw the head and the forget set only."""
-    return row.get("access") == "forget" and not is_tuned_on_retrained(row)
-
-
-def is_tuned_on_retrained(row: Row) -> bool:
-    """True if its settings were chosen by the distance to Retrained: an upper bound, not source-free."""
-    return str(row.get("tuning") or "").startswith("oracle")
-
-
-def sees_retained(row: Row) -> bool:
-    """True if the method may read retained data."""
-    return row.get("access") == "retained"
-
-
-def sees_stored(row: Row) -> bool:
-    """True if the method may use statistics stored with the head at training time."""
-    return row.get("access") == "stored"
-
-
-def is_worse_than_nothing(row: Row) -> bool:
-    """True if the row ended further from Retrained than the untouched head."""
-    distance = row.get("distance")
-    return row.get("access") != "none" and fmt.is_number(distance) and distance > WORSE_THAN_NOTHING
-
-
-def was_withheld(row: Row) -> bool:
-    """True if a step was computed but not applied."""
-    return row.get("applied") is False and row.get("access") != "none"
-
-
-def _shown(metric: str, value: float) -> str:
-    return fmt.compact(abs(value)) if metric == "distance" else fmt.fixed(abs(value))
-
-
-def _is_untouched(row: Row, criterion: str) -> bool:
-    return row.get("access") == "none" and fmt.is_number(row.get(criterion))
-
-
-def best_rows(rows: Mapping[str, Row]) -> dict[str, set[str]]:
-    """For each criterion, the source-free rows that are best; rows whose shown values are equal tie.
+def best_rows(rows: Mapping[str, MethodResult]) -> dict[str, set[str]]:
+    """For each criterion, find the source-free methods that are best; those whose shown values are equal tie.
 
     Returns:
-        Metric name (a key of ``CRITERIA``) -> names of the best rows; empty where no row has a value, and for
-        a metric on which none does at least as well as the untouched head.
+        Metric (a key of ``CRITERIA``) -> names of the best methods. The set is empty if no method has a value, and if
+        none does at least as well as the untouched head (on distance: better than it).
     """
     best: dict[str, set[str]] = {}
     for metric, criterion in CRITERIA.items():
         scores = {
-            name: abs(row[criterion])
+            name: abs(score)
             for name, row in rows.items()
-            if is_source_free(row) and fmt.is_number(row.get(criterion)) and fmt.is_number(row.get(metric))
+            if row.is_source_free and (score := row.mean(criterion)) is not None and row.mean(metric) is not None
         }
-        untouched = min((abs(r[criterion]) for r in rows.values() if _is_untouched(r, criterion)), default=None)
-        if untouched is not None and metric != "distance":  # no prize for ending further off than the untouched head
-            scores = {name: score for name, score in scores.items() if score <= untouched}
-        if metric == "distance":  # no prize for a row that is no closer than the untouched head
-            scores = {name: score for name, score in scores.items() if score < NO_CLOSER}
-        least = _shown(metric, min(scores.values())) if scores else ""
-        best[metric] = {name for name, score in scores.items() if _shown(metric, score) == least}
+        if metric == "distance":
+            scores = {name: score for name, score in scores.items() if rows[name].is_closer_than_nothing}
+        else:
+            untouched = [abs(s) for row in rows.values() if row.is_untouched and (s := row.mean(criterion)) is not None]
+            scores = {name: score for name, score in scores.items() if score <= min(untouched, default=score)}
+        write = fmt.compact if metric == "distance" else fmt.fixed
+        least = write(min(scores.values(), default=None))
+        best[metric] = {name for name, score in scores.items() if write(score) == least}
     return best
 
 
-def _accuracy_phrase(row: Row) -> str:
-    if not fmt.is_number(row.get("test_accuracy")):
-        return ""
-    phrase = f"test accuracy {fmt.fixed(row['test_accuracy'])} %"
-    gap = fmt.points(row.get("test_gap"))
-    return f"{phrase} ({gap} points from Retrained)" if gap else phrase
+def verdicts(table: ResultTable) -> list[str]:
+    """Say which source-free method came closest to Retrained and at how many settings, and which did harm.
 
-
-def _closest(rows: Mapping[str, Row], key: str) -> str | None:
-    scores = {name: abs(row[key]) for name, row in rows.items() if fmt.is_number(row.get(key))}
-    return min(scores, key=lambda name: scores[name]) if scores else None
-
-
-def verdict(metrics: Metrics) -> str:
-    """One sentence: which source-free row came closest to Retrained, and how close in distance and accuracy."""
-    rows = rows_of(metrics)
-    candidates = {name: row for name, row in rows.items() if is_source_free(row)}
-    if not candidates:
-        return "No source-free method in this run."
-    name = _closest(candidates, "distance")
-    if name is not None:
-        row = candidates[name]
-        distance = row["distance"]
-        accuracy = _accuracy_phrase(row)
-        tail = f", {accuracy}." if accuracy else "."
-        if distance >= NO_CLOSER:
-            return (
-                f"No source-free method came closer to Retrained than doing nothing (distance 1); "
-                f"the nearest is {name}: distance {fmt.compact(distance)}{tail}"
-            )
-        share = "all" if distance < fmt.ZERO else f"{100 * (1 - distance):.{0 if distance > 0.01 else 2}f} %"
-        return (
-            f"Closest to Retrained without source data: {name}, distance {fmt.compact(distance)} "
-            f"({share} of the gap closed){tail}"
-        )
-    name = _closest(candidates, "test_gap")
-    if name is not None:
-        phrase = _accuracy_phrase(candidates[name])
-        return f"Closest to Retrained without source data: {name}" + (f", {phrase}" if phrase else "") + "."
-    if RETRAINED not in rows:
-        return "No retrained row in this run, so no gap or distance: add `retrained` to `methods` to have them."
-    return "No gap or distance to Retrained is known for the source-free methods."
-
-
-def worse_sentence(metrics: Metrics) -> str | None:
-    """Names the rows that ended further from Retrained than the untouched head, or None."""
-    worse = [
-        f"{name} (distance {fmt.compact(row['distance'])})"
-        for name, row in rows_of(metrics).items()
-        if is_worse_than_nothing(row)
-    ]
-    return f"Worse than doing nothing: {', '.join(worse)}." if worse else None
-
-
-def notes(metrics: Metrics) -> list[tuple[str, str]]:
-    """Each row's note as (method, text); a step withheld without a note gets a plain one."""
-    found = []
-    for name, row in rows_of(metrics).items():
-        note = str(row.get("note") or "").strip()
-        if not note and was_withheld(row):
-            note = "the step was computed but not applied"
-        if note:
-            found.append((name, note))
+    Methods whose distances differ by less than two standard errors of the difference are named as not told apart, so
+    that nobody takes an order that is due to noise for a result.
+    """
+    groups = [group for group in table.groups if group.rows]
+    if not groups:
+        return ["No source-free method was run." if table.n_runs > len(table.failed) else "No run finished."]
+    found = _closest(groups)
+    for says, holds in (
+        ("Worse than doing nothing: ", lambda row: row.is_worse_than_nothing),
+        ("Step not applied, or not in full: ", lambda row: row.is_withheld),
+    ):
+        where = _where(groups, table.methods, holds)
+        named = [f"{name}{_count(at, groups)}{_distances(at, name)}" for name, at in where.items()]
+        if named:
+            found.append(f"{says}{', '.join(named)}.")
     return found
+
+
+def _closest(groups: Sequence[Group]) -> list[str]:
+    if not any(_source_free(group) for group in groups):
+        return ["No source-free method was run."]
+    known = [group for group in groups if _scores(group, "distance")]
+    if not known:
+        return _closest_by_accuracy(groups)
+    beaten = [group for group in known if not _helped(group)]
+    found = [
+        f"Closest to Retrained without source data: {name}{_ties(at, name)}{_count(at, known)}, {_how_close(at, name)}."
+        for name, at in _winners(list(filter(_helped, known)), "distance")
+    ]
+    if beaten:
+        at = min(beaten, key=lambda group: min(_scores(group, "distance").values()))
+        nearest = _least(_scores(at, "distance"))
+        found.append(
+            f"No source-free method came closer to Retrained than doing nothing (distance 1){_count(beaten, known)}. "
+            f"The nearest is {nearest}: {_how_close([at], nearest)}."
+        )
+    return found
+
+
+def _closest_by_accuracy(groups: Sequence[Group]) -> list[str]:
+    known = [group for group in groups if _scores(group, "test_gap")]
+    if known:
+        lead, winners = "Closest to Retrained in test accuracy without source data", _winners(known, "test_gap")
+        return [f"{lead}: {name}{_count(at, known)}, {_accuracy(at, name)}." for name, at in winners]
+    if not any("retrained" in group.rows for group in groups):
+        return ["There is no retrained row, so gaps and distances are unknown. Add `retrained` to `methods`."]
+    return ["No gap or distance to Retrained is known for the source-free methods."]
+
+
+def _source_free(group: Group) -> dict[str, MethodResult]:
+    return {name: row for name, row in group.rows.items() if row.is_source_free}
+
+
+def _helped(group: Group) -> bool:
+    return any(row.is_closer_than_nothing for row in _source_free(group).values())
+
+
+def _scores(group: Group, metric: str) -> dict[str, float]:
+    """The magnitude of a metric of each source-free method that has it."""
+    return {name: abs(m) for name, row in _source_free(group).items() if (m := row.mean(metric)) is not None}
+
+
+def _winners(groups: Sequence[Group], metric: str) -> list[tuple[str, list[Group]]]:
+    """Each method that is nearest somewhere, with its groups; the one with most of them first."""
+    wins: dict[str, list[Group]] = {}
+    for group in groups:
+        wins.setdefault(_least(_scores(group, metric)), []).append(group)
+    return sorted(wins.items(), key=lambda item: -len(item[1]))
+
+
+def _least(scores: Mapping[str, float]) -> str:
+    return min(scores, key=lambda name: scores[name])
+
+
+def _ties(groups: Sequence[Group], best: str) -> str:
+    """The methods that cannot be told apart from the best one, and at how many of its settings if not at all."""
+    times = Counter(name for group in groups for name in _not_told_apart(group, best))
+    named = [name if n == len(groups) else f"{name} at {n} of them" for name, n in sorted(times.items())]
+    return f" (not told apart from {', '.join(named)})" if named else ""
+
+
+def _not_told_apart(group: Group, best: str) -> list[str]:
+    """Other source-free methods within two standard errors of the best one's mean distance, or shown the same."""
+    of_best, least = group.rows[best]["distance"], _scores(group, "distance")[best]
+    found = []
+    for name, mean in _scores(group, "distance").items():
+        noise = ((of_best.stderr or 0.0) ** 2 + (group.rows[name]["distance"].stderr or 0.0) ** 2) ** 0.5
+        alike = fmt.compact(mean) == fmt.compact(least) or mean - least < 2 * noise
+        if name != best and alike and group.rows[name].is_closer_than_nothing:
+            found.append(name)
+    return found
+
+
+def _where(
+    groups: Sequence[Group], methods: Sequence[str], holds: Callable[[MethodResult], bool]
+) -> dict[str, list[Group]]:
+    found = {name: [group for group in groups if name in group.rows and holds(group.rows[name])] for name in methods}
+    return {name: at for name, at in found.items() if at}
+
+
+def _count(part: Sequence[Group], whole: Sequence[Group]) -> str:
+    if len(whole) == 1:
+        return ""
+    if len(whole) == 2:
+        return " at both settings" if len(part) == 2 else " at one of two settings"
+    return f" at all {len(whole)} settings" if len(part) == len(whole) else f" at {len(part)} of {len(whole)} settings"
+
+
+def _span(values: Sequence[float | None], write: Callable[[float], str]) -> str:
+    """The smallest and the largest value, once if they look the same; empty if none is known."""
+    known = [value for value in values if is_number(value)]
+    ends = dict.fromkeys(map(write, (min(known), max(known)))) if known else ()
+    return " to ".join(ends)
+
+
+def _distances(groups: Sequence[Group], name: str) -> str:
+    span = _span([group.rows[name].mean("distance") for group in groups], fmt.compact)
+    return f" (distance {span})" if span else ""
+
+
+def _how_close(groups: Sequence[Group], name: str) -> str:
+    """``distance 0.305 (70 % of the gap closed), test accuracy 73.6 % (-0.1 points from Retrained)``."""
+    distances = [group.rows[name].mean("distance") for group in groups]
+    found = f"distance {_span(distances, fmt.compact)}"
+    if all(group.rows[name].is_closer_than_nothing for group in groups):
+        closed = _span([1 - distance for distance in distances if distance is not None], _share)
+        found += f" ({closed} of the gap closed)"
+    accuracy = _accuracy(groups, name)
+    return f"{found}, {accuracy}" if accuracy else found
+
+
+def _share(closed: float) -> str:
+    if 1 - closed < fmt.ZERO:
+        return "all"
+    return f"{100 * closed:.{0 if 1 - closed > 0.01 else 2}f} %"
+
+
+def _accuracy(groups: Sequence[Group], name: str) -> str:
+    span = _span([group.rows[name].mean("test_accuracy") for group in groups], fmt.fixed)
+    if not span:
+        return ""
+    gaps = _span([group.rows[name].mean("test_gap") for group in groups], fmt.points)
+    return f"test accuracy {span} %" + (f" ({gaps} points from Retrained)" if gaps else "")

@@ -1,1 +1,1 @@
-"""What runs leave behind, read and written in one place."""
+"""The results of runs: their folders, their rows, and tables of rows averaged over runs."""

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, written atomically: a file is either whole or absent.
+"""What a run leaves in its folder. Every file is written atomically, so it is either complete or absent.
 
 config.yaml          the resolved configuration
 status.json          running, finished or failed (with the error)
@@ -22,41 +22,36 @@ if TYPE_CHECKING:
     from sfu.data.split import ForgetSplit
 
 METRICS_SCHEMA = 1
+FILES = (
+    *("config.yaml", "status.json", "split.safetensors", "forget_files.txt"),
+    *("metrics.json", "metrics.csv", "table.md", "figure.png", "trade_off.json", "trade_off.png"),
+)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON; NaN and infinity are refused, since no reader agrees on them.
+    """Write JSON without NaN and infinity, on which readers do not agree.
 
     Raises:
         ArtifactError: The file cannot be written.
+        ValueError: ``value`` holds NaN or infinity.
     """
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def remove_results(folder: Path) -> None:
-    """Remove what an earlier run left in a folder that is used again, so that no stale result stands beside a new one.
+    """Remove what an earlier run left in a folder that is used again, so that no old result stands beside a new one.
 
     Raises:
         ArtifactError: A file cannot be removed.
     """
-    names = (
-        "config.yaml",
-        "status.json",
-        "split.safetensors",
-        "forget_files.txt",
-        "metrics.json",
-        "metrics.csv",
-        "table.md",
-        "figure.png",
-        "trade_off.json",
-        "trade_off.png",
-    )
     heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors")]
     try:
-        for path in [*(folder / name for name in names), *heads]:
+        for path in [*(folder / name for name in FILES), *heads]:
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise ArtifactError(f"cannot clear {folder} ({error}); choose another hydra.run.dir.") from error
+        raise ArtifactError(
+            f"The results in {folder} cannot be removed ({error}). Choose another hydra.run.dir."
+        ) from error
 
 
 def save_split(path: Path, split: ForgetSplit) -> None:
@@ -81,7 +76,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """``value`` with NaN and infinities replaced by ``None``, through mappings and lists."""
+    """Return ``value`` with ``None`` for NaN and infinities, through mappings and lists."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,11 +1,10 @@
-"""A run's folder as a reader finds it: finished, failed, interrupted, killed midway, damaged, or of another schema."""
+"""A run's folder as found on disk: finished, failed, interrupted, killed midway, damaged, or of another schema."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,7 @@ class FoundRun:
     Attributes:
         folder: The folder.
         state: ``finished``, ``failed``, ``interrupted``, ``running``, ``killed``, or ``unknown`` where nothing says so.
-        problem: Why this run counts for nothing, or only in part; None for a whole one.
+        problem: Why this run has no results, or only some; None for a complete one.
         overrides: What was given on the command line.
         job: Its number in a sweep.
         started: When it began.
@@ -42,30 +41,31 @@ class FoundRun:
     metrics: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
 
+    @property
+    def given(self) -> str:
+        """What was given on the command line, as text."""
+        return " ".join(f"{key}={value}" for key, value in self.overrides.items())
+
 
 def run_folders(*paths: Path) -> list[Path]:
-    """Every folder at or below ``paths`` that holds a status.json or a metrics.json, each once.
+    """Find every folder at or below ``paths`` that holds a status.json or a metrics.json, each once.
 
     Raises:
         ArtifactError: A path does not exist, or a folder cannot be listed.
     """
+
+    def refuse(error: OSError) -> None:
+        raise ArtifactError(f"{error.filename} cannot be searched for runs ({error.strerror}).") from error
+
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise ArtifactError(f"{path} does not exist (looked from {Path.cwd()}).")
-        for folder in _walk(path if path.is_dir() else path.parent):
-            found.setdefault(folder.resolve(), folder)
+        for name, below, files in os.walk(path if path.is_dir() else path.parent, onerror=refuse):
+            below[:] = sorted(folder for folder in below if folder not in _NOT_RUNS)
+            if "status.json" in files or "metrics.json" in files:
+                found.setdefault(Path(name).resolve(), Path(name))
     return list(found.values())
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
-        raise ArtifactError(f"cannot look into {error.filename} ({error.strerror}).") from error
-
-    for folder, below, files in os.walk(root, onerror=refuse):
-        below[:] = sorted(name for name in below if name not in _NOT_RUNS)
-        if "status.json" in files or "metrics.json" in files:
-            yield Path(folder)
 
 
 def read_run(folder: Path, *, with_config: bool = False) -> FoundRun:
@@ -90,11 +90,21 @@ def read_run(folder: Path, *, with_config: bool = False) -> FoundRun:
             config = _read_config(folder / "config.yaml")
         except (OSError, ValueError) as error:
             problem = problem or f"config.yaml cannot be read ({getattr(error, 'strerror', None) or error})"
-    return FoundRun(folder, problem=problem, metrics=metrics, config=config, **_about(status))
+    job = status.get("job")
+    return FoundRun(
+        folder,
+        state=status["state"],
+        problem=problem,
+        overrides=dict(item.lstrip("+~").split("=", 1) for item in status["overrides"] if "=" in item),
+        job=job if isinstance(job, int) else None,
+        started=status.get("started"),
+        metrics=metrics,
+        config=config,
+    )
 
 
 def _read_status(path: Path) -> dict[str, Any]:
-    """status.json; where there is none, only the numbers were kept.
+    """Read status.json; a folder without one holds the numbers of a finished run.
 
     Raises:
         OSError, ValueError, KeyError, TypeError, AttributeError: It is damaged.
@@ -102,7 +112,8 @@ def _read_status(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {"state": "finished", "overrides": []}
     status = dict(json.loads(path.read_text(encoding="utf-8")))
-    status["started"] = _time(status["started"])
+    started = datetime.fromisoformat(status["started"])
+    status["started"] = started if started.tzinfo else started.replace(tzinfo=UTC)
     if not isinstance(status["state"], str) or not all(isinstance(item, str) for item in status["overrides"]):
         raise ValueError("state and overrides must be text")
     if status["state"] == "running" and _is_gone(status):
@@ -110,13 +121,8 @@ def _read_status(path: Path) -> dict[str, Any]:
     return status
 
 
-def _time(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
 def _is_gone(status: dict[str, Any]) -> bool:
-    """True where the process that wrote the record is known to be no more; False where that cannot be told."""
+    """True if the process that wrote the record is known to have ended; False if that cannot be told."""
     pid = status.get("pid")
     if status.get("host") != platform.node() or not isinstance(pid, int) or pid <= 0:
         return False
@@ -140,18 +146,8 @@ def _why_unfinished(status: dict[str, Any]) -> str | None:
     return str(status.get("error") or state).strip().splitlines()[0]
 
 
-def _about(status: dict[str, Any]) -> dict[str, Any]:
-    job = status.get("job")
-    return {
-        "state": status["state"],
-        "overrides": dict(item.lstrip("+~").split("=", 1) for item in status["overrides"] if "=" in item),
-        "job": job if isinstance(job, int) else None,
-        "started": status.get("started"),
-    }
-
-
 def _read_config(path: Path) -> dict[str, Any]:
-    """A resolved configuration as plain containers.
+    """Read a resolved configuration as plain containers.
 
     Raises:
         OSError, ValueError: It is missing or damaged.

@@ -99,8 +99,8 @@ def test_by_and_curve_name_their_keys(tmp_path, undrawn, capsys):
     assert "digits, by forget.fraction" in capsys.readouterr().out
     error = refused(capsys, str(tmp_path), "--curve", "head.l3", "--no-files")
     assert "--curve head.l3" in error
-    assert "did you mean head.l2?" in error
-    assert "--by forget.fractoin: no run has this setting; did you mean forget.fraction?" in refused(
+    assert "Did you mean head.l2?" in error
+    assert "--by forget.fractoin is a setting that no run has. Did you mean forget.fraction?" in refused(
         capsys, str(tmp_path), "--by", "forget.fractoin", "--no-files"
     )
 
@@ -120,7 +120,7 @@ def test_nothing_finished_is_listed_and_told_by_the_exit_code(tmp_path, capsys):
     assert stopped.value.code == 1
     captured = capsys.readouterr()
     assert "seed=7: killed: killed midway" in " ".join(captured.out.split())
-    assert "no run has results" in captured.err
+    assert "No run has results" in captured.err
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_run_is_read(tmp_path, capsys, monkeypatch):
@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_run_is_read(tmp_p
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(build, "read_run", lambda *_, **__: pytest.fail("read first"))
     error = refused(capsys, str(tmp_path / "runs"), "--out", str(tmp_path / "file" / "out"))
-    assert "cannot be written (Not a directory); choose another folder" in error
+    assert "cannot be written (Not a directory). Choose another folder" in error
 
 
 def test_it_starts_without_torch(tmp_path):

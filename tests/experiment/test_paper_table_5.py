@@ -12,9 +12,9 @@ from sfu.experiment import runner, stages
 from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.heads.linear import LinearHead
-from sfu.reporting.aggregate import aggregate
-from sfu.reporting.sweep_table import markdown_sweep_table
+from sfu.reporting.text_tables import markdown_table
 from sfu.request import Access
+from sfu.results.aggregate import aggregate
 from sfu.settings import DatasetConfig, Tune
 from sfu.unlearning.methods.neg_grad import NegGrad
 from sfu.unlearning.rows import make_methods
@@ -60,7 +60,7 @@ def test_table_5_on_digits_under_the_three_rules(tmp_path):
         assert oracle[name]["distance"] <= source_free[name]["distance"] + 1e-9
         assert oracle[name]["tuning"] == "oracle (not source-free)"
         assert oracle[name]["details"]["tuned.tried"] == 9
-    table = markdown_sweep_table(aggregate(runs))
+    table = markdown_table(aggregate(runs))
     assert "| oracle | neg_grad (oracle (not source-free)) |" in table
     assert "| source_free | neg_grad |" in table
 
@@ -135,7 +135,7 @@ def test_class_methods_in_a_run(tmp_path, feature_file):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"published": "table_9"}, "published=table_9 is unknown; the paper's tables are .*table_5"),
+        ({"published": "table_9"}, "published=table_9 is not a table .*Choose one of .*table_5"),
         ({"tune_budget": 0}, "tune_budget=0"),
     ],
 )

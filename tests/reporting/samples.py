@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
+
+from rich.console import Console
 
 RETRAINED = (73.7, 74.4, 73.8, 50.1)
 
@@ -109,6 +112,14 @@ def ten_methods() -> dict[str, Any]:
     return metrics
 
 
+def tuned_run(tuning: str | None) -> dict[str, Any]:
+    return make_metrics(
+        retrained=make_row(73.7, 74.4, 73.8, 50.1, 0.0, "retained", tuning=None),
+        neg_grad=make_row(73.6, 74.3, 73.7, 50.2, 0.9, tuning=tuning),
+        jit=make_row(73.0, 73.8, 73.0, 50.3, 1.4, tuning="source_free"),
+    )
+
+
 def shifted(metrics: dict[str, Any], points: float) -> dict[str, Any]:
     """The same run with every accuracy and distance of the source-free rows moved a little, as another seed would."""
     for row in metrics["rows"].values():
@@ -131,3 +142,31 @@ def sweep_runs() -> list[tuple[dict[str, str], dict[str, Any] | None]]:
     assert missing is not None
     del missing["rows"]["closed_form"]
     return runs
+
+
+def forgotten_class() -> dict[str, Any]:
+    """The widest numbers that can occur: forgetting a class takes its accuracy from 100 to 0."""
+    metrics = make_metrics(
+        original=make_row(100.0, 100.0, 100.0, 100.0, 1.0, "none"),
+        retrained=make_row(0.0, 100.0, 0.0, 50.0, 0.0, "retained"),
+        unlearned_plus_adam=make_row(100.0, 0.0, 100.0, 100.0, 1.00031, "retained", retain_gradient_norm=2.5e-11),
+        unlearned_minus_paper=make_row(100.0, 100.0, 100.0, 100.0, 99999.0, seconds=12345.6, peak_memory_mb=123456.0),
+    )
+    for row in metrics["rows"].values():
+        row.update(test_gap=-99.9, remain_gap=-99.9, forget_gap=100.0, mia_gap=-50.0)
+    metrics["run"]["forget"] = {"kind": "classes", "fraction": None, "classes": [3, 5]}
+    return metrics
+
+
+def render(renderable: Any, width: int, encoding: str = "utf-8", color: bool = False) -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    console = Console(
+        width=width, file=file, color_system="standard" if color else None, force_terminal=color, legacy_windows=False
+    )
+    if callable(renderable):
+        renderable(console)
+    else:
+        console.print(renderable)
+    file.flush()
+    return raw.getvalue().decode(encoding)

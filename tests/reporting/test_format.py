@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -65,20 +67,21 @@ def test_seconds(value: object, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "kind", "shown"),
+    ("mean", "deviation", "write", "shown"),
     [
-        (73.66, 0.14, "percent", "73.7 ± 0.1"),
-        (73.66, None, "percent", "73.7"),
-        (0.1, 0.04, "points", "+0.1 ± 0.0"),
-        (0.305, 0.0123, "compact", "0.305 ± 0.012"),
-        (10617.2, 120.6, "compact", "10617 ± 121"),
-        (0.0, 0.0, "compact", "0 ± 0"),
-        (1.2e8, 3.4e6, "compact", "1.2e8 ± 3.4e6"),
-        (None, None, "compact", "-"),
+        (73.66, 0.14, fmt.fixed, "73.7 ± 0.1"),
+        (73.66, None, fmt.fixed, "73.7"),
+        (0.1, 0.04, fmt.points, "+0.1 ± 0.0"),
+        (0.305, 0.0123, fmt.compact, "0.305 ± 0.012"),
+        (10617.2, 120.6, fmt.compact, "10617 ± 121"),
+        (0.0, 0.0, fmt.compact, "0 ± 0"),
+        (0.0, 0.01, fmt.compact, "0 ± 0.010"),
+        (1.2e8, 3.4e6, fmt.compact, "1.2e8 ± 3.4e6"),
+        (None, None, fmt.compact, "-"),
     ],
 )
-def test_spread(mean: float | None, std: float | None, kind: str, shown: str) -> None:
-    assert fmt.spread(mean, std, kind) == shown
+def test_spread(mean: float | None, deviation: float | None, write: Callable[[Any], str], shown: str) -> None:
+    assert fmt.spread(mean, deviation, write) == shown
 
 
 @pytest.mark.parametrize(

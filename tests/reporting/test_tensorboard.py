@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from sfu.errors import ConfigError
-from sfu.reporting.export import markdown_table
 from sfu.reporting.loggers import make_logger
 from sfu.reporting.loggers.content import summary_of
+from sfu.reporting.text_tables import run_markdown
 
 from .samples import catastrophic_run
 
@@ -54,7 +54,7 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
     assert scalar(events, "run/exit_code") == 0
     assert scalar(events, "hparam/rows/closed_form/distance") == pytest.approx(0.351)
     assert json.loads(text(events, "config"))["head"]["l2"] == 5e-4
-    assert text(events, "results") == markdown_table(metrics)
+    assert text(events, "results") == run_markdown(metrics)
     (image,) = events.Images("figure")
     with Image.open(io.BytesIO(image.encoded_image_string)) as kept, Image.open(picture) as given:
         assert np.array_equal(np.asarray(kept), np.asarray(given.convert("RGB")))

@@ -1,12 +1,26 @@
 from __future__ import annotations
 
-from sfu.reporting import verdict
+from typing import Any
 
-from .samples import catastrophic_run, good_run, make_metrics, make_row, without_retrained
+import pytest
+
+from sfu.reporting.verdict import best_rows, verdicts
+from sfu.reporting.words import remarks
+from sfu.results.aggregate import MethodResult, Statistic, aggregate, table_of_run
+
+from .samples import catastrophic_run, good_run, make_metrics, make_row, sweep_runs, without_retrained
+
+
+def best_of(metrics: dict[str, Any]) -> dict[str, set[str]]:
+    return best_rows(table_of_run(metrics).groups[0].rows)
+
+
+def verdicts_of(metrics: dict[str, Any]) -> list[str]:
+    return verdicts(table_of_run(metrics))
 
 
 def test_best_is_decided_among_source_free_rows_only() -> None:
-    best = verdict.best_rows(good_run()["rows"])
+    best = best_of(good_run())
     # unlearned_plus and retrained have gap 0 everywhere and are not competitors
     assert best["test_accuracy"] == {"closed_form"}  # |0.0| < |-0.1|
     assert best["remain_accuracy"] == {"unlearned_minus"}  # |-0.1| < |-0.2|
@@ -16,70 +30,117 @@ def test_best_is_decided_among_source_free_rows_only() -> None:
 
 
 def test_rows_that_look_equal_tie() -> None:
-    rows = make_metrics(a=make_row(73.74, 74.4, 73.8, 50.1, 0.3051), b=make_row(73.66, 74.4, 73.8, 50.1, 0.3049))[
-        "rows"
-    ]
-    best = verdict.best_rows(rows)
+    best = best_of(
+        make_metrics(a=make_row(73.74, 74.4, 73.8, 50.1, 0.3051), b=make_row(73.66, 74.4, 73.8, 50.1, 0.3049))
+    )
     assert best["test_accuracy"] == {"a", "b"}  # +0.04 and -0.04 are both shown as 0.0
     assert best["distance"] == {"a", "b"}
 
 
 def test_no_prize_for_a_distance_of_one_or_more() -> None:
-    rows = make_metrics(a=make_row(73.7, 74.4, 73.8, 50.1, 1.0), b=make_row(73.0, 74.4, 73.8, 50.1, 5.0))["rows"]
-    best = verdict.best_rows(rows)
+    best = best_of(make_metrics(a=make_row(73.7, 74.4, 73.8, 50.1, 1.0), b=make_row(73.0, 74.4, 73.8, 50.1, 5.0)))
     assert best["distance"] == set()
     assert best["test_accuracy"] == {"a"}
 
 
 def test_no_best_without_gaps() -> None:
-    assert not any(verdict.best_rows(without_retrained()["rows"]).values())
+    assert not any(best_of(without_retrained()).values())
 
 
-def test_worse_than_nothing() -> None:
-    assert verdict.is_worse_than_nothing({"access": "forget", "distance": 1.001})
-    assert not verdict.is_worse_than_nothing({"access": "forget", "distance": 1.0 + 1e-9})
-    assert not verdict.is_worse_than_nothing({"access": "forget", "distance": None})
-    assert not verdict.is_worse_than_nothing({"access": "none", "distance": 1.1})
-    assert verdict.is_worse_than_nothing({"access": "retained", "distance": 1.1})
+@pytest.mark.parametrize(
+    ("access", "distance", "worse"),
+    [
+        ("forget", 1.001, True),
+        ("forget", 1.0 + 1e-9, False),
+        ("forget", None, False),
+        ("none", 1.1, False),
+        ("retained", 1.1, True),
+    ],
+)
+def test_worse_than_nothing(access: str, distance: float | None, worse: bool) -> None:
+    row = MethodResult(access, None, 1, 1, [], {"distance": Statistic.of([distance])})
+    assert row.is_worse_than_nothing is worse
 
 
 def test_verdict_names_the_closest_row_and_how_close() -> None:
-    sentence = verdict.verdict(catastrophic_run())
-    assert sentence == (
+    closest = (
         "Closest to Retrained without source data: unlearned_minus, distance 0.305 (70 % of the gap closed), "
         "test accuracy 73.6 % (-0.1 points from Retrained)."
     )
-    assert (
-        verdict.worse_sentence(catastrophic_run()) == "Worse than doing nothing: unlearned_minus_paper (distance 801)."
-    )
-    assert verdict.worse_sentence(good_run()) is None
+    assert verdicts_of(catastrophic_run()) == [
+        closest,
+        "Worse than doing nothing: unlearned_minus_paper (distance 801).",
+    ]
+    assert verdicts_of(good_run()) == [closest]
 
 
 def test_verdict_when_nothing_helped() -> None:
-    metrics = make_metrics(a=make_row(12.0, 12.0, 12.0, 50.0, 5.9), b=make_row(50.0, 12.0, 12.0, 50.0, 801.0))
-    assert verdict.verdict(metrics).startswith("No source-free method came closer to Retrained than doing nothing")
-    assert "the nearest is a: distance 5.900" in verdict.verdict(metrics)
+    said = verdicts_of(make_metrics(a=make_row(12.0, 12.0, 12.0, 50.0, 5.9), b=make_row(50.0, 12.0, 12.0, 50.0, 801.0)))
+    assert said[0].startswith("No source-free method came closer to Retrained than doing nothing (distance 1).")
+    assert "The nearest is a: distance 5.900" in said[0]
+    assert said[1] == "Worse than doing nothing: a (distance 5.900), b (distance 801)."
 
 
 def test_verdict_without_retrained_or_without_methods() -> None:
-    assert "No retrained row" in verdict.verdict(without_retrained())
+    assert verdicts_of(without_retrained()) == [
+        "There is no retrained row, so gaps and distances are unknown. Add `retrained` to `methods`."
+    ]
     only = make_metrics(original=make_row(73.8, 74.6, 74.8, 50.6, 1.0, "none"))
-    assert verdict.verdict(only) == "No source-free method in this run."
-    assert verdict.verdict({"rows": {}}) == "No source-free method in this run."
+    assert verdicts_of(only) == ["No source-free method was run."]
+    assert verdicts_of({"rows": {}}) == ["No source-free method was run."]
+    assert verdicts_of({}) == ["No run finished."]
 
 
 def test_verdict_falls_back_on_accuracy() -> None:
     metrics = make_metrics(
         retrained=make_row(73.7, 74.4, 73.8, 50.1, None, "retained"), a=make_row(73.6, 74.4, 73.8, 50.1, None)
     )
-    expected = "Closest to Retrained without source data: a, test accuracy 73.6 % (-0.1 points from Retrained)."
-    assert verdict.verdict(metrics) == expected
+    assert verdicts_of(metrics) == [
+        "Closest to Retrained in test accuracy without source data: a, test accuracy 73.6 % "
+        "(-0.1 points from Retrained)."
+    ]
+    metrics["rows"]["a"].update(test_gap=None)
+    assert verdicts_of(metrics) == ["No gap or distance to Retrained is known for the source-free methods."]
 
 
-def test_a_withheld_step_gets_a_note() -> None:
+def test_the_verdict_counts_settings_and_names_ties() -> None:
+    total = aggregate(sweep_runs(), spread="stderr")
+    assert verdicts(total) == [
+        "Closest to Retrained without source data: unlearned_minus at all 3 settings, distance 0.311 to 0.369 "
+        "(63 % to 69 % of the gap closed), test accuracy 73.8 to 75.7 % (-0.1 to +0.1 points from Retrained).",
+        "Worse than doing nothing: unlearned_minus_paper at all 3 settings (distance 817 to 970).",
+    ]
+    noisy = [({"seed": str(seed)}, good_run()) for seed in range(3)]
+    for (_, run), distance in zip(noisy, (0.2, 0.35, 0.5), strict=True):
+        run["rows"]["closed_form"]["distance"] = distance
+    assert "unlearned_minus (not told apart from closed_form), distance 0.305" in verdicts(aggregate(noisy))[0]
+    clear = [({"x": "2", "seed": str(seed)}, good_run()) for seed in range(3)]
+    both = aggregate([*(({"x": "1", **overrides}, run) for overrides, run in noisy), *clear])
+    assert "unlearned_minus (not told apart from closed_form at 1 of them) at both settings" in verdicts(both)[0]
+
+
+def test_verdicts_that_are_not_a_success() -> None:
+    withheld = good_run()
+    withheld["rows"] = {
+        "original": withheld["rows"]["original"],
+        "closed_form": make_row(73.8, 74.6, 74.8, 50.6, 1.0, applied=False),
+    }
+    assert verdicts(aggregate([({}, withheld)])) == [
+        "No source-free method came closer to Retrained than doing nothing (distance 1). The nearest is closed_form: "
+        "distance 1.000, test accuracy 73.8 % (+0.1 points from Retrained).",
+        "Step not applied, or not in full: closed_form (distance 1.000).",
+    ]
+    assert "There is no retrained row" in verdicts(aggregate([({}, without_retrained())]))[0]
+    only = good_run()
+    only["rows"] = {"original": only["rows"]["original"]}
+    assert verdicts(aggregate([({}, only)])) == ["No source-free method was run."]
+
+
+def test_a_withheld_step_is_said_and_notes_are_kept() -> None:
     metrics = make_metrics(
         a=make_row(73.7, 74.4, 73.8, 50.1, 1.0, applied=False),
-        b=make_row(73.7, 74.4, 73.8, 50.1, 0.5, note="few folds"),
+        b=make_row(73.7, 74.4, 73.8, 50.1, 0.5, note=" few folds"),
         original=make_row(73.7, 74.4, 73.8, 50.1, 1.0, "none", applied=False),
     )
-    assert verdict.notes(metrics) == [("a", "the step was computed but not applied"), ("b", "few folds")]
+    assert verdicts_of(metrics)[-1] == "Step not applied, or not in full: a (distance 1.000)."
+    assert remarks(table_of_run(metrics)) == [("b", "", "few folds")]

@@ -9,22 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sfu.reporting.columns import flatten, is_scalar, rows_of, scalar_keys
+from sfu.results.rows import flatten_row, is_scalar, rows_of
 
 HEADS, RESULT = "heads", "result"
 RESULT_FILES = ("metrics.json", "config.yaml")
 
 
 def stage_name(stage: str) -> str:
-    """The name under which a stage's seconds are recorded."""
+    """Return the name under which a stage's seconds are recorded."""
     return f"stages/{stage}/seconds"
 
 
 def summary_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The scalars of a result by their name; what is null is left out."""
+    """Return the scalars of a result by their name; what is null is left out."""
     found: dict[str, Any] = {}
     for name, row in rows_of(metrics).items():
-        for key, value in flatten(row).items():
+        for key, value in flatten_row(row).items():
             if value is not None:
                 found[f"rows/{name}/{key.replace('details.', 'details/', 1)}"] = value
     for key, value in (metrics.get("run") or {}).items():
@@ -33,18 +33,10 @@ def summary_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def table_of(metrics: Mapping[str, Any]) -> tuple[list[str | int], list[list[Any]]]:
-    """Column names and rows of the result, one row a method."""
-    rows = rows_of(metrics)
-    keys = scalar_keys(rows.values())
-    flat = {name: flatten(row) for name, row in rows.items()}
-    return ["method", *keys], [[name, *(flat[name].get(key) for key in keys)] for name in rows]
-
-
 def files_of(folder: Path) -> dict[str, list[Path]]:
-    """A run's files worth keeping elsewhere: the heads, and the result with its configuration.
+    """Return a run's files that are worth uploading: the heads, and the result with its configuration.
 
-    The split and the names of the images to forget stay where they are: who asked to be forgotten is nobody's business.
+    The split and the names of the images to forget are never uploaded, because they say who asked to be forgotten.
     """
     found = {
         HEADS: sorted((folder / "heads").glob("*")),

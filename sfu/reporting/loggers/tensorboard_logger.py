@@ -1,4 +1,4 @@
-"""``logger=tensorboard``: scalars, table, picture and configuration of a run as TensorBoard events.
+"""``logger=tensorboard``: record a run as TensorBoard events.
 
 They go to ``tensorboard/`` in the run's folder: ``tensorboard --logdir outputs`` shows all runs side by side. Scalars
 carry the names of :mod:`sfu.reporting.loggers.content`; the table ``results`` and the ``config`` are texts, the picture
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from sfu.errors import ConfigError
-from sfu.reporting import format as fmt
-from sfu.reporting.export import markdown_table
+from sfu.reporting.columns import PRINTED
 from sfu.reporting.loggers.base import RunLogger
 from sfu.reporting.loggers.content import stage_name, summary_of
-from sfu.reporting.sweep_export import PAPER_COLUMNS
+from sfu.reporting.text_tables import run_markdown
+from sfu.results.rows import flat_items, is_number
 
 FOLDER = "tensorboard"
 NOT_SETTINGS = ("logger", "run_info")
@@ -37,8 +37,8 @@ class TensorBoardLogger(RunLogger, name="tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                f"logger=tensorboard needs the tensorboard package ({error}); install it with "
-                "`pip install 'sfu[tensorboard]'`, or use `logger=none`"
+                f"logger=tensorboard needs the tensorboard package ({error}). Install it with "
+                "`pip install 'sfu[tensorboard]'`, or use `logger=none`."
             ) from error
         folder = Path(run_info.get("folder") or ".").absolute() / FOLDER
         try:
@@ -47,8 +47,14 @@ class TensorBoardLogger(RunLogger, name="tensorboard"):
                 old.unlink()
             self._writer = SummaryWriter(str(folder))
         except OSError as error:
-            raise ConfigError(f"logger=tensorboard cannot write to {folder} ({error})") from error
-        self._settings = _flat({key: value for key, value in config.items() if key not in NOT_SETTINGS})
+            raise ConfigError(
+                f"logger=tensorboard cannot write to {folder} ({error}). Choose another folder."
+            ) from error
+        self._settings = {
+            key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+            for key, value in flat_items({key: value for key, value in config.items() if key not in NOT_SETTINGS})
+            if value not in (None, {})
+        }
         self._writer.add_text("config", _code(config))
         shown = {key: run_info[key] for key in ("name", "folder") if key in run_info}
         if shown:
@@ -58,36 +64,25 @@ class TensorBoardLogger(RunLogger, name="tensorboard"):
         self._writer.add_scalar(stage_name(name), float(seconds), 0)
 
     def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None:
-        numbers = {key: value for key, value in summary_of(metrics).items() if fmt.is_number(value)}
+        numbers = {key: value for key, value in summary_of(metrics).items() if is_number(value)}
         for key, value in numbers.items():
             self._writer.add_scalar(key, value, 0)
-        self._writer.add_text("results", markdown_table(metrics))
-        compared = [key for key in numbers if key.startswith("rows/") and key.split("/")[-1] in PAPER_COLUMNS]
+        self._writer.add_text("results", run_markdown(metrics))
+        compared = [key for key in numbers if key.startswith("rows/") and key.split("/")[-1] in PRINTED]
         self._writer.add_hparams(self._settings, {f"hparam/{key}": numbers[key] for key in compared}, run_name=".")
         if picture_path is not None:
             self._writer.add_image("figure", _pixels(picture_path), dataformats="HWC")
 
     def _log_files(self, folder: Path) -> None:
-        """Nothing: TensorBoard has no place for files."""
+        pass  # TensorBoard has no place for files
 
     def _finish(self, exit_code: int) -> None:
         self._writer.add_scalar("run/exit_code", exit_code, 0)
         self._writer.close()
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings as the hyperparameters tab takes them: text, numbers and truth values."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            found[f"{prefix}{key}"] = value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-    return found
-
-
 def _code(value: Mapping[str, Any]) -> str:
-    """JSON as Markdown shows it untouched."""
+    """JSON as a Markdown code block."""
     return "\n".join(f"    {line}" for line in json.dumps(value, indent=2, default=str).splitlines())
 
 

@@ -1,8 +1,8 @@
-"""``logger=wandb``: scalars, table, picture, files and configuration of a run to Weights & Biases, offline by default.
+"""``logger=wandb``: record a run with Weights & Biases, offline by default.
 
-In the run's history and summary: the scalars, under the names of :mod:`sfu.reporting.loggers.content`. In its media:
-the table ``results`` and the image ``figure``. Its artifacts: ``heads-<run id>`` (every head) and ``result-<run id>``
-(metrics.json, config.yaml).
+The run's history and summary hold the scalars, under the names of :mod:`sfu.reporting.loggers.content`; its media hold
+the table ``results`` and the image ``figure``. Its artifacts are ``heads-<run id>`` (every head) and
+``result-<run id>`` (metrics.json, config.yaml).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from sfu.errors import ConfigError
-from sfu.reporting import format as fmt
+from sfu.reporting.columns import tidy_table
 from sfu.reporting.loggers.base import RunLogger
-from sfu.reporting.loggers.content import files_of, stage_name, summary_of, table_of
+from sfu.reporting.loggers.content import files_of, stage_name, summary_of
+from sfu.results.rows import is_number
 from sfu.schema import setting
 
 MODES = ("offline", "online", "disabled")
-REMEDY = "use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`"
+REMEDY = "Use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`."
 PICTURES = (".png", ".jpg", ".jpeg")
 
 
@@ -37,26 +38,26 @@ class WandbLogger(RunLogger, name="wandb"):
 
     @property
     def run_dir(self) -> Path | None:
-        """The folder W&B writes this run to (what ``wandb sync`` and ``wandb leet inspect`` take), once started."""
+        """The folder that W&B writes this run to, once started; ``wandb sync`` takes it."""
         return Path(self._run.dir).parent if self._run is not None and self.mode != "disabled" else None
 
     def _refuse(self, why: str) -> ConfigError:
-        return ConfigError(f"logger=wandb with logger.mode={self.mode}: {why}; {REMEDY}")
+        return ConfigError(f"logger=wandb with logger.mode={self.mode} cannot start: {why}. {REMEDY}")
 
     def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
         try:
             import wandb
         except ImportError as error:
             raise ConfigError(
-                f"logger=wandb with logger.mode={self.mode} needs the wandb package ({error}); "
-                "install it with `pip install wandb`, or use `logger=none`"
+                f"logger=wandb with logger.mode={self.mode} needs the wandb package ({error}). "
+                "Install it with `pip install wandb`, or use `logger=none`."
             ) from error
         mode: Any = self.mode
         folder = Path(run_info.get("folder") or ".").absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self.mode == "online" and not wandb.login(prompt=False):
-                raise self._refuse("there is no W&B login on this machine (run `wandb login`)")
+                raise self._refuse("there is no W&B login on this machine, which `wandb login` makes")
             self._run = wandb.init(
                 project=self.project,
                 entity=self.entity,
@@ -84,11 +85,11 @@ class WandbLogger(RunLogger, name="wandb"):
         import wandb
 
         found = summary_of(metrics)
-        self._run.log({key: value for key, value in found.items() if fmt.is_number(value)})  # panels read the history
-        self._run.summary.update({key: value for key, value in found.items() if not fmt.is_number(value)})
-        columns, data = table_of(metrics)
+        self._run.log({key: value for key, value in found.items() if is_number(value)})  # panels read the history
+        self._run.summary.update({key: value for key, value in found.items() if not is_number(value)})
+        header, data = tidy_table(metrics)
         if data:
-            self._run.log({"results": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+            self._run.log({"results": wandb.Table(columns=[*header], data=data, allow_mixed_types=True)})
         if picture_path is not None and picture_path.suffix.lower() in PICTURES:
             self._run.log({"figure": wandb.Image(str(picture_path))})
 
@@ -98,7 +99,7 @@ class WandbLogger(RunLogger, name="wandb"):
         for kind, paths in files_of(folder).items():
             artifact = wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
             for path in paths:
-                artifact.add_file(str(path), policy="immutable")  # no second copy: nothing changes them any more
+                artifact.add_file(str(path), policy="immutable")  # no second copy: nothing changes them
             self._run.log_artifact(artifact)
 
     def _finish(self, exit_code: int) -> None:

@@ -5,30 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sfu.errors import DataError
-from sfu.reporting.aggregate import in_order
 from sfu.reporting.report.grouping import (
     SEEDS,
     Section,
     check_keys,
+    configured,
     flatten,
     merge_repeats,
     sections,
-    settings_of,
     under,
+    values_by_key,
 )
+from sfu.results.aggregate import Spread, in_order
 from sfu.results.run_folder import FoundRun, read_run, run_folders
 
 HIDDEN = ("logger",)
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
-
-
-def untracked(items: Sequence[Any], what: str) -> Iterable[Any]:
-    """The items, without a word on progress."""
-    return items
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Report:
         title: The first line.
         sections: Its tables.
         runs: Every run that was found.
-        repeated: Runs that a later one with the same settings and seed stands for.
+        repeated: Pairs of a run and a later one with the same settings and seed, which replaces it.
         left_out: Runs that no table has.
     """
 
@@ -50,12 +47,12 @@ class Report:
     left_out: list[FoundRun]
 
     def name_of(self, run: FoundRun) -> str:
-        """A run's folder without what all of them have in common."""
-        if len(self.runs) == 1:
-            return run.folder.name
-        return os.path.relpath(
-            run.folder.resolve(), os.path.commonpath([other.folder.resolve() for other in self.runs])
-        )
+        """Return a run's folder without what all of them have in common."""
+        return run.folder.name if len(self.runs) == 1 else os.path.relpath(run.folder.resolve(), self._common_folder)
+
+    @cached_property
+    def _common_folder(self) -> str:
+        return os.path.commonpath([run.folder.resolve() for run in self.runs])
 
     @property
     def finished(self) -> list[FoundRun]:
@@ -63,39 +60,33 @@ class Report:
         return [run for run in self.runs if run.metrics is not None]
 
     @property
-    def unlisted(self) -> list[FoundRun]:
-        """Runs with a problem that no table names among its failed ones."""
-        return [run for run in self.troubled if run.metrics is not None or run in self.left_out]
-
-    @property
     def troubled(self) -> list[FoundRun]:
         """Runs with a problem: failed, killed, damaged, or of another schema."""
         return [run for run in self.runs if run.problem is not None]
 
+    @property
+    def unlisted(self) -> list[FoundRun]:
+        """Runs with a problem that no table names among its failed ones."""
+        return [run for run in self.troubled if run.metrics is not None or run in self.left_out]
+
     def settings(self) -> list[tuple[str, list[str]]]:
-        """Every key and the values it had, in the order of the configuration."""
-        values: dict[str, dict[str, None]] = {}
-        for run in self.runs:
-            for key, value in flatten(run.config or {}).items():
-                if not under(key, HIDDEN):
-                    values.setdefault(key, {})[public(value)] = None
-        return [(key, in_order(found)) for key, found in values.items()]
+        """Return every key and the values it had, in the order of the configuration."""
+        values = values_by_key(flatten(run.config) for run in self.runs)
+        return [(key, in_order(map(public, given))) for key, given in values.items() if not under(key, HIDDEN)]
 
     def versions(self) -> list[tuple[str, list[str]]]:
-        """sfu, Python and the libraries, device and precision, as the runs recorded them."""
-        found: dict[str, dict[str, None]] = {}
+        """Return the versions of sfu, Python and the libraries, device and precision, as the runs recorded them."""
+        recorded = []
         for run in self.finished:
             about = (run.metrics or {}).get("run") or {}
             entries = {"sfu": about.get("sfu_version"), **(about.get("versions") or {})}
             entries |= {key: about.get(key) for key in ("device", "dtype", "threads")}
-            for key, value in entries.items():
-                if value is not None:
-                    found.setdefault(str(key), {})[str(value)] = None
-        return [(key, list(values)) for key, values in found.items()]
+            recorded.append({str(key): str(value) for key, value in entries.items() if value is not None})
+        return list(values_by_key(recorded).items())
 
 
 def public(text: str) -> str:
-    """A value without the name of the reader's home folder: reports are mailed."""
+    """Return a value without the name of the reader's home folder: reports are mailed."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
 
@@ -106,17 +97,19 @@ def build_report(
     by: Sequence[str] = (),
     over: Sequence[str] = SEEDS,
     curves: Sequence[str] = (),
-    spread: str = "stderr",
+    neutral: Iterable[str] = (),
+    spread: Spread = "stderr",
     title: str | None = None,
-    track: Track = untracked,
+    track: Track = lambda items, _: items,
 ) -> Report:
-    """Reads every run at or below ``paths`` and puts them into tables.
+    """Read every run at or below ``paths`` and put them into tables.
 
     Args:
         paths: Folders of runs or of sweeps, or files in a run's folder.
         by: See ``sections``.
         over: See ``sections``.
         curves: Keys to draw curves over, checked before anything is drawn.
+        neutral: Keys, with all below them, that do not change results.
         spread: See ``aggregate``.
         title: The first line; None: what the sections are about.
         track: Passes the folders on and shows progress.
@@ -129,27 +122,27 @@ def build_report(
     folders = run_folders(*paths)
     if not folders:
         raise DataError(
-            f"no runs in {', '.join(map(str, paths))}: a run's folder holds status.json and metrics.json; "
+            f"There are no runs in {', '.join(map(str, paths))}. A run's folder holds status.json and metrics.json; "
             "give the folder that `sfu` printed after `Saved in`."
         )
     runs = [read_run(folder, with_config=True) for folder in track(folders, "reading runs")]
     placed = [run for run in runs if run.config is not None and (run.metrics is not None or run.problem is not None)]
-    kept, repeated = merge_repeats(placed)
-    check_keys([settings_of(run) for run in kept], "--curve", curves)
-    found = sections(kept, by, over, spread)
+    merged, repeated = merge_repeats([configured(run, neutral) for run in placed])
+    check_keys(merged, "--curve", curves)
+    found = sections(merged, by, over, spread)
     name = title or "sfu: " + "; ".join(dict.fromkeys(section.title for section in found[:3]))
     name += f" and {len(found) - 3} more" if title is None and len(found) > 3 else ""
     return Report(name, found, runs, repeated, [run for run in runs if run not in placed])
 
 
 def limits(report: Report) -> list[str]:
-    """What the numbers do not show, beginning with what is peculiar to these runs."""
+    """Say what the numbers do not show, beginning with what is peculiar to these runs."""
     found = []
-    counts = [group["n"] for section in report.sections for group in section.total["groups"] if group["rows"]]
+    counts = [group.n for section in report.sections for group in section.table.groups if group.rows]
     if counts and min(counts) < 2:
-        found.append("Some settings were run once: those numbers have no spread, and their last digits mean nothing.")
+        found.append("Some settings were run once. Those numbers have no spread, and their last digits mean nothing.")
     elif counts and min(counts) < 5:
-        found.append(f"A spread over {min(counts)} runs is itself uncertain: with 3 it is easily off by half.")
+        found.append(f"A spread over {min(counts)} runs is itself uncertain. With 3 runs it is easily off by half.")
     if report.troubled:
         found.append(f"{len(report.troubled)} of {len(report.runs)} runs have a problem, listed below.")
     if any(len(values) > 1 for key, values in report.versions() if key in ("sfu", "torch", "device", "dtype")):
@@ -158,12 +151,12 @@ def limits(report: Report) -> list[str]:
         *found,
         "The spread is over seeds: which rows were forgotten, training and perturbations. It says nothing about other "
         "datasets, other backbones or other ways of choosing what to forget.",
-        "Distance needs Retrained, which who has nothing but the weights cannot know; it was measured because here the "
-        "data still exist.",
-        "Accuracies near Retrained's do not prove that anything was forgotten: doing nothing is often as near. Read "
-        "the distance.",
-        "The membership attack is the paper's, a weak one; read it against Retrained's own score, not against 50 %. A "
-        "stronger attack may find what it does not.",
+        "Distance is measured against the retrained model. You can only compute it in an experiment, where the "
+        "training data still exist.",
+        "An accuracy close to Retrained's does not prove that anything was forgotten: the untouched model is often as "
+        "close. Read the distance.",
+        "The membership attack is the paper's, which is weak. Compare it with the attack on Retrained, not with 50 %. "
+        "A stronger attack may find more.",
         "No number here is a guarantee. Only certified_removal claims one, and it needs the retained data.",
         "Seconds and memory depend on the machine and on what else it was doing.",
     ]

@@ -12,50 +12,46 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sfu.errors import ConfigError
-from sfu.reporting.aggregate import Run, aggregate
+from sfu.results.aggregate import ResultTable, Run, Spread, aggregate
+from sfu.results.rows import flat_items, rows_of
 from sfu.results.run_folder import FoundRun
 
 SEEDS = ("seed", "seeds")
 EXPERIMENT = "experiment"
-NO_MATTER = (
-    *("logger", "threads", "reuse", "methods"),
-    *("backbone.cache", "backbone.workers", "dataset.root", "dataset.download"),
-)
-"""Keys, and all below them, that do not change what a row says."""
 
 Settings = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A run and the settings that tell it from others, flat."""
+
+    run: FoundRun
+    settings: Settings
 
 
 @dataclass(frozen=True)
 class Section:
     """Runs that are shown in one table.
 
-    Several sections never share a run, and nothing is averaged across them.
+    Sections never share a run, and nothing is averaged across them.
 
     Attributes:
         title: What it is about.
         fixed: Settings that tell this section from the others.
-        total: Its aggregate.
-        runs: The runs in it.
-        implied: Settings that differ together with one that is shown, by the shown one's name.
+        table: The results.
+        implied: Settings that differ only where a shown one does, by the name of the shown one.
     """
 
     title: str
     fixed: Settings
-    total: dict[str, Any]
-    runs: list[FoundRun]
+    table: ResultTable
     implied: dict[str, list[str]] = field(default_factory=dict)
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Settings:
-    """A nested configuration as ``{"head.l2": "0.001"}``; lists and empty mappings are one value."""
-    flat: Settings = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = _text(value)
-    return flat
+def flatten(config: Mapping[str, Any] | None) -> Settings:
+    """Return a nested configuration as ``{"head.l2": "0.001"}``; lists and empty mappings are one value."""
+    return {key: _text(value) for key, value in flat_items(config or {})}
 
 
 def _text(value: Any) -> str:
@@ -75,45 +71,56 @@ def under(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def settings_of(run: FoundRun) -> Settings:
-    """What a run computed with, flat; the name of its experiment, where it has one, comes first."""
+def values_by_key(found: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return every key with its distinct values, both in the order in which they came."""
+    values: dict[str, dict[str, None]] = {}
+    for entries in found:
+        for key, value in entries.items():
+            values.setdefault(key, {})[value] = None
+    return {key: list(given) for key, given in values.items()}
+
+
+def configured(run: FoundRun, neutral: Iterable[str] = ()) -> Configured:
+    """Return a run with its settings; the name of its experiment, where it has one, comes first.
+
+    Args:
+        run: A run whose configuration is known.
+        neutral: Keys, with all below them, that do not change results.
+    """
     named = {EXPERIMENT: run.overrides[EXPERIMENT]} if EXPERIMENT in run.overrides else {}
-    return named | {key: value for key, value in flatten(run.config or {}).items() if not under(key, NO_MATTER)}
+    settings = {key: value for key, value in flatten(run.config).items() if not under(key, neutral)}
+    return Configured(run, named | settings)
 
 
-def in_tables(run: FoundRun) -> bool:
-    """True for a run that a table can place: its configuration is known."""
-    return run.config is not None
-
-
-def merge_repeats(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[tuple[FoundRun, FoundRun]]]:
-    """Runs of one configuration and seed as one.
+def merge_repeats(found: Sequence[Configured]) -> tuple[list[Configured], list[tuple[FoundRun, FoundRun]]]:
+    """Merge runs of one configuration and seed.
 
     Returns:
-        The runs that are left, and pairs of a run that was repeated and the later one that stands for it.
+        The runs that are left, and pairs of a repeated run and the later run that replaces it.
     """
-    flat = [settings_of(run) for run in runs]
-    told_apart_by = [EXPERIMENT, *varied(flat)]  # not by what only some have, such as a variant or a newer setting
-    by_settings: dict[tuple[str | None, ...], list[FoundRun]] = {}
-    for run, settings in zip(runs, flat, strict=True):
-        by_settings.setdefault(tuple(settings.get(key) for key in told_apart_by), []).append(run)
-    kept, repeated = [], []
+    told_apart_by = [EXPERIMENT, *_varied(found)]  # not by what only some have, such as a variant or a newer setting
+    by_settings: dict[tuple[str | None, ...], list[Configured]] = {}
+    for one in found:
+        by_settings.setdefault(tuple(one.settings.get(key) for key in told_apart_by), []).append(one)
+    merged, repeated = [], []
     for same in by_settings.values():
-        done = [run for run in same if run.metrics is not None]
-        *earlier, last = sorted(done or same, key=lambda run: run.started.timestamp() if run.started else 0.0)
-        repeated += [(run, last) for run in same if run is not last]
-        rows = {name: row for run in [*earlier, last] for name, row in ((run.metrics or {}).get("rows") or {}).items()}
-        kept.append(last if last.metrics is None else replace(last, metrics={**last.metrics, "rows": rows}))
-    return kept, repeated
+        done = [one for one in same if one.run.metrics is not None]
+        *earlier, last = sorted(done or same, key=lambda one: one.run.started.timestamp() if one.run.started else 0.0)
+        repeated += [(one.run, last.run) for one in same if one is not last]
+        if last.run.metrics is not None:
+            rows = {name: row for one in [*earlier, last] for name, row in rows_of(one.run.metrics or {}).items()}
+            last = replace(last, run=replace(last.run, metrics={**last.run.metrics, "rows": rows}))
+        merged.append(last)
+    return merged, repeated
 
 
 def sections(
-    runs: Sequence[FoundRun], by: Sequence[str] = (), over: Sequence[str] = SEEDS, spread: str = "stderr"
+    found: Sequence[Configured], by: Sequence[str] = (), over: Sequence[str] = SEEDS, spread: Spread = "stderr"
 ) -> list[Section]:
-    """Splits runs into tables, and each table into settings.
+    """Split runs into tables, and each table into settings.
 
     Args:
-        runs: Runs whose configuration is known, without repeats.
+        found: Runs without repeats.
         by: Keys whose values are the settings of a table; whatever else differs makes tables of its own. Empty: one
             table for each experiment, its settings told apart by everything that differs.
         over: Keys to average over, with all below them.
@@ -122,19 +129,24 @@ def sections(
     Raises:
         ConfigError: A key of ``by`` or ``over`` occurs in no run, or in both.
     """
-    flat = [settings_of(run) for run in runs]
-    _check(flat, by, over)
-    others = [key for key in _order(flat, runs, varied(flat, over)) if not under(key, by)]
-    split_by = _telling(flat, others, _swept(runs))[0] if by else []
-    parts: dict[tuple[str, ...], list[int]] = {}
-    for index, settings in enumerate(flat):
+    check_keys(found, "--by", by)
+    check_keys(found, "--over", [key for key in over if key not in SEEDS])
+    if both := [key for key in by if under(key, over)]:
+        raise ConfigError(
+            f"--by {both[0]} is averaged over (--over {' '.join(over)}), so it cannot tell settings apart. "
+            "Leave it out of one of the two."
+        )
+    others = [key for key in _order(found, _varied(found, over)) if not under(key, by)]
+    split_by = _telling(found, others, _swept(found))[0] if by else []
+    parts: dict[tuple[str, ...], list[Configured]] = {}
+    for one in found:
+        settings = one.settings
         mark = tuple(settings.get(key, "") for key in split_by) if by else (_experiment(settings),)
-        parts.setdefault(mark, []).append(index)
-    found = []
-    for values, members in parts.items():
-        fixed = {key: value for key, value in zip(split_by, values, strict=False) if value}
-        found.append(_section(fixed, [runs[i] for i in members], [flat[i] for i in members], by, over, spread))
-    return found
+        parts.setdefault(mark, []).append(one)
+    return [
+        _section({key: value for key, value in zip(split_by, values, strict=False) if value}, part, by, over, spread)
+        for values, part in parts.items()
+    ]
 
 
 def _experiment(settings: Settings) -> str:
@@ -142,59 +154,47 @@ def _experiment(settings: Settings) -> str:
     return settings.get(EXPERIMENT) or _dataset(settings)
 
 
-def _swept(runs: Sequence[FoundRun]) -> set[str]:
+def _swept(found: Sequence[Configured]) -> set[str]:
     """Keys that were given more than one value on the command lines; they are always shown."""
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        for key, value in run.overrides.items():
-            values.setdefault(key, set()).add(value)
-    return {key for key, given in values.items() if len(given) > 1}
+    return {key for key, given in values_by_key(one.run.overrides for one in found).items() if len(given) > 1}
 
 
-def _order(flat: Sequence[Settings], runs: Sequence[FoundRun], keys: Iterable[str]) -> list[str]:
+def _order(found: Sequence[Configured], keys: Iterable[str]) -> list[str]:
     """Keys that were typed first (``loss=x`` types ``loss.name``), the others after them in their own order."""
-    typed = {name for run in runs for key in run.overrides for name in (key, f"{key}.name")}
+    typed = {name for one in found for key in one.run.overrides for name in (key, f"{key}.name")}
     return sorted(keys, key=lambda key: key not in typed)
 
 
 def _section(
-    fixed: Settings,
-    runs: list[FoundRun],
-    flat: list[Settings],
-    by: Sequence[str],
-    over: Sequence[str],
-    spread: str,
+    fixed: Settings, found: Sequence[Configured], by: Sequence[str], over: Sequence[str], spread: Spread
 ) -> Section:
-    differing = [*by, *(key for key in _order(flat, runs, varied(flat, over)) if key not in by)]
-    shown, implied = _telling(flat, differing, {*by, *_swept(runs)})
-    averaged = [key for key in dict.fromkeys(key for s in flat for key in s) if under(key, over)]
-    averaged = [key for key in averaged if key == "seed" or len({s.get(key) for s in flat}) > 1]
-    pairs: list[Run] = [
-        ({key: settings[key] for key in (*shown, *averaged) if key in settings}, _metrics(run))
-        for run, settings in zip(runs, flat, strict=True)
-    ]
-    total = aggregate(pairs, averaged, spread)
-    return Section(_title(fixed, flat, total["varied"]), fixed, total, runs, implied)
+    differing = [*by, *(key for key in _order(found, _varied(found, over)) if key not in by)]
+    shown, implied = _telling(found, differing, {*by, *_swept(found)})
+    averaged = [key for key in values_by_key(one.settings for one in found) if under(key, over)]
+    averaged = [key for key in averaged if key == "seed" or len({one.settings.get(key) for one in found}) > 1]
+    runs: list[Run] = []
+    for one in found:
+        run, settings = one.run, {key: one.settings[key] for key in (*shown, *averaged) if key in one.settings}
+        failed = {"error": f"{run.folder.name}: {run.problem}"}
+        runs.append((settings, failed if run.metrics is None else run.metrics))
+    table = aggregate(runs, averaged, spread)
+    return Section(_title(fixed, found, table.varied), fixed, table, implied)
 
 
-def _metrics(run: FoundRun) -> dict[str, Any]:
-    return run.metrics if run.metrics is not None else {"error": f"{run.folder.name}: {run.problem}"}
-
-
-def varied(flat: Sequence[Settings], over: Sequence[str] = ()) -> list[str]:
+def _varied(found: Sequence[Configured], over: Sequence[str] = ()) -> list[str]:
     """Keys with more than one value among the runs that have them, in their own order; not those under ``over``."""
-    keys = dict.fromkeys(key for settings in flat for key in settings)
-    return [
-        key for key in keys if not under(key, over) and len({settings[key] for settings in flat if key in settings}) > 1
-    ]
+    values = values_by_key(one.settings for one in found)
+    return [key for key, given in values.items() if len(given) > 1 and not under(key, over)]
 
 
-def _telling(flat: Sequence[Settings], keys: Sequence[str], always: set[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """The keys that tell the runs apart, in order, and those that say nothing more than an earlier one."""
+def _telling(
+    found: Sequence[Configured], keys: Sequence[str], always: set[str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """The keys that tell the runs apart, in order, and those that differ only where an earlier one does."""
     shown: list[str] = []
     implied: dict[str, list[str]] = {}
     for key in keys:
-        cause = next((other for other in shown if _follows(flat, other, key)), None) if key not in always else None
+        cause = next((other for other in shown if _follows(found, other, key)), None) if key not in always else None
         if cause is None:
             shown.append(key)
         else:
@@ -202,15 +202,16 @@ def _telling(flat: Sequence[Settings], keys: Sequence[str], always: set[str]) ->
     return shown, implied
 
 
-def _follows(flat: Sequence[Settings], cause: str, key: str) -> bool:
+def _follows(found: Sequence[Configured], cause: str, key: str) -> bool:
     """True if the value of ``key`` is the same wherever that of ``cause`` is."""
     values: dict[str | None, str | None] = {}
-    return all(values.setdefault(s.get(cause), s.get(key)) == s.get(key) for s in flat)
+    pairs = [(one.settings.get(cause), one.settings.get(key)) for one in found]
+    return all(values.setdefault(given, value) == value for given, value in pairs)
 
 
-def _title(fixed: Settings, flat: Sequence[Settings], by: Sequence[str]) -> str:
-    data = ", ".join(dict.fromkeys(_dataset(settings) for settings in flat))
-    if names := list(dict.fromkeys(settings[EXPERIMENT] for settings in flat if EXPERIMENT in settings)):
+def _title(fixed: Settings, found: Sequence[Configured], by: Sequence[str]) -> str:
+    data = ", ".join(dict.fromkeys(_dataset(one.settings) for one in found))
+    if names := dict.fromkeys(one.settings[EXPERIMENT] for one in found if EXPERIMENT in one.settings):
         data = f"{', '.join(names)}: {data}"
     told = (EXPERIMENT, "dataset", "backbone.name")
     others = ", ".join(f"{key} = {value}" for key, value in fixed.items() if not under(key, told))
@@ -225,26 +226,20 @@ def _dataset(settings: Settings) -> str:
     return (name if path == "null" else f"{name} {stem}") + ("" if backbone == "none" else f" through {backbone}")
 
 
-def check_keys(flat: Sequence[Settings], option: str, keys: Iterable[str]) -> None:
-    """Refuses keys that no run has.
+def check_keys(found: Sequence[Configured], option: str, keys: Iterable[str]) -> None:
+    """Refuse keys by which no run can be told from another.
 
     Raises:
-        ConfigError: Naming the option, the key and the nearest one.
+        ConfigError: No run has the key, or the key changes no result.
     """
-    known = list(dict.fromkeys(key for settings in flat for key in settings))
+    known = list(values_by_key(one.settings for one in found))
+    configs = {key for one in found for key in flatten(one.run.config)}
     for key in keys:
-        if under(key, NO_MATTER):
-            raise ConfigError(f"{option} {key}: runs are not told apart by it, since it changes no result.")
-        if flat and not any(name == key or (option == "--over" and under(name, [key])) for name in known):
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f" did you mean {near[0]}?" if near else " keys are those of a run's config.yaml."
-            raise ConfigError(f"{option} {key}: no run has this setting;{hint}")
-
-
-def _check(flat: Sequence[Settings], by: Sequence[str], over: Sequence[str]) -> None:
-    check_keys(flat, "--by", by)
-    check_keys(flat, "--over", [key for key in over if key not in SEEDS])
-    if both := [key for key in by if under(key, over)]:
-        raise ConfigError(
-            f"--by {both[0]}: it is averaged over (--over {' '.join(over)}); leave it out of one of them."
-        )
+        below = [name for name in known if under(name, [key])]
+        if not found or key in below or (below and option == "--over"):
+            continue
+        if not below and any(under(name, [key]) for name in configs):
+            raise ConfigError(f"{option} {key} does not tell runs apart, because it changes no result. Leave it out.")
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "The keys are those of a run's config.yaml."
+        raise ConfigError(f"{option} {key} is a setting that no run has. {hint}")

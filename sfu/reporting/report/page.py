@@ -6,102 +6,50 @@ from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sfu
 from sfu.reporting import format as fmt
+from sfu.reporting import words
+from sfu.reporting.columns import cells_of, column_of, metrics_in
+from sfu.reporting.pictures.choose import Picture
 from sfu.reporting.report.build import Report, limits, public
-from sfu.reporting.report.grouping import Section
-from sfu.reporting.report.pictures import Picture
-from sfu.reporting.report.verdicts import verdicts
-from sfu.reporting.sweep_export import cells_of, heading_of, marked, metric_keys
-from sfu.reporting.sweep_words import count_of, gaps_in_data, headline, setting_of
+from sfu.reporting.verdict import verdicts
+from sfu.results.rows import is_number
 from sfu.results.run_folder import FoundRun
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-COLUMNS = ("distance", "test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "agreement", "seconds")
-"""The telling one first: a telephone shows two without scrolling."""
+SHOWN = ("distance", "test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "agreement", "seconds")
+"""Distance comes first, because a telephone shows two columns without scrolling."""
 SEES = {"none": "nothing", "forget": "forget set", "stored": "stored summary", "retained": "retained data"}
 
 
-def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]], made: datetime | None = None) -> str:
-    """The whole page.
-
-    Args:
-        report: What to say.
-        drawn: What ``pictures_of`` returned for each section.
-        made: The time in its last line; None: now.
-    """
+def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) -> str:
+    """Return the whole page; ``drawn`` is what ``pictures_of`` returned for each section."""
     from jinja2 import Environment, StrictUndefined
 
     here = resources.files("sfu.reporting.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "public": public, "data_uri": _data_uri}
     template = environment.from_string((here / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
-        title=report.title,
-        style=(here / "page.css").read_text(encoding="utf-8"),
-        sections=[_section(s, *found) for s, found in zip(report.sections, drawn, strict=True)],
-        settings=report.settings(),
-        versions=report.versions(),
+        report=report,
+        sections=list(zip(report.sections, drawn, strict=True)),
+        shown=[[key for key in SHOWN if key in metrics_in(section.table)] for section in report.sections],
         limits=limits(report),
-        troubled=[_run(report, run) for run in report.troubled],
-        repeated=[(report.name_of(old), report.name_of(new)) for old, new in report.repeated],
-        runs=[_run(report, run) for run in report.runs],
-        n_finished=len(report.finished),
-        seconds=fmt.seconds(sum(_seconds(run) for run in report.finished)),
-        made=f"{made or datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        seconds_of=lambda run: fmt.seconds(_seconds(run)).replace(fmt.MISSING, ""),
+        total_seconds=fmt.seconds(sum(_seconds(run) or 0.0 for run in report.finished)),
+        style=(here / "page.css").read_text(encoding="utf-8"),
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         sfu_version=sfu.__version__,
+        words=words,
+        verdicts=verdicts,
+        cells_of=cells_of,
+        column_of=column_of,
+        sees=SEES,
     )
-
-
-def _section(section: Section, pictures: list[Picture], left_out: list[str]) -> dict[str, Any]:
-    total = section.total
-    present = metric_keys(total)
-    keys = [key for key in COLUMNS if key in present]
-    return {
-        "title": section.title,
-        "verdicts": verdicts(total),
-        "headline": headline(total),
-        "implied": section.implied,
-        "headings": [heading_of(key) for key in keys],
-        "groups": [_group(section, group, keys) for group in total["groups"]],
-        "notes": _notes(total),
-        "gaps": gaps_in_data(total),
-        "pictures": [_picture(picture) for picture in pictures],
-        "left_out": left_out,
-    }
-
-
-def _group(section: Section, group: Any, keys: Sequence[str]) -> dict[str, Any]:
-    return {
-        "setting": setting_of(group),
-        "count": count_of(group),
-        "rows": [
-            {
-                "name": marked(name, row),
-                "sees": SEES.get(str(row["access"]), fmt.text(row["access"])),
-                "cells": cells,
-            }
-            for name, row, cells in cells_of(section.total, group, keys)
-        ],
-    }
-
-
-def _notes(total: Any) -> list[tuple[str, str, str]]:
-    """What each method noted, each text once: method, where, text."""
-    where: dict[tuple[str, str], list[str]] = {}
-    for group in total["groups"]:
-        for name, row in group["rows"].items():
-            for note in row["notes"]:
-                where.setdefault((name, note), []).append(setting_of(group))
-    n_groups = len(total["groups"])
-    return [
-        (name, "" if n_groups == 1 else "at every setting" if len(at) == n_groups else f"at {'; '.join(at)}", note)
-        for (name, note), at in where.items()
-    ]
 
 
 def _breakable(text: str) -> Markup:
@@ -111,26 +59,11 @@ def _breakable(text: str) -> Markup:
     return Markup(str(escape(text)).replace("_", "_<wbr>"))
 
 
-def _picture(picture: Picture) -> dict[str, str]:
-    uris = {
-        form: f"data:image/png;base64,{b64encode(png).decode('ascii')}"
-        for form, png in (("wide", picture.wide), ("narrow", picture.narrow))
-    }
-    return {"caption": picture.caption, "alt": picture.alt, "kind": picture.kind, **uris}
+def _data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{b64encode(png).decode('ascii')}"
 
 
-def _run(report: Report, run: FoundRun) -> dict[str, str]:
-    seconds = _seconds(run)
-    return {
-        "folder": report.name_of(run),
-        "state": run.state,
-        "started": "" if run.started is None else f"{run.started:%Y-%m-%d %H:%M}",
-        "seconds": fmt.seconds(seconds) if seconds else "",
-        "overrides": public(" ".join(f"{key}={value}" for key, value in run.overrides.items())),
-        "problem": public(run.problem or ""),
-    }
-
-
-def _seconds(run: FoundRun) -> float:
+def _seconds(run: FoundRun) -> float | None:
+    """How long a run took, where it is known."""
     seconds = ((run.metrics or {}).get("run") or {}).get("seconds")
-    return seconds if fmt.is_number(seconds) else 0.0
+    return seconds if is_number(seconds) else None

@@ -6,52 +6,52 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from sfu.files import replacing, write_text
-from sfu.reporting.export import csv_rows, escape_cell
-from sfu.reporting.layout import WORSE_STYLE
-from sfu.reporting.report.build import Report, Track, untracked
-from sfu.reporting.report.pictures import pictures_of
-from sfu.reporting.report.verdicts import verdicts
-from sfu.reporting.sweep_export import CSV_LEAD, latex_sweep_table, markdown_sweep_table, sweep_records
-from sfu.reporting.sweep_table import terminal_sweep_table
+from sfu.reporting.pictures.choose import pictures_of
+from sfu.reporting.report.build import Report, Track
+from sfu.reporting.report.page import html_page
+from sfu.reporting.terminal import WORSE_STYLE, indented, print_verdicts, terminal_table
+from sfu.reporting.text_tables import CSV_LEAD, csv_records, csv_rows, escape_cell, latex_table, markdown_table
+from sfu.reporting.verdict import verdicts
 
 PAGE, PICTURES = "report.html", "pictures"
-_LISTED = 8  # runs with a problem, or repeated, in the terminal
+_LISTED = 8
+"""Runs with a problem, or repeated, that the terminal lists."""
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Verdict, table and troubles of every section, for any console of 80 columns or more."""
+    """Print verdict, table and troubles of every section, for any console of 80 columns or more."""
     for section in report.sections:
         console.print(Text(section.title, style="bold reverse"))
-        for sentence in verdicts(section.total):
-            console.print(Text(sentence, style="bold"))
+        print_verdicts(section.table, console)
         console.print()
-        console.print(terminal_sweep_table(section.total), highlight=False)
+        console.print(terminal_table(section.table), highlight=False)
         for key, others in section.implied.items():
-            console.print(Text(f"With {key} also went: {', '.join(others)}.", style="dim"))
+            console.print(Text(f"Also different wherever {key} is: {', '.join(others)}.", style="dim"))
         console.print()
-    for title, lines in (
-        ("Runs with a problem:", [f"{run.folder} ({run.state}): {run.problem}" for run in report.unlisted]),
-        ("Repeated, so counted once:", [f"{old.folder}, by {new.folder}" for old, new in report.repeated]),
-    ):
-        if lines:
-            console.print(Text(title, style=WORSE_STYLE if "problem" in title else "bold"))
-            more = (
-                [f"and {len(lines) - _LISTED} more ({PAGE} lists all)"] if len(lines) > _LISTED + 1 else lines[_LISTED:]
-            )
-            for line in [*lines[:_LISTED], *more]:
-                console.print(Padding(Text(line, overflow="fold"), (0, 0, 0, 2), expand=False))
+    troubled = [f"{run.folder} ({run.state}): {run.problem}" for run in report.unlisted]
+    _print_list("Runs with a problem:", WORSE_STYLE, troubled, console)
+    repeated = [f"{old.folder}, replaced by {new.folder}" for old, new in report.repeated]
+    _print_list("Repeated, so counted once:", "bold", repeated, console)
+
+
+def _print_list(title: str, style: str, lines: Sequence[str], console: Console) -> None:
+    if len(lines) > _LISTED + 1:
+        lines = [*lines[:_LISTED], f"and {len(lines) - _LISTED} more ({PAGE} lists all)"]
+    if lines:
+        console.print(Text(title, style=style))
+    for line in lines:
+        console.print(indented(Text(line, overflow="fold")))
 
 
 def markdown_report(report: Report) -> str:
-    """Every section as Markdown: a heading, the verdict, the table of all metrics; then the troubles."""
+    """Return every section as Markdown: a heading, the verdict, the table of all metrics; then the troubles."""
     parts = [f"# {escape_cell(report.title)}"]
     for section in report.sections:
-        parts += [f"## {escape_cell(section.title)}", *map(escape_cell, verdicts(section.total))]
-        parts.append(markdown_sweep_table(section.total).rstrip())
+        parts += [f"## {escape_cell(section.title)}", *map(escape_cell, verdicts(section.table))]
+        parts.append(markdown_table(section.table).rstrip())
     if report.troubled:
         lines = [f"- {run.folder} ({run.state}): {run.problem}" for run in report.troubled]
         parts += ["## Runs with a problem", "\n".join(map(escape_cell, lines))]
@@ -59,31 +59,34 @@ def markdown_report(report: Report) -> str:
 
 
 def csv_report(report: Report) -> str:
-    """All sections as one table with the settings of all of them as columns; empty where a section has no such key."""
+    """Return all sections as one table with the settings of all of them as columns; empty where one has no such key."""
     records = [
-        {"section": section.title, **section.fixed, **section.total["fixed"], **record}
+        {"section": section.title, **section.fixed, **section.table.fixed, **record}
         for section in report.sections
-        for record in sweep_records(section.total)
+        for record in csv_records(section.table)
     ]
-    keys = dict.fromkeys(key for record in records for key in record)
-    metrics = [key for key in keys if key.rsplit(".", 1)[-1] in ("mean", "std", "stderr", "n") and "." in key]
-    settings = [key for key in keys if key not in metrics and key not in CSV_LEAD]
-    header = [*settings, *CSV_LEAD, *metrics]
+    settings = {key: None for section in report.sections for key in (*section.fixed, *section.table.fixed)}
+    settings |= {key: None for section in report.sections for key in section.table.varied}
+    metrics = {key: None for record in records for key in record if key not in {"section", *settings, *CSV_LEAD}}
+    header = ["section", *settings, *CSV_LEAD, *metrics]
     return csv_rows(header, [[record.get(key) for key in header] for record in records])
 
 
 def latex_report(report: Report) -> str:
-    r"""A ``tabular`` for each section, for a document with ``\usepackage{booktabs}``."""
-    parts = [f"% {' '.join(section.title.split())}\n{latex_sweep_table(section.total)}" for section in report.sections]
-    return "\n".join(parts)
+    r"""Return a ``tabular`` for each section, for a document with ``\usepackage{booktabs}``."""
+    return "\n".join(
+        f"% {' '.join(section.title.split())}\n{latex_table(section.table)}" for section in report.sections
+    )
 
 
 TEXTS = {"markdown": markdown_report, "csv": csv_report, "latex": latex_report}
 FILES = {"markdown": "tables.md", "csv": "tables.csv", "latex": "tables.tex"}
 
 
-def save_report(report: Report, folder: Path, curves: Sequence[str] = (), track: Track = untracked) -> list[Path]:
-    """Writes report.html, tables.md, tables.csv, tables.tex and the pictures as PNG.
+def save_report(
+    report: Report, folder: Path, curves: Sequence[str] = (), track: Track = lambda items, _: items
+) -> list[Path]:
+    """Write report.html, tables.md, tables.csv, tables.tex and the pictures as PNG.
 
     Args:
         report: What to write.
@@ -97,9 +100,7 @@ def save_report(report: Report, folder: Path, curves: Sequence[str] = (), track:
     Raises:
         ArtifactError: A file cannot be written.
     """
-    from sfu.reporting.report.page import html_page
-
-    drawn = [pictures_of(section.total, curves) for section in report.sections]
+    drawn = [pictures_of(section.table, curves) for section in report.sections]
     for picture in track([picture for pictures, _ in drawn for picture in pictures], "drawing"):
         _ = picture.wide, picture.narrow
     written = [folder / PAGE]

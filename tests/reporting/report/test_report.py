@@ -14,17 +14,13 @@ from PIL import Image
 from rich.console import Console
 
 from sfu.errors import DataError
-from sfu.reporting.aggregate import aggregate
-from sfu.reporting.export import escape_cell
-from sfu.reporting.plane_plot import plane_figure, plane_points
+from sfu.reporting.pictures.choose import pictures_of
 from sfu.reporting.report import page, write
 from sfu.reporting.report.build import Report, build_report, limits
-from sfu.reporting.report.pictures import along, pictures_of
-from sfu.reporting.report.verdicts import verdicts
-from sfu.reporting.sweep_export import escape_latex, latex_sweep_table
+from sfu.reporting.text_tables import escape_cell
+from sfu.reporting.verdict import verdicts
 
-from ..samples import good_run, make_row, sweep_runs, without_retrained
-from ..test_plot import overlapping_texts, shown_ticks
+from ..samples import good_run, make_row
 from .folders import config_with, killed_status, write_run, write_sweep
 from .html_checks import check
 
@@ -60,9 +56,9 @@ def test_every_run_is_in_a_table_or_named_with_its_trouble(tmp_path: Path) -> No
     assert told["damaged"][1].startswith("metrics.json cannot be read (Unterminated")
     assert told["settingless"][1].startswith("config.yaml cannot be read")
     (section,) = report.sections
-    half = next(g for g in section.total["groups"] if g["overrides"] == {"forget.fraction": "0.1"})
-    assert (half["n"], half["n_failed"]) == (4, 4)
-    assert half["rows"]["closed_form"]["metrics"]["mia"]["missing"] == 1
+    half = next(g for g in section.table.groups if g.overrides == {"forget.fraction": "0.1"})
+    assert (half.n, half.n_failed) == (4, 4)
+    assert half.rows["closed_form"]["mia"].missing == 1
     parsed = check(bare(report))
     for text in ("killed midway", "has schema 2", "closed_form at forget.fraction = 0.1: mia over 3 of 4 runs"):
         assert text in parsed.text
@@ -72,48 +68,16 @@ def test_every_run_is_in_a_table_or_named_with_its_trouble(tmp_path: Path) -> No
 
 def test_no_run_at_all_and_none_with_results(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no runs in .*empty: a run's folder holds status\.json"):
+    with pytest.raises(DataError, match=r"no runs in .*empty\. A run's folder holds status\.json"):
         build_report([tmp_path / "empty"])
     write_run(tmp_path / "killed", None, **killed_status())
     report = build_report([tmp_path])
-    assert verdicts(report.sections[0].total) == ["No run finished, so nothing can be said."]
+    assert verdicts(report.sections[0].table) == ["No run finished."]
     assert "killed midway" in check(bare(report)).text
     write_run(tmp_path / "alone" / "x", None, **killed_status()).joinpath("config.yaml").unlink()
     report = build_report([tmp_path / "alone"])
     assert report.sections == []
-    assert "Nothing could be put into a table" in check(bare(report)).text
-
-
-def test_the_verdict_counts_settings_and_names_ties() -> None:
-    total = aggregate(sweep_runs(), spread="stderr")
-    assert verdicts(total) == [
-        "Closest to Retrained without source data: unlearned_minus at all 3 settings, distance 0.311 to 0.369, "
-        "test accuracy -0.1 to +0.1 points from Retrained.",
-        "Worse than doing nothing: unlearned_minus_paper at all 3 settings (distance 817 to 970).",
-    ]
-    noisy = [({"seed": str(seed)}, good_run()) for seed in range(3)]
-    for (_, run), distance in zip(noisy, (0.2, 0.35, 0.5), strict=True):
-        run["rows"]["closed_form"]["distance"] = distance
-    assert "unlearned_minus (not told apart from closed_form), distance 0.305" in verdicts(aggregate(noisy))[0]
-    clear = [({"x": "2", "seed": str(seed)}, good_run()) for seed in range(3)]
-    both = aggregate([*(({"x": "1", **overrides}, run) for overrides, run in noisy), *clear])
-    assert "unlearned_minus (not told apart from closed_form at 1 of them) at both settings" in verdicts(both)[0]
-
-
-def test_verdicts_that_are_not_a_success() -> None:
-    withheld = good_run()
-    withheld["rows"] = {
-        "original": withheld["rows"]["original"],
-        "closed_form": make_row(73.8, 74.6, 74.8, 50.6, 1.0, applied=False),
-    }
-    assert verdicts(aggregate([({}, withheld)])) == [
-        "No source-free method came closer to Retrained than doing nothing.",
-        "Withheld, because it was predicted not to help: closed_form.",
-    ]
-    assert "No distance to Retrained is known" in verdicts(aggregate([({}, without_retrained())]))[0]
-    only = good_run()
-    only["rows"] = {"original": only["rows"]["original"]}
-    assert verdicts(aggregate([({}, only)])) == ["No source-free method was run."]
+    assert "No run could be put into a table" in check(bare(report)).text
 
 
 def test_limits_begin_with_what_is_peculiar(tmp_path: Path) -> None:
@@ -126,52 +90,6 @@ def test_limits_begin_with_what_is_peculiar(tmp_path: Path) -> None:
     other["run"]["versions"] = {"torch": "1.0"}
     write_run(once / "1", other, config_with(seed=1))
     assert any("different versions" in line for line in limits(build_report([once])))
-
-
-def test_curves_follow_one_number_while_all_else_is_the_same() -> None:
-    runs = [({**overrides, "l2": l2}, found) for l2 in ("0.1", "1") for overrides, found in sweep_runs()]
-    total = aggregate(runs)
-    parts = list(along(total, "forget.fraction"))
-    assert [(part["at"], part["n_runs"], len(part["failed"])) for part in parts] == [
-        ({"l2": "0.1"}, 9, 1),
-        ({"l2": "1"}, 9, 1),
-    ]
-    assert [group["overrides"] for group in parts[0]["groups"]] == [
-        {"forget.fraction": f} for f in ("0.05", "0.1", "0.15")
-    ]
-    kinds = [picture.kind for picture in pictures_of(total)[0]]
-    assert kinds == ["curve", "curve", "plane", "bars"]
-    assert [p.kind for p in pictures_of(total, ["l2"])[0]] == ["curve"] * 3 + ["plane", "bars"]
-    assert list(along(total, "seed")) == []
-    many, left_out = pictures_of(aggregate([({**o, "x": str(i)}, m) for i in range(8) for o, m in sweep_runs()]))
-    assert len([picture for picture in many if picture.kind == "curve"]) == 6
-    assert len(left_out) == 8 + 3 - 6
-    assert left_out[0].startswith("Not drawn: Test accuracy and distance to Retrained against")
-
-
-def test_the_plane_has_every_point_and_its_spread() -> None:
-    total = aggregate(sweep_runs(), spread="stderr")
-    points = plane_points(total, "unlearned_minus")
-    assert points[1][:2] == (pytest.approx(0.305 * 1.12), pytest.approx(-0.1 + 0.12))
-    assert points[1][2] == pytest.approx(0.305 * 0.02 / 3**0.5)
-    (axes,) = plane_figure(total).axes
-    assert len(axes.get_legend_handles_labels()[1]) == 6
-    assert plane_points(aggregate([({}, without_retrained())]), "original") == []
-
-
-@pytest.mark.parametrize("narrow", [False, True])
-def test_no_label_covers_another_and_none_leaves_the_picture(narrow: bool) -> None:
-    found, _ = pictures_of(aggregate(sweep_runs(), spread="stderr"))
-    for picture in [p for kind in ("curve", "plane", "bars") for p in found if p.kind == kind][:3]:
-        figure = picture.draw(narrow)
-        assert overlapping_texts(figure) == []
-        assert figure.get_figwidth() <= (4.4 if narrow else 13.1)
-        for axes in figure.axes:
-            for text in (*shown_ticks(axes), axes.xaxis.label, axes.yaxis.label):
-                if not text.get_text():
-                    continue
-                assert text.get_window_extent().x0 >= -1
-                assert text.get_window_extent().x1 <= figure.bbox.width + 1
 
 
 @pytest.fixture(scope="module")
@@ -210,26 +128,6 @@ def test_csv_is_one_table_with_the_settings_of_all_sections(tmp_path: Path) -> N
     assert {r["forget.fraction"] for r in rows if r["section"] == "features f.npz"} == {""}
 
 
-def test_latex_has_booktabs_and_escapes() -> None:
-    text = latex_sweep_table(aggregate(sweep_runs()))
-    for command in (
-        r"\toprule",
-        r"\midrule",
-        r"\bottomrule",
-        r"\begin{tabular}{lrrrrr}",
-        r"\multicolumn{6}{l}{\emph{forget.fraction = 0.1}} \\",
-    ):
-        assert command in text
-    assert "\noriginal & $75.0 \\pm 0.2$" in text  # 73.8 + 1 + 0.2
-    assert r"unlearned\_minus & $\mathbf{74.8 \pm 0.2}$" in text
-    assert r"$897 \pm 16$$^\dagger$" in text
-    assert "% failed: forget.fraction=0.15 seed=2" in text
-    assert escape_latex("a_b%$&#{}~^\\") == r"a\_b\%\$\&\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
-    big = good_run()
-    big["rows"]["closed_form"]["distance"] = 1.2e8
-    assert r"$1.2 \times 10^{8}$" in latex_sweep_table(aggregate([({}, big)]))
-
-
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)> | \\input{x} [red] {{ 7*7 }}'
 
 
@@ -245,7 +143,7 @@ def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
     assert parsed.images() == []
     assert escape_cell(HOSTILE) in write.markdown_report(report)
     assert "\\input" not in re.sub(r"^%.*$", "", write.latex_report(report), flags=re.M)
-    for picture in pictures_of(report.sections[0].total)[0]:
+    for picture in pictures_of(report.sections[0].table)[0]:
         assert picture.draw(True) is not None
 
 
@@ -293,4 +191,4 @@ def test_many_repeated_runs_do_not_bury_the_verdict_in_the_terminal(tmp_path: Pa
     write.print_report(build_report([tmp_path]), console)
     text = console.export_text()
     assert "and 4 more (report.html lists all)" in text
-    assert text.count(", by ") == 8
+    assert text.count(", replaced by ") == 8

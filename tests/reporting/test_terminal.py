@@ -1,43 +1,33 @@
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from sfu.reporting.table import print_run, terminal_table
+from sfu.reporting.terminal import print_run, terminal_table
+from sfu.results.aggregate import aggregate, table_of_run
 
-from .samples import catastrophic_run, good_run, make_metrics, make_row, ten_methods, without_retrained
-
-
-def render(renderable: Any, width: int, encoding: str = "utf-8", color: bool = False) -> str:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
-    console = Console(
-        width=width, file=file, color_system="standard" if color else None, force_terminal=color, legacy_windows=False
-    )
-    if callable(renderable):
-        renderable(console)
-    else:
-        console.print(renderable)
-    file.flush()
-    return raw.getvalue().decode(encoding)
+from .samples import (
+    catastrophic_run,
+    forgotten_class,
+    good_run,
+    make_metrics,
+    make_row,
+    render,
+    shifted,
+    sweep_runs,
+    ten_methods,
+    without_retrained,
+)
 
 
-def forgotten_class() -> dict[str, Any]:
-    """The widest numbers that can occur: forgetting a class takes its accuracy from 100 to 0."""
-    metrics = make_metrics(
-        original=make_row(100.0, 100.0, 100.0, 100.0, 1.0, "none"),
-        retrained=make_row(0.0, 100.0, 0.0, 50.0, 0.0, "retained"),
-        unlearned_plus_adam=make_row(100.0, 0.0, 100.0, 100.0, 1.00031, "retained", retain_gradient_norm=2.5e-11),
-        unlearned_minus_paper=make_row(100.0, 100.0, 100.0, 100.0, 99999.0, seconds=12345.6, peak_memory_mb=123456.0),
-    )
-    for row in metrics["rows"].values():
-        row.update(test_gap=-99.9, remain_gap=-99.9, forget_gap=100.0, mia_gap=-50.0)
-    metrics["run"]["forget"] = {"kind": "classes", "fraction": None, "classes": [3, 5]}
-    return metrics
+def table_text(metrics: dict[str, Any], width: int, **options: Any) -> str:
+    return render(terminal_table(table_of_run(metrics)), width, **options)
+
+
+def printed(metrics: dict[str, Any], width: int, folder: str | Path = "out", **options: Any) -> str:
+    return render(lambda console: print_run(metrics, folder, console), width, **options)
 
 
 RUNS = {
@@ -53,7 +43,7 @@ RUNS = {
 @pytest.mark.parametrize("width", [80, 110, 200])
 def test_nothing_is_wider_than_the_console_and_nothing_is_cut(name: str, width: int) -> None:
     metrics = RUNS[name]()
-    text = render(lambda console: print_run(metrics, "out", console), width)
+    text = printed(metrics, width)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert "…" not in text
     for method in metrics["rows"]:
@@ -62,7 +52,7 @@ def test_nothing_is_wider_than_the_console_and_nothing_is_cut(name: str, width: 
 
 def test_the_table_alone_has_no_line_over_80_even_with_trailing_blanks() -> None:
     for make in RUNS.values():
-        assert max(len(line) for line in render(terminal_table(make()), 80).splitlines()) <= 80
+        assert max(len(line) for line in table_text(make(), 80).splitlines()) <= 80
 
 
 def line_of(text: str, method: str) -> str:
@@ -70,7 +60,7 @@ def line_of(text: str, method: str) -> str:
 
 
 def test_values_gaps_and_marks_without_colour() -> None:
-    text = render(terminal_table(catastrophic_run()), 80)
+    text = table_text(catastrophic_run(), 80)
     assert line_of(text, "unlearned_minus").split() == [
         *("unlearned_minus", "73.6", "-0.1", "74.3", "-0.1*", "73.9", "+0.1", "50.3", "+0.2", "0.305*")
     ]
@@ -87,8 +77,16 @@ def test_values_gaps_and_marks_without_colour() -> None:
     assert "= not (all) applied" not in text
 
 
+def test_a_row_that_failed_is_listed_with_its_error() -> None:
+    metrics = good_run()
+    metrics["rows"]["gkt"] = {"applied": False, "details": {}, "note": "failed: x", "error": "SolverError: no"}
+    text = printed(metrics, 80)
+    assert "Failed:\n  gkt: SolverError: no\n" in text
+    assert "Averaged over fewer runs" not in text
+
+
 def test_a_row_keeps_both_flags() -> None:
-    text = render(terminal_table(forgotten_class()), 80)
+    text = printed(forgotten_class(), 80)
     assert line_of(text, "unlearned_plus_adam").startswith("r!")
     assert "1.0003!" in text
     assert "classes 3, 5" in text
@@ -97,19 +95,19 @@ def test_a_row_keeps_both_flags() -> None:
 def test_a_withheld_step_is_marked() -> None:
     metrics = good_run()
     metrics["rows"]["closed_form"].update(applied=False, distance=1.0)
-    text = render(terminal_table(metrics), 80)
+    text = table_text(metrics, 80)
     assert line_of(text, "closed_form").startswith("= ")
     assert "= not (all) applied" in text
 
 
 @pytest.mark.parametrize("make", [catastrophic_run, forgotten_class])
 def test_decimal_points_stand_under_each_other(make: Any) -> None:
-    text = render(terminal_table(make()), 80)
+    text = table_text(make(), 80)
     assert len({line_of(text, name).index(".") for name in make()["rows"]}) == 1  # 100.0 over 0.0
 
 
 def test_wide_console_shows_more() -> None:
-    narrow, wide = (render(terminal_table(forgotten_class()), width) for width in (80, 110))
+    narrow, wide = (table_text(forgotten_class(), width) for width in (80, 110))
     for heading in ("agree", "|grad|", "seconds", "MB"):
         assert heading in wide
         assert heading not in narrow
@@ -117,13 +115,14 @@ def test_wide_console_shows_more() -> None:
 
 
 def test_colour_marks_best_and_worse() -> None:
-    text = render(terminal_table(catastrophic_run()), 80, color=True)
+    text = table_text(catastrophic_run(), 80, color=True)
     assert "\x1b[1;31m801!" in text
     assert "\x1b[1;32m0.305*" in text
 
 
 def test_headline_says_what_was_forgotten() -> None:
-    first = render(terminal_table(good_run()), 80).splitlines()[0]
+    first, machine, *_ = printed(good_run(), 80).splitlines()
+    assert machine == "cpu, float64, 12.3 s"
     assert first == "digits: forgot 144 of 1437 examples (random 10 %), l2 0.0005, seed 0"
 
 
@@ -131,7 +130,7 @@ def test_long_names_fold_without_losing_a_character() -> None:
     metrics = catastrophic_run()
     name = "unlearned_minus_with_augmented_forget_images"
     metrics["rows"][name] = metrics["rows"].pop("closed_form")
-    text = render(terminal_table(metrics), 80)
+    text = table_text(metrics, 80)
     lines = text.splitlines()
     assert max(len(line) for line in lines) <= 80
     start = next(index for index, line in enumerate(lines) if line[2:].startswith("unlearned_minus_with"))
@@ -139,26 +138,28 @@ def test_long_names_fold_without_losing_a_character() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60])
-def test_narrow_consoles_do_not_fail(width: int) -> None:
-    assert "0.305" in render(terminal_table(catastrophic_run()), width)
+def test_narrow_consoles_show_the_distance_and_no_line_is_wider(width: int) -> None:
+    for text in (table_text(catastrophic_run(), width), render(terminal_table(aggregate(sweep_runs())), width)):
+        assert max(len(line) for line in text.splitlines()) <= width
+    assert "0.305" in table_text(catastrophic_run(), width)
 
 
 def test_markup_in_names_and_notes_is_text() -> None:
     metrics = make_metrics(**{"[red]x[/red]": make_row(73.6, 74.4, 73.8, 50.1, 0.5, note="see [bold]note[/bold]")})
-    text = render(lambda console: print_run(metrics, "out", console), 80)
+    text = printed(metrics, 80)
     assert "[red]x[/red]" in text
     assert "see [bold]note[/bold]" in text
 
 
 def test_ascii_terminal() -> None:
-    assert "0.305*" in render(lambda console: print_run(catastrophic_run(), "out", console), 80, encoding="ascii")
+    assert "0.305*" in printed(catastrophic_run(), 80, encoding="ascii")
 
 
 def test_print_run_says_the_verdict_the_notes_and_the_files(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "result.png").write_text("")
     (tmp_path / "wandb").mkdir()
-    text = render(lambda console: print_run(catastrophic_run(), tmp_path, console), 300)
+    text = printed(catastrophic_run(), 300, tmp_path)
     assert "Closest to Retrained without source data: unlearned_minus" in text
     assert "Worse than doing nothing: unlearned_minus_paper (distance 801)." in text
     assert "  unlearned_minus_paper: loss fit: 1000 equations for 2080 unknowns" in text
@@ -168,4 +169,58 @@ def test_print_run_says_the_verdict_the_notes_and_the_files(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("metrics", [{}, {"rows": {}}, {"rows": {"x": {}}}, {"run": {"data": {}}, "rows": {"x": {}}}])
 def test_missing_everything(metrics: dict[str, Any]) -> None:
-    assert render(lambda console: print_run(metrics, "out", console), 80)
+    assert printed(metrics, 80)
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_no_line_of_a_sweep_is_wider_and_no_name_is_cut(width: int) -> None:
+    text = render(terminal_table(aggregate(sweep_runs())), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    names = [line[2:].split()[0] for line in text.splitlines() if line[2:].strip()]
+    assert names.count("unlearned_minus_paper") == 3
+    assert names.count("retrained") == 3
+
+
+def test_values_of_a_sweep_by_hand() -> None:
+    text = render(terminal_table(aggregate(sweep_runs())), 80)
+    lines = text.splitlines()
+    start = lines.index("forget.fraction = 0.1  n = 3 (seed 0, 1, 2)")
+    row = next(line for line in lines[start:] if line[2:].startswith("unlearned_minus "))
+    # seeds add 1.0, 1.2 and 1.4 points to 73.6; distance 0.305 * (1.1, 1.12, 1.14)
+    assert "74.8 ± 0.2*" in row
+    assert "0.342 ± 0.006*" in row
+    bad = next(line for line in lines[start:] if line[2:].startswith("unlearned_minus_paper "))
+    assert bad.startswith("! ")
+    assert "897 ± 16!" in bad
+
+
+def test_failures_and_missing_values_are_listed() -> None:
+    text = " ".join(render(terminal_table(aggregate(sweep_runs())), 80).split())
+    assert "8 of 9 runs" in text
+    assert "n = 2 (seed 0, 1), 1 failed" in text
+    assert "forget.fraction=0.15 seed=2: SingularHessianError: head.l2 = 0" in text
+    assert "closed_form at forget.fraction = 0.05: every metric over 2 of 3 runs" in text
+    assert "Not shown at this width: remaining accuracy." in text
+
+
+def test_only_seeds_varied() -> None:
+    total = aggregate([({"seed": str(seed)}, shifted(good_run(), seed)) for seed in range(2)])
+    text = render(terminal_table(total), 80)
+    assert "n = 2 (seed 0, 1)" in text
+    assert "74.3 ± 0.7" in text  # original: 73.8 and 74.8
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_one_run_has_no_spread() -> None:
+    text = render(terminal_table(aggregate([({"seed": "0"}, good_run())])), 80)
+    assert "0.305*" in text
+    assert "0.305 ±" not in text
+
+
+def test_a_sweep_in_an_ascii_terminal() -> None:
+    assert "74.8 +- 0.2" in render(terminal_table(aggregate(sweep_runs())), 80, encoding="ascii")
+
+
+def test_nothing_finished() -> None:
+    assert "No run finished." in render(terminal_table(aggregate([({"seed": "0"}, None)])), 80)

@@ -1,0 +1,153 @@
+"""Which pictures a table deserves: curves over every swept number, the plane, and bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfu.reporting import format as fmt
+from sfu.reporting.pictures.bars import bar_figure, sweep_bar_figure
+from sfu.reporting.pictures.curves import curve_figure, numeric_key
+from sfu.reporting.pictures.drawing import png_of, save_figure
+from sfu.reporting.pictures.plane import plane_figure, plane_points
+from sfu.reporting.words import averaged, count_of, setting_of, spread_words
+from sfu.results.aggregate import Group, ResultTable, number_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_CURVES = 6
+MOST_BARS = 3
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a table.
+
+    Attributes:
+        kind: ``bars``, ``curve`` or ``plane``; the file's name begins with it.
+        caption: What it shows.
+        alt: The same in words and numbers, for readers who cannot see it.
+        draw: Makes the figure; True for the narrow form.
+    """
+
+    kind: str
+    caption: str
+    alt: str
+    draw: Callable[[bool], Figure]
+
+    @cached_property
+    def wide(self) -> bytes:
+        """The picture as PNG, panels side by side."""
+        return png_of(self.draw(False))
+
+    @cached_property
+    def narrow(self) -> bytes:
+        """The picture as PNG, panels one under the other."""
+        return png_of(self.draw(True))
+
+
+def save_sweep_plot(table: ResultTable, path: str | Path) -> Path:
+    """Draw a sweep into a file: curves with bands if one numeric key varies, else bars."""
+    key, title = numeric_key(table), averaged(table)
+    return save_figure(curve_figure(table, key, title) if key else sweep_bar_figure(table, title), path)
+
+
+def pictures_of(table: ResultTable, curves: Sequence[str] = ()) -> tuple[list[Picture], list[str]]:
+    """Choose the pictures of a table.
+
+    Curves are drawn over the keys of ``curves``. If it is empty, they are drawn over every key with three numbers or
+    more (with two, if none has more).
+
+    Returns:
+        The pictures, and a sentence for each that was left out because there were too many.
+    """
+    groups = [group for group in table.groups if group.rows]
+    if not groups:
+        return [], []
+    found = [_curve(part, key, at) for key in (curves or _worth_a_curve(table)) for at, part in along(table, key)]
+    drawn, left_out = found[:MOST_CURVES], [picture.caption for picture in found[MOST_CURVES:]]
+    if plane_points(table):
+        drawn.append(_plane(table))
+    drawn += [_bars(table, group) for group in groups] if len(groups) <= MOST_BARS else [_all_bars(table)]
+    return drawn, [f"Not drawn: {caption}" for caption in left_out]
+
+
+def _worth_a_curve(table: ResultTable) -> list[str]:
+    """Keys with three values or more or, if there is none, with two."""
+    sizes = {key: len({group.overrides[key] for group in table.groups}) for key in table.varied}
+    return [key for key, size in sizes.items() if size > 2] or list(sizes)
+
+
+def along(table: ResultTable, key: str) -> Iterator[tuple[dict[str, str], ResultTable]]:
+    """Yield the parts of a table in which nothing but one numeric key varies, each after its fixed setting."""
+    parts: dict[tuple[tuple[str, str], ...], list[Group]] = {}
+    for group in table.groups:
+        if group.rows and number_of(group.overrides.get(key, "")) is not None:
+            others = tuple((name, value) for name, value in group.overrides.items() if name != key)
+            parts.setdefault(others, []).append(group)
+    for others, groups in parts.items():
+        if len(groups) > 1:
+            failed = [job for job in table.failed if all(job["overrides"].get(k) == v for k, v in others)]
+            n_runs = sum(group.n for group in groups) + len(failed)
+            groups = [replace(group, overrides={key: group.overrides[key]}) for group in groups]
+            yield dict(others), replace(table, varied=[key], groups=groups, n_runs=n_runs, failed=failed)
+
+
+def _spans(table: ResultTable) -> str:
+    """The distances of every method, smallest to largest."""
+    found = []
+    for name in table.methods:
+        rows = [group.rows[name] for group in table.groups if name in group.rows]
+        known = [mean for row in rows if (mean := row.mean("distance")) is not None]
+        found += [f"{name} {fmt.compact(min(known))} to {fmt.compact(max(known))}"] if known else []
+    return "; ".join(found) or "unknown"
+
+
+def _curve(table: ResultTable, key: str, at: dict[str, str]) -> Picture:
+    setting = ", ".join(f"{name} = {value}" for name, value in at.items())
+    where = f" at {setting}" if setting else ""
+    caption = f"Test accuracy and distance to Retrained against {key}{where}; bands: {spread_words(table)}."
+    values = f"{table.groups[0].overrides[key]} to {table.groups[-1].overrides[key]}"
+    alt = f"Curves against {key} from {values}{where}. Distance to Retrained: {_spans(table)}."
+    title = averaged(table) + (f", {setting}" if setting else "")
+    return Picture("curve", caption, alt, lambda narrow: curve_figure(table, key, title, narrow))
+
+
+def _plane(table: ResultTable) -> Picture:
+    caption = (
+        "The distance-accuracy plane: Retrained is at the origin, the untouched head on the dashed line; a point for "
+        f"each setting; bars: {spread_words(table)}."
+    )
+    alt = f"Distance to Retrained against the gap in test accuracy. Distances: {_spans(table)}."
+    return Picture("plane", caption, alt, lambda narrow: plane_figure(table, averaged(table), narrow))
+
+
+def _bars(table: ResultTable, group: Group) -> Picture:
+    title = ", ".join(part for part in (setting_of(group), count_of(group)) if part)
+    values = [
+        f"{name} test {fmt.fixed(row.mean('test_accuracy'))} %, distance {fmt.compact(row.mean('distance'))}"
+        for name, row in group.rows.items()
+    ]
+    caption = f"Accuracies, membership inference and distance, {title}; error bars: {spread_words(table)}."
+    alt = f"Bars, {title}. {'; '.join(values)}."
+
+    def draw(narrow: bool) -> Figure:
+        return bar_figure(group.rows, lambda row, key: table.spread_of(row[key]), title, narrow)
+
+    return Picture("bars", caption, alt, draw)
+
+
+def _all_bars(table: ResultTable) -> Picture:
+    caption = f"Test accuracy and distance to Retrained at every setting; error bars: {spread_words(table)}."
+    values = [
+        f"{setting_of(group)}: "
+        + ", ".join(f"{name} {fmt.compact(row.mean('distance'))}" for name, row in group.rows.items())
+        for group in table.groups[:6]
+    ]
+    more = "" if len(table.groups) <= 6 else " The others are in the table."
+    alt = f"Bars. Distances at {'; at '.join(values)}.{more}"
+    return Picture("bars", caption, alt, lambda narrow: sweep_bar_figure(table, averaged(table), narrow))

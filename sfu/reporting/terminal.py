@@ -1,0 +1,218 @@
+"""Results in the terminal: one table for a run, a sweep or a section of a report, with as many columns as fit.
+
+Colour is never the only sign: every mark has a character of its own (see ``MARKS``). Where nothing was averaged, the
+gap to Retrained stands beside each value; elsewhere its spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sfu.reporting import format as fmt
+from sfu.reporting.columns import COLUMNS, GAPS, ResultCell, cells_of
+from sfu.reporting.verdict import verdicts
+from sfu.reporting.words import (
+    SCALE,
+    SIGNED,
+    count_of,
+    failures,
+    gaps_in_data,
+    headline,
+    machine_line,
+    remarks,
+    run_headline,
+    setting_of,
+)
+from sfu.results.aggregate import MethodResult, ResultTable, table_of_run
+from sfu.results.rows import Metrics
+
+BEST, WORSE, RETAINED, STORED, WITHHELD, ORACLE = "*", "!", "r", "s", "=", "o"
+MARKS = {
+    BEST: ("best source-free", "bold green"),
+    WORSE: ("worse than nothing", "bold red"),
+    RETAINED: ("sees retained data", "cyan"),
+    STORED: ("sees stored statistics", "cyan"),
+    WITHHELD: ("not (all) applied", "yellow"),
+    ORACLE: ("tuned on Retrained", "cyan"),
+}
+"""Each mark with its meaning and its style."""
+WORSE_STYLE = MARKS[WORSE][1]
+
+_FOLDED_NAME, _NARROWEST_NAME = 12, 8
+_SHOWN = ("test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "distance")
+_EXTRAS = ("test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
+_NAMES, _ALL_GAPS = "names", "gaps"
+_GIVEN_UP = (
+    "peak_memory_mb", "seconds", "retain_gradient_norm", "agreement", "test_gap", "mia_gap", "remain_accuracy",
+    _NAMES, _ALL_GAPS, "mia", "forget_accuracy",
+)  # fmt: skip
+"""What a narrow console does without, first to last; ``names``: long names are folded, ``gaps``: all gaps go."""
+_CHOICES = (frozenset(), frozenset({"mia_gap"}), *(frozenset(_GIVEN_UP[:n]) for n in range(1, len(_GIVEN_UP) + 1)))
+
+
+def flags_of(row: MethodResult) -> str:
+    """Return the marks before a method's name, for example ``r``, ``o!`` or nothing."""
+    reads = {"retained": RETAINED, "stored": STORED}.get(row.access or "", "")
+    tuned = ORACLE if row.is_tuned_on_retrained else ""
+    return reads + tuned + (WORSE if row.is_worse_than_nothing else WITHHELD if row.is_withheld else "")
+
+
+def _style_of(flags: str) -> str:
+    return next((MARKS[mark][1] for mark in (WORSE, RETAINED, STORED) if mark in flags), "")
+
+
+def legend(marks: Iterable[str]) -> Text | None:
+    """Return one line that explains the marks in use, or None if there are none."""
+    found = [
+        Text(mark, style=style).append(f" {meaning}", style="dim")
+        for mark, (meaning, style) in MARKS.items()
+        if mark in marks
+    ]
+    return Text("  ").join(found) if found else None
+
+
+def _column(heading: str, cells: Sequence[tuple[str, str, str]]) -> list[Text]:
+    """Return a heading and its cells, all of one width; value, gap and mark of each cell stand under those above."""
+    value, gap, mark = (max(map(cell_len, parts)) for parts in zip(*cells, strict=True))
+    bodies = [v.rjust(value) + (f" {g.rjust(gap)}" if gap else "") + m.ljust(mark) for v, g, m in cells]
+    width = max(cell_len(heading), cell_len(bodies[0]))
+    found = [Text((heading + " " * mark)[:width].rjust(width), no_wrap=True)]
+    for body, (_, _, m) in zip(bodies, cells, strict=True):
+        text = Text(body.rjust(width), no_wrap=True)
+        if m:
+            text.stylize(MARKS[m][1], len(text) - len(body.lstrip()))
+        found.append(text)
+    return found
+
+
+class _Body:
+    """The groups one under the other, with the same columns in all; the columns depend on the width."""
+
+    def __init__(self, table: ResultTable) -> None:
+        self.table = table
+        self.groups = [group for group in table.groups if group.rows]
+        self.rows = [item for group in self.groups for item in group.rows.items()]
+        self.flags = [flags_of(row) for _, row in self.rows]
+        self.averages = any(row.n > 1 for _, row in self.rows)
+
+    def _columns(self, cells: Sequence[Mapping[str, ResultCell]], given_up: frozenset[str]) -> list[list[Text]]:
+        """The columns of numbers without what was given up."""
+        gaps = {} if self.averages or _ALL_GAPS in given_up else GAPS
+        found = []
+        for key in (*_SHOWN, *_EXTRAS):
+            if key in given_up or (key == "test_gap" and not self.averages):
+                continue
+            gap = None if key == "mia" and "mia_gap" in given_up else gaps.get(key)
+            parts = []
+            for (name, row), line in zip(self.rows, cells, strict=True):
+                value = line[key].text.split()[0] if key == "test_gap" else line[key].text
+                beside = fmt.points(row.mean(gap)) if gap and name != "retrained" else ""
+                parts.append((value, beside, WORSE if line[key].worse else BEST if line[key].best else ""))
+            found.append(_column(COLUMNS[key].short, parts))
+        return found
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        keys, plus_minus = (*_SHOWN, *_EXTRAS), "+-" if options.ascii_only else "±"
+        lines = [line for group in self.groups for _, _, line in cells_of(self.table, group, keys, plus_minus)]
+        cells = [dict(zip(keys, line, strict=True)) for line in lines]
+        names = max(cell_len(name) for name in ["method", *(name for name, _ in self.rows)])
+        flags = max(map(len, self.flags))
+        for given_up in _CHOICES:
+            columns = self._columns(cells, given_up)
+            room = options.max_width - (flags + 1 if flags else 0) - sum(len(column[0]) + 1 for column in columns)
+            if room >= (min(names, _FOLDED_NAME) if _NAMES in given_up else names):
+                break
+        widths = flags, max(min(names, room), _NARROWEST_NAME)
+        yield self._grid(columns, range(0), *widths)
+        start = 0
+        for group in self.groups:
+            setting = setting_of(group)
+            if setting or group.over or group.n_failed:
+                lead = Text(f"{setting}  " if setting else "", style="bold")
+                yield lead.append(count_of(group), style="not bold dim")
+            yield self._grid(columns, range(start, start := start + len(group.rows)), *widths)
+        if hidden := [COLUMNS[key].name for key in _SHOWN if key in given_up]:
+            yield Text(f"Not shown at this width: {', '.join(hidden)}.", style="dim")
+        yield Text("")
+        marks = legend({*"".join(self.flags), *(BEST for line in lines for cell in line if cell.best)})
+        if marks is not None:
+            yield marks
+        if any(row.mean(key) is not None for _, row in self.rows for key in ("distance", "test_gap")):
+            signed = "test_gap" not in given_up if self.averages else _ALL_GAPS not in given_up
+            yield Text(f"{SIGNED} {SCALE}" if signed else SCALE, style="dim")
+
+    def _grid(self, columns: Sequence[Sequence[Text]], rows: range, flags: int, name_width: int) -> Table:
+        """Some rows, or the headings if there are none; names too long are folded, never truncated."""
+        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, show_header=not rows)
+        if flags:
+            grid.add_column("", width=flags, no_wrap=True)
+        grid.add_column("method", width=name_width, overflow="fold")
+        for head, *_ in columns:
+            grid.add_column(head, width=len(head), no_wrap=True)
+        for index in rows:
+            marks = Text.assemble(*((mark, MARKS[mark][1]) for mark in self.flags[index]))
+            name = Text(self.rows[index][0], style=_style_of(self.flags[index]), overflow="fold")
+            grid.add_row(*([marks] if flags else []), name, *(column[index + 1] for column in columns))
+        return grid
+
+
+def terminal_table(table: ResultTable, title: RenderableType | None = None) -> RenderableType:
+    """Return the table of a run or of many, its legend, what failed and what is missing.
+
+    The columns are chosen when it is printed. Test accuracy and distance are always shown; 60 characters are enough for
+    all but the remaining accuracy. Without a ``title``, the first line says how many runs there are.
+    """
+    parts = [title or Text(headline(table), style="bold"), Text("")]
+    body = _Body(table)
+    if not body.rows:
+        return Group(
+            *parts, Text("No run finished." if len(table.failed) == table.n_runs else "No rows."), *_lists(table)
+        )
+    return Group(*parts, body, *_lists(table))
+
+
+def _lists(table: ResultTable) -> Iterator[RenderableType]:
+    for title, lines, style in (
+        ("Averaged over fewer runs:", gaps_in_data(table), ""),
+        ("Failed:", failures(table), WORSE_STYLE),
+    ):
+        if lines:
+            yield Text(title, style=style or "bold")
+            yield from (indented(Text(line, style=style)) for line in lines)
+
+
+def indented(line: Text) -> Padding:
+    """Return a line of a list; what does not fit goes on under its beginning."""
+    return Padding(line, (0, 0, 0, 2), expand=False)
+
+
+def print_verdicts(table: ResultTable, console: Console) -> None:
+    """Print what the numbers say, a sentence a line."""
+    for sentence in verdicts(table):
+        console.print(Text(sentence, style=WORSE_STYLE if sentence.startswith("Worse") else "bold"))
+
+
+def print_run(metrics: Metrics, folder: str | Path, console: Console) -> None:
+    """Print the table of a run, the verdict, the methods' notes, and where the files were saved."""
+    table = table_of_run(metrics)
+    title, machine = Text(run_headline(metrics), style="bold"), machine_line(metrics)
+    title = Text("\n").join([title, Text(machine, style="dim")]) if machine else title
+    console.print(terminal_table(table, title), highlight=False)
+    console.print()
+    print_verdicts(table, console)
+    for name, _, note in remarks(table):
+        console.print(indented(Text(f"{name}: ", style="bold").append(note, style="not bold")))
+    path = Path(folder).absolute()
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    console.print(Text("Saved in ").append(str(shown), style="bold"), overflow="fold")
+    files = sorted(entry.name for entry in path.iterdir() if entry.is_file()) if path.is_dir() else []
+    if files:
+        console.print(indented(Text(", ".join(files), style="dim")))

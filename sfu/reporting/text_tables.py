@@ -1,0 +1,159 @@
+"""Results as Markdown, CSV and LaTeX (booktabs): the same renderers for a run, a sweep and a section of a report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sfu.reporting import format as fmt
+from sfu.reporting.columns import PRINTED, ResultCell, cells_of, column_of, metrics_in, tidy_table
+from sfu.reporting.verdict import verdicts
+from sfu.reporting.words import (
+    SCALE,
+    SIGNED,
+    failures,
+    gaps_in_data,
+    headline,
+    machine_line,
+    marked,
+    remarks,
+    run_headline,
+    setting_of,
+)
+from sfu.results.aggregate import ResultTable, table_of_run
+from sfu.results.rows import Metrics
+
+CSV_LEAD = ("method", "access", "tuning", "n", "n_applied")
+_STATISTICS = ("mean", "std", "stderr", "n")
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
+
+
+def escape_cell(value: str) -> str:
+    """Return text that cannot break a Markdown table: pipes escaped, one line."""
+    return " ".join(value.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
+def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, the first column left and the others right aligned."""
+    lines = [f"| {' | '.join(map(escape_cell, header))} |", f"|:---|{'---:|' * (len(header) - 1)}"]
+    lines += [f"| {' | '.join(map(escape_cell, row))} |" for row in rows]
+    return "\n".join(lines)
+
+
+def markdown_list(title: str, lines: Sequence[str]) -> list[str]:
+    """Return a titled list as one paragraph, or nothing if it is empty."""
+    return ["\n".join([title, "", *(f"- {escape_cell(line)}" for line in lines)])] if lines else []
+
+
+def csv_rows(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    r"""Return a CSV document at full precision, with ``\n`` line ends; a missing value is an empty cell."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([str(v).lower() if isinstance(v, bool) else v for v in row] for row in rows)
+    return buffer.getvalue()
+
+
+def markdown_table(table: ResultTable, title: str | None = None) -> str:
+    """Return every metric of every setting and method as Markdown, with what failed and what is missing.
+
+    The best source-free values are bold; a distance worse than doing nothing carries ``!``. Without a ``title``, the
+    first line says how many runs there are.
+    """
+    keys, several = metrics_in(table), table.n_runs > 1
+    tuned = any(row.tuning for row in table.results)
+    body = []
+    for group in table.groups:
+        for name, row, cells in cells_of(table, group, keys):
+            line = [*group.overrides.values(), marked(name, row), *([str(row.n)] if several else [])]
+            for cell in cells:
+                value = f"{cell.text} !" if cell.worse else f"**{cell.text}**" if cell.best else cell.text
+                line.append(value + (f" (n={cell.n})" if cell.n else ""))
+            applied = f"{row.n_applied} of {row.n}" if several else fmt.MISSING
+            applied = "yes" if row.n_applied == row.n else "no" if row.n_applied == 0 else applied
+            body.append([*line, row.access or fmt.MISSING, *([row.tuning or fmt.MISSING] if tuned else []), applied])
+    labels = ["Data seen", *(["Settings"] if tuned else []), "Applied"]
+    header = [*table.varied, "Method", *(["n"] if several else []), *(column_of(key).heading for key in keys), *labels]
+    parts = [f"**{escape_cell(title or headline(table))}**"]
+    parts.append(markdown_rows(header, body))
+    where = " at this setting" if table.varied else ""
+    parts.append(
+        f"{SIGNED} {SCALE} **Bold**: best among the methods without source data{where}. `!`: worse than doing nothing."
+    )
+    parts += markdown_list("Averaged over fewer runs:", gaps_in_data(table))
+    parts += markdown_list("Failed:", failures(table))
+    return "\n\n".join(parts) + "\n"
+
+
+def run_markdown(metrics: Metrics) -> str:
+    """Return a run as Markdown: headline, table, verdict and notes."""
+    table = table_of_run(metrics)
+    title = ", ".join(part for part in (run_headline(metrics), machine_line(metrics)) if part)
+    notes = [f"- `{name}`: {escape_cell(note)}" for name, _, note in remarks(table)]
+    return "\n\n".join([markdown_table(table, title).rstrip(), *map(escape_cell, verdicts(table)), *notes]) + "\n"
+
+
+def run_csv(metrics: Metrics) -> str:
+    """Return a run as CSV: a line a method, every scalar at full precision, a row's details as ``details.<key>``."""
+    return csv_rows(*tidy_table(metrics))
+
+
+def csv_records(table: ResultTable) -> list[dict[str, Any]]:
+    """Return a record for each setting and method: its settings, ``CSV_LEAD``, then ``<metric>.mean``, ``.std`` ..."""
+    keys = metrics_in(table)
+    return [
+        {
+            **group.overrides,
+            **dict(zip(CSV_LEAD, (name, row.access, row.tuning, row.n, row.n_applied), strict=True)),
+            **{f"{key}.{part}": getattr(row[key], part) for key in keys for part in _STATISTICS},
+        }
+        for group in table.groups
+        for name, row in group.rows.items()
+    ]
+
+
+def csv_table(table: ResultTable) -> str:
+    """Return a line for each setting and method: ``<metric>.mean``, ``.std``, ``.stderr`` and ``.n``."""
+    metrics = [f"{key}.{part}" for key in metrics_in(table) for part in _STATISTICS]
+    header = [*table.varied, *CSV_LEAD, *metrics]
+    return csv_rows(header, [[record[key] for key in header] for record in csv_records(table)])
+
+
+def escape_latex(text: str) -> str:
+    """Return text that LaTeX prints as it stands."""
+    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+
+def latex_table(table: ResultTable) -> str:
+    r"""Return the paper's columns and the distance as a ``tabular`` for ``\usepackage{booktabs}``.
+
+    A line in italics names each setting. Best source-free values are bold, distances worse than doing nothing carry a
+    dagger; accuracies and the attack are per cent.
+    """
+    keys = metrics_in(table, PRINTED)
+    header = ["Method", *(escape_latex(column_of(key).heading.removesuffix(" %")) for key in keys)]
+    lines = [rf"\begin{{tabular}}{{l{'r' * len(keys)}}}", r"\toprule", " & ".join(header) + r" \\"]
+    for group in table.groups:
+        lines.append(r"\midrule")
+        if setting := setting_of(group):
+            lines.append(rf"\multicolumn{{{len(header)}}}{{l}}{{\emph{{{escape_latex(setting)}}}}} \\")
+        for name, row, cells in cells_of(table, group, keys):
+            lines.append(" & ".join([escape_latex(marked(name, row)), *map(_latex_cell, cells)]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    comments = [headline(table), *(f"averaged over fewer runs: {line}" for line in gaps_in_data(table))]
+    comments += [f"failed: {line}" for line in failures(table)]
+    return "".join(f"% {' '.join(comment.split())}\n" for comment in comments) + "\n".join(lines) + "\n"
+
+
+def _latex_cell(cell: ResultCell) -> str:
+    if cell.text == fmt.MISSING:
+        return "--"
+    value = re.sub(r"(\d)e(-?\d+)", r"\1 \\times 10^{\2}", cell.text.replace("±", r"\pm"))
+    value = rf"$\mathbf{{{value}}}$" if cell.best else f"${value}$"
+    return value + (r"$^\dagger$" if cell.worse else "") + (f" ({cell.n})" if cell.n else "")

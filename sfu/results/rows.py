@@ -1,0 +1,45 @@
+"""Tidy rows: what a run says about each of its methods, one row a method, as metrics.json holds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
+
+Row = Mapping[str, Any]
+Metrics = Mapping[str, Any]
+"""The content of metrics.json."""
+
+LABELS = ("access", "tuning", "applied", "note", "details", "error")
+"""What a row says besides its metrics."""
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """True for a finite int or float; a bool, None, text, NaN or infinity is not a number here."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_scalar(value: Any) -> bool:
+    """True for what fits one table cell: text, a bool, a finite number, or None."""
+    return value is None or isinstance(value, (bool, str)) or is_number(value)
+
+
+def rows_of(metrics: Metrics) -> dict[str, Row]:
+    """Return the rows of a metrics.json by method, in their own order."""
+    return {str(name): row for name, row in (metrics.get("rows") or {}).items()}
+
+
+def flatten_row(row: Row) -> dict[str, Any]:
+    """Return a row's scalars, those of ``details`` as ``details.<key>``; leave out everything else."""
+    flat = {key: value for key, value in row.items() if key != "details" and is_scalar(value)}
+    details = row.get("details") or {}
+    return flat | {f"details.{key}": value for key, value in details.items() if is_scalar(value)}
+
+
+def flat_items(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a nested configuration as ``("head.l2", 0.001)``; lists and empty mappings are one value."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_items(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
