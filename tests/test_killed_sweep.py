@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_run import sfu
+from tests.experiment.cases import sfu
 
 SWEEP = ("-m", "seed=0,1", "logger=none", "methods=[original,closed_form]", "evaluation.membership_splits=2")
 

@@ -14,30 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 
-from sfu.cli import run as cli
-from sfu.experiment import sweep
 from sfu.experiment.job import line_of_job
 from sfu.heads.linear import LinearHead
+from tests.experiment.cases import sfu
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["logger=none", "methods=[original,retrained,closed_form]", "evaluation.membership_splits=2"]
-
-
-def sfu(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command in this process; returns its exit code."""
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["sfu", *arguments])
-    monkeypatch.setattr(sweep, "_sweep", None)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        GlobalHydra.instance().clear()
-    return 0
 
 
 def subprocess_sfu(where: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -151,10 +134,10 @@ def test_version(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("launcher", ["local_2", "submitit_local"])
-def test_jobs_side_by_side(tmp_path, launcher):
-    done = subprocess_sfu(tmp_path, "-m", "seed=0,1", f"launcher={launcher}", *QUICK, "hydra.sweep.dir=s")
-    assert done.returncode == 0, done.stderr
-    assert "n = 2" in done.stdout
+def test_jobs_side_by_side(tmp_path, monkeypatch, capsys, launcher):
+    monkeypatch.chdir(tmp_path)
+    assert sfu(monkeypatch, "-m", "seed=0,1", f"launcher={launcher}", *QUICK, "hydra.sweep.dir=s") == 0
+    assert "n = 2" in capsys.readouterr().out
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["n_runs"] == 2
 
 
@@ -229,16 +212,12 @@ def test_a_failed_run_is_recorded_as_failed(tmp_path, monkeypatch):
 
 
 def test_one_bad_row_fails_the_run_but_keeps_the_rest(tmp_path, monkeypatch, capsys):
-    from sfu.curvature.estimators.closed_form import ClosedForm
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("it broke")
-
-    monkeypatch.setattr(ClosedForm, "estimate", broken)
-    assert sfu(monkeypatch, *QUICK, f"hydra.run.dir={tmp_path}") == 1
-    assert "1 of 3 rows failed (closed_form: RuntimeError: it broke)" in capsys.readouterr().err
+    bad = ("methods=[original,retrained,fast]", "+variants.fast={base:neg_grad,settings:{lr:1000}}")
+    assert sfu(monkeypatch, *QUICK, *bad, f"hydra.run.dir={tmp_path}") == 1
+    assert "1 of 3 rows failed (fast: DivergedError: diverged at step" in capsys.readouterr().err
     rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
     assert rows["retrained"]["test_accuracy"] > 80
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
 
 def test_importing_sfu_is_quick_and_needs_neither_wandb_nor_cvxpylayers():

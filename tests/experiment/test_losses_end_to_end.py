@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sfu.errors import ConfigError, DataError
-from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.heads.linear import LinearHead
 from sfu.settings import Structure, Training
 from sfu.unlearning.rows import make_methods
-from tests.experiment.test_runner import config_for
+from tests.experiment.cases import config_for, run
 
 ROWS = ["original", "retrained", "unlearned_plus", "plus_2", "stored", "unlearned_minus", "closed_form"]
 TWO_STEPS = {"plus_2": {"base": "unlearned_plus", "settings": {"steps": 2}}}
@@ -23,7 +22,7 @@ def test_a_run_under_every_loss(loss, tmp_path, feature_file):
         head__store_curvature=True, head__bias=True, loss__smoothing=1.0, curvature__perturbations=None,
         forget__fraction=0.25, head__l2=1e-2,
     )  # fmt: skip
-    metrics = run(config, tmp_path, show_progress=False)
+    metrics = run(config, tmp_path)
     rows = metrics["rows"]
     assert not any(row.get("error") for row in rows.values())
     assert rows["plus_2"]["distance"] < 0.5 * rows["unlearned_plus"]["distance"] < 0.3
@@ -46,7 +45,7 @@ def test_certified_removal_as_a_row(tmp_path):
         head__objective_noise=10.0, forget__fraction=0.02, newton__batches=5, head__l2=1e-2,
         seeds__objective=3,
     )  # fmt: skip
-    metrics = run(config, tmp_path, show_progress=False)
+    metrics = run(config, tmp_path)
     assert metrics["run"]["seeds"]["objective"] == 3
     row = metrics["rows"]["certified_removal"]
     assert row["note"].startswith("epsilon 0.")
@@ -118,4 +117,4 @@ def test_class_weights_that_do_not_fit_the_data_are_refused_before_training(tmp_
     with pytest.raises(
         (ConfigError, DataError), match=r"loss\.class_weights=\[1\.0, 2\.0\] has 2 entries for 10 classes"
     ):
-        run(config_for(loss__name="softmax", loss__class_weights=[1, 2]), tmp_path, show_progress=False)
+        run(config_for(loss__name="softmax", loss__class_weights=[1, 2]), tmp_path)

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from sfu.config_files import group_options
-from sfu.experiment.runner import run
 from sfu.reporting.aggregate import aggregate
 from sfu.reporting.published import METRICS, published_table, published_tables
 from sfu.reporting.published_table import (
@@ -17,7 +16,7 @@ from sfu.reporting.published_table import (
     markdown_published_table,
     terminal_published_table,
 )
-from tests.experiment.test_configs import composed
+from tests.experiment.cases import composed, run
 from tests.reporting.samples import make_metrics, make_row
 
 SMALL = ("dataset=digits", "backbone=none", "logger=none", "curvature.perturbations=40", "forget.fraction=0.1")
@@ -38,7 +37,7 @@ OWN = {
 @pytest.mark.parametrize("experiment", [name for name in group_options("experiment") if name != ELSEWHERE])
 def test_every_experiment_runs_in_small(experiment, tmp_path):
     config = composed(f"experiment={experiment}", *SMALL, *OWN.get(experiment, ()), "head.l2=1e-3")
-    metrics = run(config, tmp_path / "run", show_progress=False)
+    metrics = run(config, tmp_path / "run")
     assert list(metrics["rows"]) == config.methods
     assert not any(row.get("error") for row in metrics["rows"].values())
     assert metrics["run"]["published"] == config.published

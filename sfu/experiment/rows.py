@@ -1,0 +1,146 @@
+"""The stages that run the methods, and the one that scores them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfu.data.backbones.backbone import NO_BACKBONE
+from sfu.data.features.augment import AugmentedImages
+from sfu.data.features.place import VIEWS, views_folder
+from sfu.data.seal import sealed
+from sfu.errors import ConfigError, SfuError
+from sfu.evaluation.evaluate import Evaluator
+from sfu.experiment.context import RunContext
+from sfu.experiment.record import describe_row
+from sfu.experiment.row_result import RowResult, read_row, run_method, write_row
+from sfu.heads.base import Head
+from sfu.request import Access, ForgetRequest, RetainedSet
+from sfu.results.artifacts import write_json
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.methods.retrained import Retrained
+from sfu.unlearning.tuning import nearest
+
+log = logging.getLogger(__name__)
+
+
+def check_augmentations(run: RunContext) -> None:
+    """Refuse methods that augment images where there are none.
+
+    Raises:
+        ConfigError: Naming the row.
+    """
+    for name, method in run.methods.items():
+        if method.augmentations and run.config.backbone.name == NO_BACKBONE:
+            raise ConfigError(
+                f"curvature.augment={list(method.augmentations)} (row {name}) augments images, but backbone=none reads "
+                "features. Choose a dataset of images and a backbone, or leave curvature.augment empty."
+            )
+
+
+def run_source_free_rows(run: RunContext) -> None:
+    """Run the methods that need no retained data, where the data can be neither loaded nor opened."""
+    allowed: list[Path] = []
+    if run.forget_images is not None:
+        allowed = [*run.forget_images.paths, views_folder(run.config.backbone)]
+    with sealed(run.sealed_paths, allowed=allowed):
+        views = _augment(run)
+        for name, method in run.methods.items():
+            if method.access is Access.RETAINED:
+                continue
+            request = run.request.without_summary() if method.access is Access.FORGET else run.request
+            if method.augmentations:
+                request = replace(request, views_VFD=torch.stack([views[view] for view in method.augmentations]))
+            _run_row(run, name, method, request, None)
+
+
+def run_rows_with_data(run: RunContext) -> None:
+    """Run the methods that need the retained data, and get the retrained head to compare with."""
+    retain_R = run.split.retain_R
+    retained = RetainedSet(run.data.train_features_ND[retain_R], run.data.train_labels_N[retain_R])
+    for name, method in run.methods.items():
+        if method.access is Access.RETAINED:
+            _run_row(run, name, method, run.request, retained)
+    run.retrained = _retrained(run, retained)
+
+
+def evaluate(run: RunContext) -> dict[str, Any]:
+    """Score every row, save its head, and return the rows of the table."""
+    rows: dict[str, Any] = {}
+    with run.display.stage("evaluating") as tick, run.timed("evaluate"):
+        evaluator = Evaluator(
+            run.data, run.split, run.request.head, run.retrained,
+            membership_splits=run.config.evaluation.membership_splits, seed=run.seeds["evaluation"],
+        )  # fmt: skip
+        results = {name: _choose_trial(run.results[name], evaluator) for name in run.methods}
+        if run.config.evaluation.trade_off:
+            paths = {
+                name: evaluator.trade_off(result.unlearned.path or [result.unlearned.head.parameters_CE])
+                for name, result in results.items()
+                if result.unlearned is not None
+            }
+            write_json(run.folder / "trade_off.json", paths)
+        for done, (name, result) in enumerate(results.items(), start=1):
+            scores: dict[str, Any] = {}
+            if result.unlearned is not None:
+                result.unlearned.head.save(run.folder / "heads" / name)
+                scores = evaluator.evaluate(result.unlearned.head)
+            rows[name] = describe_row(run.methods[name], result, scores)
+            tick(done, len(results))
+    return rows
+
+
+def _augment(run: RunContext) -> dict[str, Tensor]:
+    """Features ``[F, D]`` of the forget images under each augmentation that a method wants; opens no other image."""
+    views: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for method in run.methods.values() for name in method.augmentations):
+        assert run.forget_images is not None
+        with run.display.stage(f"augmenting the images to forget ({name})") as tick:
+            shown = {"dataset": f"{run.config.dataset.name}, {name}"}
+            found = run.extractor(tick).extract(AugmentedImages(run.forget_images, name), shown=shown, folder=VIEWS)
+        features = found.features_MD
+        views[name] = torch.nn.functional.normalize(features, dim=1) if run.config.dataset.normalize_rows else features
+    return views
+
+
+def _run_row(
+    run: RunContext, name: str, method: UnlearningMethod, request: ForgetRequest, retained: RetainedSet | None
+) -> None:
+    sees = "source-free" if retained is None else "with the retained data"
+    with run.display.stage(f"{name} ({sees})") as tick:
+        result = run.cache.cached(
+            lambda keys: keys.rows.get(name),
+            lambda: run_method(name, method, request, run.method_context(tick), retained),
+            write_row, lambda entry: read_row(entry, request.head), name=name, waiting=run.waiting(name),
+            worth_caching=lambda made: made.unlearned is not None,
+        )  # fmt: skip
+    run.results[name] = result
+    run.on_stage(name, result.usage.seconds)
+
+
+def _retrained(run: RunContext, retained: RetainedSet) -> Head | None:
+    """Retrained's head: that of its row, or one trained for the comparison alone; ``None`` if training fails."""
+    for name, method in run.methods.items():
+        if isinstance(method, Retrained):
+            outcome = run.results[name].unlearned
+            return None if outcome is None else outcome.head
+    try:
+        return Retrained(run.config.head).unlearn(run.request, run.method_context(), retained).head
+    except SfuError as error:
+        log.warning("Retrained could not be trained, so nothing is compared with it: %s", error)
+        return None
+
+
+def _choose_trial(result: RowResult, evaluator: Evaluator) -> RowResult:
+    """Choose the trial nearest to Retrained, where a method left the choice open (``tune=oracle``)."""
+    if result.unlearned is None:
+        return result
+    try:
+        return replace(result, unlearned=nearest(result.unlearned, evaluator.distance))
+    except ConfigError as error:
+        return replace(result, unlearned=None, error=f"ConfigError: {error}")
