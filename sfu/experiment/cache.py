@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 from sfu.experiment.keys import StageKeys
 from sfu.experiment.result_store import ResultStore
 from sfu.files import copy_file
-from sfu.heads.linearised.files import CORE_PREFIX
+from sfu.heads.base import Head
+from sfu.heads.linear import LinearHead
+from sfu.heads.linearised.core import Core
+from sfu.heads.linearised.files import CORE_PREFIX, load_head
 from sfu.results.artifacts import read_metrics
 
 HEAD = "head"
@@ -121,3 +124,8 @@ def _copy_run_files(source: Path, target: Path) -> None:
     for name in _RUN_FILES:
         if (source / name).is_file():
             copy_file(source / name, target / name)
+
+
+def read_head(stem: Path, core: Core | None) -> Head:
+    """Read a linear head, or, given its core, a linearised one."""
+    return LinearHead.load(stem) if core is None else load_head(stem, core)

@@ -17,15 +17,23 @@ from sfu.data.load import ImageParts
 from sfu.data.split import ForgetSplit
 from sfu.experiment.cache import StageCache
 from sfu.experiment.progress import ProgressDisplay, Tick
-from sfu.experiment.resources import measured
-from sfu.experiment.row_result import RowResult
+from sfu.experiment.resources import Usage, measured
 from sfu.experiment.validate import resolve_device, resolve_dtype
 from sfu.heads.base import Head
 from sfu.heads.linearised.core import Core
 from sfu.request import ForgetRequest, MethodContext
 from sfu.seeds import resolve_seeds
 from sfu.settings import RunConfig
-from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """The outcome of one method: what it returned, or the error that stopped it."""
+
+    usage: Usage
+    unlearned: UnlearningResult | None
+    error: str | None = None
 
 
 @dataclass(repr=False)
@@ -39,17 +47,11 @@ class RunContext:
         display: Progress on the terminal.
         on_stage: Called with the name and the seconds of every finished stage.
         cache: Results of earlier runs; none by default.
-        seeds: Derived seeds by purpose.
-        device: Where to train and unlearn.
-        dtype: Of the heads.
-        images: The dataset before features are extracted; ``None`` for a dataset of features, and after the discard.
-        trunk: The backbone of a linearised head.
-        core: The linearised layers.
+        images: The dataset before features are extracted, if it holds images.
+        trunk: The backbone of a linearised head, below its ``core``.
         data: Features and labels; absent between the discard and the reload.
         data_record: What ``metrics.json`` says of the data.
-        split: Row numbers to forget and to retain.
         forget_images: The images to forget, and no others, if a method augments them.
-        request: The trained head and the forget set.
         sealed_paths: Files and folders that source-free methods must not open.
         results: The outcome of every method that has run, by row name.
         retrained: The head to compare with; ``None`` if it could not be trained.

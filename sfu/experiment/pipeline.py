@@ -68,7 +68,7 @@ def run(
             prepare.check_forget_set(context)
             prepare.pretrain_core(context)
             prepare.extract(context)
-            prepare.split(context)
+            prepare.choose_forget_set(context)
             prepare.train(context)
         prepare.save_inputs(context)
         prepare.discard(context)

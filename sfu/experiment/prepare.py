@@ -20,11 +20,10 @@ from sfu.data.load import extract_features, load_dataset, load_image_parts, sour
 from sfu.data.seal import real_places
 from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
-from sfu.experiment.cache import HEAD, StageCache
+from sfu.experiment.cache import HEAD, StageCache, read_head
 from sfu.experiment.context import RunContext
 from sfu.experiment.record import describe_data
 from sfu.experiment.result_store import GRAM
-from sfu.experiment.row_result import read_head
 from sfu.files import write_tensors, write_text
 from sfu.heads.linearised.build_core import build_core
 from sfu.heads.linearised.preflight import preflight
@@ -59,7 +58,7 @@ def check_forget_set(run: RunContext) -> None:
             "Name the images instead (forget.files)."
         )
     images = run.images
-    _split(run, images.train_labels_N, images.n_classes, images.images.class_names, images.train_names())
+    _choose(run, images.train_labels_N, images.n_classes, images.images.class_names, images.train_names())
 
 
 def pretrain_core(run: RunContext) -> None:
@@ -81,7 +80,7 @@ def extract(run: RunContext) -> None:
             run.data = extract_features(run.images, run.extractor(tick))
 
 
-def split(run: RunContext) -> None:
+def choose_forget_set(run: RunContext) -> None:
     """Choose the forget set, and note what the record needs from the data before they go.
 
     Raises:
@@ -95,7 +94,7 @@ def split(run: RunContext) -> None:
             "which shifts them. Name the images instead (forget.files), or repair the dataset."
         )
     names = [] if data.train_images is None else data.train_images.names()
-    run.split = _split(run, data.train_labels_N, data.n_classes, data.class_names, names)
+    run.split = _choose(run, data.train_labels_N, data.n_classes, data.class_names, names)
     run.data_record = describe_data(run)
     if data.train_images is not None and any(method.augmentations for method in run.methods.values()):
         run.forget_images = data.train_images.take(run.split.forget_F)
@@ -176,7 +175,7 @@ def reload(run: RunContext) -> None:
         )
 
 
-def _split(
+def _choose(
     run: RunContext, labels_N: Tensor, n_classes: int, class_names: tuple[str, ...], image_names: list[str]
 ) -> ForgetSplit:
     """Choose the forget set, and let every method refuse it."""

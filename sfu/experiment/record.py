@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 import sfu
-from sfu.experiment.context import RunContext
-from sfu.experiment.row_result import RowResult
+from sfu.experiment.context import RowResult, RunContext
 from sfu.heads.base import Head
 from sfu.heads.linearised.head import LinearisedHead
 from sfu.unlearning.base import UnlearningMethod
@@ -71,7 +70,7 @@ def describe_row(method: UnlearningMethod, result: RowResult, scores: dict[str, 
             "details": dict(result.unlearned.details),
             "note": result.unlearned.note,
         }
-    return row | {"seconds": result.usage.seconds, "peak_memory_mb": result.usage.peak_memory_mb}
+    return row | asdict(result.usage)
 
 
 def _describe_core(head: Head) -> dict[str, Any]:

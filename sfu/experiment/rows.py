@@ -1,13 +1,15 @@
-"""The stages that run the methods, and the one that scores them."""
+"""The stages that run the methods, measured and cached, and the one that scores them."""
 
 from __future__ import annotations
 
+import json
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sfu.data.backbones.backbone import NO_BACKBONE
@@ -16,17 +18,21 @@ from sfu.data.features.place import VIEWS, views_folder
 from sfu.data.seal import sealed
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
-from sfu.experiment.context import RunContext
+from sfu.experiment.cache import HEAD, read_head
+from sfu.experiment.context import RowResult, RunContext
 from sfu.experiment.record import describe_row
-from sfu.experiment.row_result import RowResult, read_row, run_method, write_row
+from sfu.experiment.resources import Usage, measured
+from sfu.files import write_tensors, write_text
 from sfu.heads.base import Head
-from sfu.request import Access, ForgetRequest, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import write_json
-from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.tuning import nearest
 
 log = logging.getLogger(__name__)
+
+_ROW, _PATH, _TRIAL = "row.json", "path.safetensors", "trial-{}"
 
 
 def check_augmentations(run: RunContext) -> None:
@@ -95,6 +101,35 @@ def evaluate(run: RunContext) -> dict[str, Any]:
     return rows
 
 
+def run_method(
+    name: str, method: UnlearningMethod, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+) -> RowResult:
+    """Run one method and measure it. An error ends this row, not the run."""
+    unlearned, error = None, None
+    with measured(request.head.parameters_CE.device) as usage:
+        try:
+            unlearned = method.unlearn(request, context, retained)
+            if not torch.isfinite(unlearned.head.parameters_CE).all():
+                unlearned, error = None, "the unlearned head has NaN or infinite parameters"
+        except Exception as caught:
+            error = f"{type(caught).__name__}: {caught}"
+            log.debug("%s failed", name, exc_info=True)
+    return RowResult(usage, unlearned, error)
+
+
+def write_row(row: RowResult, folder: Path) -> None:
+    """Write a row that succeeded."""
+    assert row.unlearned is not None
+    write_text(folder / _ROW, json.dumps(asdict(row.usage) | _write_result(row.unlearned, folder, HEAD)) + "\n")
+
+
+def read_row(folder: Path, run: RunContext) -> RowResult:
+    """Read what :func:`write_row` wrote."""
+    about = json.loads((folder / _ROW).read_text(encoding="utf-8"))
+    usage = Usage(about.pop("seconds"), about.pop("peak_memory_mb"))
+    return RowResult(usage, _read_result(about, folder, HEAD, run))
+
+
 def _augment(run: RunContext) -> dict[str, Tensor]:
     """Features ``[F, D]`` of the forget images under each augmentation that a method wants; opens no other image."""
     views: dict[str, Tensor] = {}
@@ -116,7 +151,7 @@ def _run_row(
         result = run.cache.cached(
             lambda keys: keys.rows.get(name),
             lambda: run_method(name, method, request, run.method_context(tick), retained),
-            write_row, lambda entry: read_row(entry, request.head), name=name, waiting=run.waiting(name),
+            write_row, lambda entry: read_row(entry, run), name=name, waiting=run.waiting(name),
             worth_caching=lambda made: made.unlearned is not None,
         )  # fmt: skip
     run.results[name] = result
@@ -144,3 +179,22 @@ def _choose_trial(result: RowResult, evaluator: Evaluator) -> RowResult:
         return replace(result, unlearned=nearest(result.unlearned, evaluator.distance))
     except ConfigError as error:
         return replace(result, unlearned=None, error=f"ConfigError: {error}")
+
+
+def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str, Any]:
+    """Write heads and path as files; return everything else for JSON."""
+    result.head.save(folder / stem)
+    if result.path:
+        write_tensors(folder / f"{stem}.{_PATH}", {"path": torch.stack(result.path)})
+    trials = [_write_result(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(result.trials)]
+    return {
+        "applied": result.applied, "predicted_gain": result.predicted_gain, "details": dict(result.details),
+        "note": result.note, "trials": trials,
+    }  # fmt: skip
+
+
+def _read_result(about: dict[str, Any], folder: Path, stem: str, run: RunContext) -> UnlearningResult:
+    head, path = read_head(folder / stem, run.core).to(run.device), folder / f"{stem}.{_PATH}"
+    points = tuple(load_file(path)["path"].to(run.device)) if path.is_file() else ()
+    trials = [_read_result(trial, folder, _TRIAL.format(n), run) for n, trial in enumerate(about.pop("trials"))]
+    return UnlearningResult(head, path=points, trials=tuple(trials), **about)

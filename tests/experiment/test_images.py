@@ -233,7 +233,7 @@ def test_a_retained_image_or_its_features_cannot_be_opened(tmp_path, folder, thr
 
 def test_images_still_referenced_after_the_discard_are_noticed(tmp_path, folder):
     context = RunContext(image_config(folder), tmp_path, {})
-    for stage in (prepare.load, prepare.extract, prepare.split, prepare.train):
+    for stage in (prepare.load, prepare.extract, prepare.choose_forget_set, prepare.train):
         stage(context)
     held = context.data.train_images
     with pytest.raises(SourceFreeError, match="still referenced after the discard"):

@@ -29,7 +29,7 @@ def probed(path: Path, folder: Path, probe: Probe, **options) -> dict:
 def trained(path: Path, folder: Path) -> RunContext:
     """A run whose head is trained and whose data are not yet discarded."""
     context = RunContext(config_for(path), folder, {})
-    for stage in (prepare.load, prepare.split, prepare.train):
+    for stage in (prepare.load, prepare.choose_forget_set, prepare.train):
         stage(context)
     return context
 
@@ -51,16 +51,19 @@ def keys_in_memory(wanted: set[bytes], width: int) -> set[bytes]:
     return found
 
 
-@pytest.fixture(params=[".npz", ".safetensors"])
-def secret(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, set[bytes]]:
+def write_secret(path: Path) -> tuple[Path, set[bytes]]:
     """A feature file, and its training rows as bytes: no array of them is left alive."""
-    path = tmp_path / f"secret{request.param}"
     arrays = make_arrays(seed=99)
-    if request.param == ".npz":
+    if path.suffix == ".npz":
         np.savez(path, **arrays)
     else:
         safetensors.numpy.save_file(arrays, path)
     return path, row_keys(arrays["train_features"])
+
+
+@pytest.fixture(params=[".npz", ".safetensors"])
+def secret(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, set[bytes]]:
+    return write_secret(tmp_path / f"secret{request.param}")
 
 
 def test_no_retained_row_is_in_memory_while_a_source_free_method_runs(tmp_path, secret):
@@ -91,8 +94,8 @@ def test_a_discard_that_does_not_discard_is_noticed_and_the_search_would_find_th
     assert len(keys_in_memory(keys, 12)) == 40
 
 
-def test_a_failed_job_of_a_sweep_leaves_no_training_row_to_the_next(tmp_path, secret, monkeypatch, capsys):
-    path, keys = secret
+def test_a_failed_job_of_a_sweep_leaves_no_training_row_to_the_next(tmp_path, monkeypatch, capsys):
+    path, keys = write_secret(tmp_path / "secret.npz")
     found, real = [], job.run
 
     def search_first(*arguments, **options):
