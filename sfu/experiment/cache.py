@@ -27,20 +27,21 @@ Result = TypeVar("Result")
 
 
 class StageCache:
-    """Cached results of one run's stages. Without a store, every stage is computed and nothing is cached.
+    """Cached results of one run's stages.
 
     Attributes:
+        store: The entries of all runs.
+        keys: The keys of this run's stages.
         reused: Names of the results that were read from the cache: ``head`` and rows.
     """
 
-    def __init__(self, store: ResultStore | None = None, keys: StageKeys | None = None) -> None:
-        """Give both arguments, or neither."""
-        self._entries = None if store is None or keys is None else (store, keys)
+    def __init__(self, store: ResultStore, keys: StageKeys) -> None:
+        self.store, self.keys = store, keys
         self.reused: list[str] = []
 
     def cached(
         self,
-        key_of: Callable[[StageKeys], str | None],
+        key: str,
         make: Callable[[], Result],
         write: Callable[[Result, Path], object],
         read: Callable[[Path], Result],
@@ -54,7 +55,7 @@ class StageCache:
         Only one process computes an entry at a time; the others wait and read it.
 
         Args:
-            key_of: Chooses the stage's key; ``None`` if its result must not be cached.
+            key: The stage's key.
             make: Computes the result.
             write: Writes a result into a folder.
             read: Reads a result from the folder of an entry.
@@ -65,47 +66,34 @@ class StageCache:
         Raises:
             ArtifactError: The cache cannot be written.
         """
-        key = None if self._entries is None else key_of(self._entries[1])
-        if self._entries is None or key is None:
-            return make()
-        store, _ = self._entries
-        with store.locked(key, waiting):
-            entry = store.find(key)
+        with self.store.locked(key, waiting):
+            entry = self.store.find(key)
             if entry is not None:
                 if name is not None:
                     self.reused.append(name)
                 return read(entry)
             made = make()
             if worth_caching(made):
-                store.put(key, lambda folder: write(made, folder))
+                self.store.put(key, lambda folder: write(made, folder))
             return made
 
     def available(self) -> list[str]:
         """Names of the results that are cached: ``head`` and rows."""
-        if self._entries is None:
-            return []
-        store, keys = self._entries
-        return [name for name, key in {HEAD: keys.head, **keys.rows}.items() if store.has(key)]
+        return [name for name, key in {HEAD: self.keys.head, **self.keys.rows}.items() if self.store.has(key)]
 
     def has_run(self) -> bool:
         """Whether the whole run is cached."""
-        if self._entries is None:
-            return False
-        store, keys = self._entries
-        return all(store.has(key) for key in (keys.run, keys.head, *keys.rows.values()))
+        return all(self.store.has(key) for key in (self.keys.run, self.keys.head, *self.keys.rows.values()))
 
     def restore_run(self, folder: Path) -> dict[str, Any] | None:
         """Copy a cached run into ``folder`` and return its metrics, or ``None`` if any part of it is not cached."""
-        if self._entries is None:
-            return None
-        store, keys = self._entries
-        run = store.find(keys.run)
-        heads = {name: store.find(key) for name, key in {"original": keys.head, **keys.rows}.items()}
-        if run is None or None in heads.values():
+        run = self.store.find(self.keys.run)
+        entries = {name: self.store.find(key) for name, key in {"original": self.keys.head, **self.keys.rows}.items()}
+        heads = {name: entry for name, entry in entries.items() if entry is not None}
+        if run is None or len(heads) < len(entries):
             return None
         _copy_run_files(run, folder)
         for name, entry in heads.items():
-            assert entry is not None
             for path in entry.glob("*.*"):
                 if path.stem == HEAD:
                     copy_file(path, folder / "heads" / f"{name}{path.suffix}")
@@ -115,9 +103,7 @@ class StageCache:
 
     def save_run(self, folder: Path) -> None:
         """Cache the figures of a complete run from its folder."""
-        if self._entries is not None:
-            store, keys = self._entries
-            store.put(keys.run, lambda entry: _copy_run_files(folder, entry))
+        self.store.put(self.keys.run, lambda entry: _copy_run_files(folder, entry))
 
 
 def _copy_run_files(source: Path, target: Path) -> None:

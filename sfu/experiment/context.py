@@ -62,7 +62,7 @@ class RunContext:
     methods: Mapping[str, UnlearningMethod]
     display: ProgressDisplay = field(default_factory=lambda: ProgressDisplay(False))
     on_stage: Callable[[str, float], None] = lambda name, seconds: None
-    cache: StageCache = field(default_factory=StageCache)
+    cache: StageCache | None = None
 
     seeds: dict[str, int] = field(init=False)
     device: torch.device = field(init=False)

@@ -61,7 +61,7 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
     validate(typed)
     make_methods(typed)
     cache = open_cache(typed, in_sweep=in_sweep)
-    available = cache.available()
+    available = [] if cache is None else cache.available()
     missing = [name for name in typed.methods if name not in available]
     tally.jobs += 1
     tally.rows += len(typed.methods)
@@ -69,7 +69,7 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
     job = " ".join(str(item) for item in hydra.overrides.task) or "(defaults)"
     if in_sweep:
         job = f"job {hydra.job.num}: {job}"
-    if cache.has_run():
+    if cache is not None and cache.has_run():
         tally.cached += 1
         print(f"{job}: cached")
         return

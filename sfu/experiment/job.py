@@ -66,15 +66,15 @@ def typed_config(config: DictConfig) -> RunConfig:
     return typed
 
 
-def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache:
-    """Return the cached results that a run may use, as ``reuse`` says.
+def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache | None:
+    """Return the cached results that a run may use, or ``None`` if ``reuse`` forbids it.
 
     Raises:
         ConfigError: A setting cannot work.
         DataError: A file is missing.
     """
     if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
-        return StageCache()
+        return None
     validate(config)
     return StageCache(ResultStore(), stage_keys(config))
 
@@ -100,7 +100,7 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
     cache = open_cache(typed, in_sweep=sweep is not None)
     with _logger(typed, folder, sweep) as logger:
         logger.start({str(key): value for key, value in resolved.items()}, {"name": folder.name, "folder": str(folder)})
-        metrics = cache.restore_run(folder)
+        metrics = None if cache is None else cache.restore_run(folder)
         restored = metrics is not None
         if metrics is None:
             metrics = run(typed, folder, overrides=overrides, on_stage=logger.log_stage, cache=cache)
@@ -117,7 +117,7 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
             _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
         logger.log_result(metrics, figure if figure.is_file() else None)
         logger.log_files(folder)
-    if not restored and not _failures(metrics) and typed.tune is not Tune.oracle:
+    if cache is not None and not restored and not _failures(metrics) and typed.tune is not Tune.oracle:
         cache.save_run(folder)
     return metrics
 

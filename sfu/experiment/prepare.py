@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,6 @@ from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
 from sfu.experiment.cache import HEAD, StageCache, read_head
 from sfu.experiment.context import RunContext
-from sfu.experiment.record import describe_data
 from sfu.experiment.result_store import GRAM
 from sfu.files import write_tensors, write_text
 from sfu.heads.linearised.build_core import build_core
@@ -95,7 +95,7 @@ def choose_forget_set(run: RunContext) -> None:
         )
     names = [] if data.train_images is None else data.train_images.names()
     run.split = _choose(run, data.train_labels_N, data.n_classes, data.class_names, names)
-    run.data_record = describe_data(run)
+    run.data_record = _describe_data(run)
     if data.train_images is not None and any(method.augmentations for method in run.methods.values()):
         run.forget_images = data.train_images.take(run.split.forget_F)
 
@@ -116,13 +116,17 @@ def train(run: RunContext) -> None:
         make = partial(
             train_head, data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
             seed=run.seeds["training"], noise_seed=run.seeds.get("objective"), device=run.device, dtype=run.dtype,
-            core=run.core, progress=tick, gram=partial(_cached_gram, run.cache), checkpoint=checkpoint,
+            core=run.core, progress=tick, checkpoint=checkpoint,
         )  # fmt: skip
-        head = run.cache.cached(
-            lambda keys: keys.head, make, lambda made, entry: made.save(entry / HEAD),
-            lambda entry: read_head(entry / HEAD, run.core).to(run.device), name=HEAD,
-            waiting=run.waiting("the original head"),
-        )  # fmt: skip
+        if run.cache is None:
+            head = make()
+        else:
+            head = run.cache.cached(
+                run.cache.keys.head, partial(make, gram=partial(_cached_gram, run.cache)),
+                lambda made, entry: made.save(entry / HEAD),
+                lambda entry: read_head(entry / HEAD, run.core).to(run.device), name=HEAD,
+                waiting=run.waiting("the original head"),
+            )  # fmt: skip
     run.request = ForgetRequest(
         head, data.train_features_ND[forget_F], data.train_labels_N[forget_F],
         classes=whole_classes(data.train_labels_N, forget_F),
@@ -189,6 +193,19 @@ def _choose(
 def _cached_gram(cache: StageCache, make: Callable[[], Tensor]) -> Tensor:
     """The Gram matrix of the training rows, which is the same for every l2."""
     return cache.cached(
-        lambda keys: keys.gram, make, lambda gram, entry: write_tensors(entry / GRAM, {"gram": gram}),
+        cache.keys.gram, make, lambda gram, entry: write_tensors(entry / GRAM, {"gram": gram}),
         lambda entry: load_file(entry / GRAM)["gram"],
     )  # fmt: skip
+
+
+def _describe_data(run: RunContext) -> dict[str, object]:
+    """Counts and names of the data, and a fingerprint by which a reload knows them again."""
+    data, n_forget = run.data, run.split.forget_F.numel()
+    about: dict[str, object] = {
+        "name": data.name, "path": run.config.dataset.path, "fingerprint": data.fingerprint(), "n_train": data.n_train,
+        "n_forget": n_forget, "n_retain": data.n_train - n_forget, "n_test": data.test_labels_T.shape[0],
+        "n_features": data.n_features, "n_classes": data.n_classes, "class_names": list(data.class_names) or None,
+    }  # fmt: skip
+    if data.train_images is not None:
+        about |= {"backbone": asdict(run.config.backbone), "images": data.about_images}
+    return about

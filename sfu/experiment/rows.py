@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment.cache import HEAD, read_head
 from sfu.experiment.context import RowResult, RunContext
-from sfu.experiment.record import describe_row
 from sfu.experiment.resources import Usage, measured
 from sfu.files import write_tensors, write_text
 from sfu.heads.base import Head
@@ -96,7 +96,7 @@ def evaluate(run: RunContext) -> dict[str, Any]:
             if result.unlearned is not None:
                 result.unlearned.head.save(run.folder / "heads" / name)
                 scores = evaluator.evaluate(result.unlearned.head)
-            rows[name] = describe_row(run.methods[name], result, scores)
+            rows[name] = _describe_row(run.methods[name], result, scores)
             tick(done, len(results))
     return rows
 
@@ -148,12 +148,14 @@ def _run_row(
 ) -> None:
     sees = "source-free" if retained is None else "with the retained data"
     with run.display.stage(f"{name} ({sees})") as tick:
-        result = run.cache.cached(
-            lambda keys: keys.rows.get(name),
-            lambda: run_method(name, method, request, run.method_context(tick), retained),
-            write_row, lambda entry: read_row(entry, run), name=name, waiting=run.waiting(name),
-            worth_caching=lambda made: made.unlearned is not None,
-        )  # fmt: skip
+        make = partial(run_method, name, method, request, run.method_context(tick), retained)
+        if run.cache is None:
+            result = make()
+        else:
+            result = run.cache.cached(
+                run.cache.keys.rows[name], make, write_row, lambda entry: read_row(entry, run), name=name,
+                waiting=run.waiting(name), worth_caching=lambda made: made.unlearned is not None,
+            )  # fmt: skip
     run.results[name] = result
     run.on_stage(name, result.usage.seconds)
 
@@ -198,3 +200,18 @@ def _read_result(about: dict[str, Any], folder: Path, stem: str, run: RunContext
     points = tuple(load_file(path)["path"].to(run.device)) if path.is_file() else ()
     trials = [_read_result(trial, folder, _TRIAL.format(n), run) for n, trial in enumerate(about.pop("trials"))]
     return UnlearningResult(head, path=points, trials=tuple(trials), **about)
+
+
+def _describe_row(method: UnlearningMethod, result: RowResult, scores: dict[str, Any]) -> dict[str, Any]:
+    """One row of the table; ``scores`` is empty if the method failed."""
+    row: dict[str, Any] = {"access": method.access.value, "tuning": method.tuning, **scores}
+    if result.unlearned is None:
+        row |= {"applied": False, "details": {}, "note": f"failed: {result.error}", "error": result.error}
+    else:
+        row |= {
+            "applied": result.unlearned.applied,
+            "predicted_distance_gain": result.unlearned.predicted_gain,
+            "details": dict(result.unlearned.details),
+            "note": result.unlearned.note,
+        }
+    return row | asdict(result.usage)

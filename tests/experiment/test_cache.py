@@ -204,7 +204,7 @@ def test_jobs_side_by_side_compute_a_stage_once(feature_file):
 
     def job():
         result = StageCache(ResultStore(), stages).cached(
-            lambda keys: keys.head, make, lambda result, entry: (entry / "it").write_text(result),
+            stages.head, make, lambda result, entry: (entry / "it").write_text(result),
             lambda entry: (entry / "it").read_text(), waiting=lambda: waited.append(1),
         )  # fmt: skip
         read.append(result)
@@ -225,7 +225,8 @@ def test_a_store_that_cannot_be_written_says_what_to_do(tmp_path):
 
 def test_single_runs_leave_the_store_alone(feature_file):
     config = configured(feature_file)
-    assert open_cache(config, in_sweep=False).available() == []
+    assert open_cache(config, in_sweep=False) is None
+    assert open_cache(dataclasses.replace(config, reuse=Reuse.never), in_sweep=True) is None
     always = open_cache(dataclasses.replace(config, reuse=Reuse.always), in_sweep=False)
     assert always.available() == []
     assert not always.has_run()
