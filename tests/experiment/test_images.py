@@ -260,8 +260,8 @@ def test_views_enter_the_curvature_and_nothing_else(arrays):
     wide = request.for_curvature()
     everything = torch.cat([rows, *views]).double()
     hessian = everything.T @ everything / 180 + 1e-2 * torch.eye(12, dtype=torch.float64)
-    seen = wide.hessian(Structure.shared).solve(torch.eye(12, dtype=torch.float64)).value_CE
-    torch.testing.assert_close(seen, torch.linalg.inv(hessian))
+    found = wide.hessian(Structure.shared).solve(torch.eye(12, dtype=torch.float64)).value_CE
+    torch.testing.assert_close(found, torch.linalg.inv(hessian))
     assert (request.n_forget, wide.n_forget, wide.copies) == (60, 60, 3)
     assert wide.step_ratio == request.step_ratio
     assert wide.weight == request.weight == 60

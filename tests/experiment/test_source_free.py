@@ -15,9 +15,8 @@ from sfu.data.load import load_dataset
 from sfu.errors import SourceFreeError
 from sfu.experiment import job, prepare
 from sfu.experiment.context import RunContext
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, RetainedSet
 from sfu.settings import DatasetConfig
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from tests.conftest import make_arrays
 from tests.experiment.cases import Probe, config_for, run, sfu
 
@@ -148,12 +147,12 @@ def test_nothing_in_the_request_leads_to_another_row(tmp_path, secret):
     context = trained(path, tmp_path)
     others = keys - row_keys(context.data.train_features_ND[context.split.forget_F].numpy())
     assert len(others) == 360
-    seen, todo = set(), [context.request]
+    visited, todo = set(), [context.request]
     while todo:
         item = todo.pop()
-        if id(item) in seen or isinstance(item, type) or callable(item):
+        if id(item) in visited or isinstance(item, type) or callable(item):
             continue
-        seen.add(id(item))
+        visited.add(id(item))
         if isinstance(item, torch.Tensor):
             whole = torch.tensor([], dtype=item.dtype).set_(item.untyped_storage())
             assert whole.numel() == item.numel()
@@ -163,24 +162,15 @@ def test_nothing_in_the_request_leads_to_another_row(tmp_path, secret):
             todo.extend(getattr(item, name) for name in item.__dataclass_fields__)
         else:
             todo.extend(gc.get_referents(item))
-    assert len(seen) > 5
-
-
-class Buggy(UnlearningMethod):
-    """A plug-in author's bugs."""
-
-    def __init__(self, error: type[Exception]) -> None:
-        self.error = error
-
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
-        raise self.error("oops")
+    assert len(visited) > 5
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, IndexError, AssertionError, MemoryError])
 def test_any_error_of_a_method_ends_its_own_row_only(tmp_path, feature_file, error):
-    rows = run(config_for(feature_file), tmp_path, methods={"bad": Buggy(error), "good": Probe()})["rows"]
+    def fail(*_):
+        raise error("oops")
+
+    rows = run(config_for(feature_file), tmp_path, methods={"bad": Probe(fail), "good": Probe()})["rows"]
     assert rows["bad"]["error"].startswith(error.__name__)
     assert rows["good"]["distance"] == 1.0
 
