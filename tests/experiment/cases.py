@@ -50,10 +50,11 @@ def changed(config: RunConfig, **changes: object) -> RunConfig:
     return config
 
 
-def config_for(path: Path | None = None, **changes: object) -> RunConfig:
+def config_for(path: Path | None = None, *overrides: str, **changes: object) -> RunConfig:
     """Six rows on a feature file, or on digits."""
     data = ["dataset=digits"] if path is None else ["dataset=features", f"dataset.path={path}"]
-    config = composed(*data, "backbone=none", "logger=none", "curvature.perturbations=60")
+    defaults = [*data, "backbone=none", "logger=none", "curvature.perturbations=60"]
+    config = composed(*{item.partition("=")[0]: item for item in (*defaults, *overrides)}.values())
     config.methods, config.forget.fraction = list(ROWS), None
     return changed(config, **changes)
 

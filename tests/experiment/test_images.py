@@ -46,7 +46,7 @@ def test_images_go_through_a_backbone_and_leave_a_record(tmp_path, folder):
 def test_digits_as_images_are_the_digits(tmp_path):
     rows = ["original", "retrained"]
     plain = config_for(methods=rows, dataset__normalize_rows=False)
-    images = config_for(methods=rows, dataset__normalize_rows=False, backbone__name="pixels")
+    images = config_for(None, "backbone=pixels", methods=rows, dataset__normalize_rows=False)
     one, other = (run(config, tmp_path / name)["rows"] for name, config in (("plain", plain), ("images", images)))
     for row in rows:
         assert other[row]["test_accuracy"] == pytest.approx(one[row]["test_accuracy"], abs=0.3)

@@ -18,7 +18,7 @@ TWO_STEPS = {"plus_2": {"base": "unlearned_plus", "settings": {"steps": 2}}}
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "huber_hinge"])
 def test_a_run_under_every_loss(loss, tmp_path, feature_file):
     config = config_for(
-        feature_file, methods=list(ROWS), variants=TWO_STEPS, loss__name=loss, loss__class_weights="balanced",
+        feature_file, f"loss={loss}", methods=list(ROWS), variants=TWO_STEPS, loss__class_weights="balanced",
         head__store_curvature=True, head__bias=True, loss__smoothing=1.0, curvature__perturbations=None,
         forget__fraction=0.25, head__l2=1e-2,
     )  # fmt: skip
@@ -41,7 +41,7 @@ def test_a_run_under_every_loss(loss, tmp_path, feature_file):
 
 def test_certified_removal_as_a_row(tmp_path):
     config = config_for(
-        methods=["original", "retrained", "certified_removal", "closed_form"], loss__name="logistic",
+        None, "loss=logistic", methods=["original", "retrained", "certified_removal", "closed_form"],
         head__objective_noise=10.0, forget__fraction=0.02, newton__batches=5, head__l2=1e-2,
         seeds__objective=3,
     )  # fmt: skip
@@ -117,4 +117,4 @@ def test_class_weights_that_do_not_fit_the_data_are_refused_before_training(tmp_
     with pytest.raises(
         (ConfigError, DataError), match=r"loss\.class_weights=\[1\.0, 2\.0\] has 2 entries for 10 classes"
     ):
-        run(config_for(loss__name="softmax", loss__class_weights=[1, 2]), tmp_path)
+        run(config_for(None, "loss=softmax", loss__class_weights=[1, 2]), tmp_path)

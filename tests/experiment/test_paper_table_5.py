@@ -97,8 +97,8 @@ def test_a_learning_rate_that_diverges_is_reported_and_leaves_no_head(tmp_path, 
 @pytest.mark.parametrize("forget", [{"forget__fraction": 0.1}, {"forget__classes": [2], "forget__fraction": 0.5}])
 @pytest.mark.parametrize("rule", list(Tune))
 def test_class_methods_refuse_instances_before_training(tmp_path, feature_file, method, forget, rule):
-    config = config_for(feature_file, methods=[method], tune=rule, **forget)
-    config.loss.name, config.head.max_iterations = "softmax", 1  # training would raise another error
+    hopeless = ("loss=softmax", "head.max_iterations=1")  # training would raise another error
+    config = config_for(feature_file, *hopeless, methods=[method], tune=rule, **forget)
     with pytest.raises(ConfigError, match=r"forgets whole classes only, .* or leave"):
         run(config, tmp_path)
 

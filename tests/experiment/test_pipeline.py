@@ -13,7 +13,6 @@ from sfu.errors import ConfigError, DataError
 from sfu.experiment.resources import measured
 from sfu.heads.linear import LinearHead
 from sfu.seeds import PURPOSES, resolve_seeds
-from sfu.settings import Training
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import ROWS, config_for, run
 
@@ -63,7 +62,7 @@ def test_the_numbers_follow_the_seeds_alone(tmp_path, feature_file):
 
 def test_training_and_forgetting_as_configured(tmp_path, feature_file):
     methods = ["original", "retrained"]
-    adam = run(config_for(feature_file, methods=methods, head__training=Training.adam, head__bias=True), tmp_path)
+    adam = run(config_for(feature_file, "head.training=adam", methods=methods, head__bias=True), tmp_path)
     assert adam["run"]["head"]["gradient_norm"] > 1e-6
     classes = run(config_for(feature_file, methods=methods, forget__classes=[2]), tmp_path)
     assert classes["run"]["forget"]["kind"] == "classes"
@@ -128,8 +127,8 @@ def test_a_dataset_that_changes_under_way_is_noticed(tmp_path, feature_file, arr
 
 
 def test_too_many_folds_are_refused_before_training(tmp_path, feature_file):
-    config = config_for(feature_file, forget__fraction=0.01, curvature__folds=5)
-    config.loss.name, config.head.max_iterations = "softmax", 1  # training would raise another error
+    hopeless = ("loss=softmax", "head.max_iterations=1")  # training would raise another error
+    config = config_for(feature_file, *hopeless, forget__fraction=0.01, curvature__folds=5)
     with pytest.raises(ConfigError, match=r"curvature\.folds=5 but there are only 4"):
         run(config, tmp_path)
 
