@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sfu.data.load import load_dataset
+from sfu.data.features.extract import Extractor
+from sfu.data.load import extract_features, load_image_parts
 from sfu.data.split import make_split
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import squared_norm
 from sfu.files import write_tensors
 from sfu.heads.base import Head
-from sfu.heads.linearised.core_extractor import CoreExtractor
+from sfu.heads.linearised.build_core import build_core
 from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.train import train_head
@@ -84,13 +85,18 @@ def situation(arguments: argparse.Namespace, layers: int) -> tuple:
         name="linearised", layers=layers, core=CoreWeights.pretrain, pretrain=PretrainConfig(epochs=arguments.epochs),
         tolerance=arguments.tolerance, max_iterations=5000,
     )  # fmt: skip
-    extractor = CoreExtractor(backbone, head, CPU, say=print)
-    data = load_dataset(dataset, 0, extractor)
+    parts = load_image_parts(dataset, 0)
+    public, labels = (
+        parts.images.images.take(parts.public.tolist()),
+        torch.from_numpy(parts.images.labels_N[parts.public]),
+    )
+    trunk, core = build_core(backbone, head, parts.n_classes, public, labels, parts.example(), CPU, say=print)
+    data = extract_features(parts, Extractor(backbone, CPU, say=print, backbone=trunk))
     if arguments.users:
         some = torch.randperm(data.n_train, generator=torch.Generator().manual_seed(0))[: arguments.users]
         data = replace(data, train_features_ND=data.train_features_ND[some], train_labels_N=data.train_labels_N[some])
-    print(f"K = {layers} ({', '.join(extractor.core.components)}): {preflight(extractor.core, data.n_train)}")
-    return data, extractor.core, head
+    print(f"K = {layers} ({', '.join(core.components)}): {preflight(core, data.n_train)}")
+    return data, core, head
 
 
 def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: argparse.Namespace) -> None:

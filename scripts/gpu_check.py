@@ -19,7 +19,7 @@ import torch
 
 from sfu.data.features.extract import Extractor
 from sfu.data.images.images import ArrayImages
-from sfu.experiment.runner import run
+from sfu.experiment.pipeline import run
 from sfu.heads.linear import LinearHead
 from sfu.operators.spectral import eigh
 from sfu.settings import BackboneConfig, DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md word for word: its examples work from a package of one's own and inside sfu, and pass lint and types."""
+"""CONTRIBUTING.md word for word: its examples work in a package of one's own and in sfu, and pass lint and types."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_the_examples_pass_lint_and_types(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
     shutil.copy(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
     for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):
-        done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout
     files = [name for name in examples() if name.endswith(".py")]
     done = subprocess.run(

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_run import sfu
+from tests.experiment.cases import sfu
 
 SWEEP = ("-m", "seed=0,1", "logger=none", "methods=[original,closed_form]", "evaluation.membership_splits=2")
 
 
-def kept_files(root: Path) -> dict[Path, int]:
+def cached_files(root: Path) -> dict[Path, int]:
     """When each file of a whole entry was written (``entry.json`` itself is touched by every use)."""
     entries = [path.parent for path in root.glob("*/entry.json")]
     return {path: path.stat().st_mtime_ns for entry in entries for path in entry.iterdir() if path.name != "entry.json"}
@@ -53,12 +53,12 @@ def test_a_sweep_killed_midway_goes_on_where_it_was(tmp_path, monkeypatch):
     assert json.loads((first / "0" / "status.json").read_text())["state"] == "finished"
     assert json.loads((first / "1" / "status.json").read_text())["state"] == "running"
     assert not (first / "sweep.json").exists()
-    before = kept_files(Path(os.environ["SFU_CACHE"]) / "results")
+    before = cached_files(Path(os.environ["SFU_CACHE"]) / "results")
     assert len(before) >= 3  # the head and the rows of job 0, at least
 
     again = tmp_path / "again"
     assert sfu(monkeypatch, *SWEEP, f"hydra.sweep.dir={again}") == 0
-    after = kept_files(Path(os.environ["SFU_CACHE"]) / "results")
+    after = cached_files(Path(os.environ["SFU_CACHE"]) / "results")
     assert {path: after[path] for path in before} == before
     reused = [json.loads((again / str(job) / "metrics.json").read_text())["run"]["reused"] for job in range(2)]
     assert reused[0] == ["run"]

@@ -1,4 +1,4 @@
-"""What ``sfu --help``, ``--rows`` and ``--keys`` print. Help needs neither PyTorch nor Hydra, so that it is there at once."""
+"""What ``sfu --help``, ``--rows`` and ``--keys`` print, without PyTorch and, for the first two, without Hydra."""
 
 from __future__ import annotations
 

@@ -5,83 +5,103 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfu import __version__
+from sfu.cli.help import help_text, keys_text, rows_text
 from sfu.config_files import MAIN_CONFIG, config_dir
+from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import SfuError
-from sfu.experiment.dry_run import FLAG, dry_run, look_at_job
+from sfu.experiment.dry_run import FLAG, dry_run, inspect_job
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+_UNDER_TORCHRUN = (
+    "an experiment is one process. Under torchrun, extract the features first "
+    "(torchrun ... -m sfu.cli.features extract key=value ...), then run sfu by itself."
+)
+
 
 def main() -> None:
     """Entry point of ``sfu`` and ``python -m sfu``; exits with 1 after a clear message if anything failed."""
-    if sys.argv[1:] == ["--version"]:
-        print(f"sfu {__version__}")
+    if _print_and_return(sys.argv[1:]):
         return
-    from sfu.data.features.ranks import launched_by_torchrun
-
     if launched_by_torchrun():
-        print(
-            "sfu: an experiment is one process. Under torchrun, extract the features first "
-            "(torchrun ... -m sfu.cli.features extract key=value ...), then run sfu by itself.",
-            file=sys.stderr,
-        )
-        sys.exit(1)
-    asked_for_tracebacks = "HYDRA_FULL_ERROR" in os.environ
+        _fail(_UNDER_TORCHRUN)
+    wants_tracebacks = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us instead of being printed by Hydra
 
-    import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from sfu.experiment.config import register
     from sfu.experiment.explain import explain
 
-    register()
-    failed, looking = False, FLAG in sys.argv[1:]
     try:
-        main_of = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=MAIN_CONFIG)
-        if looking:
+        if FLAG in sys.argv[1:]:
             with dry_run(sys.argv) as tally:
-                look: Callable[[], None] = main_of(lambda config: look_at_job(config, tally))
-                look()
-                print(tally.sentence())
+                _compose_and_call(lambda config: inspect_job(config, tally))
+                print(tally)
         else:
-            start: Callable[[], None] = main_of(_job)
-            start()
+            try:
+                _compose_and_call(_run_job)
+            finally:
+                _report_sweep()
     except KeyboardInterrupt:
-        print("sfu: interrupted; what was finished is kept.", file=sys.stderr)
+        print("sfu: interrupted. Results that were finished are saved.", file=sys.stderr)
         sys.exit(130)
     except (SfuError, HydraException, OmegaConfBaseException, OSError) as error:
-        if asked_for_tracebacks:
+        if wants_tracebacks:
             raise
-        print(f"sfu: {explain(error)}", file=sys.stderr)
-        failed = True
+        _fail(explain(error))
     except RuntimeError as error:
-        if asked_for_tracebacks or "srun" not in str(error):  # how submitit says that this is no Slurm machine
+        if wants_tracebacks or "srun" not in str(error):  # how submitit says that this machine has no Slurm
             raise
-        print("sfu: launcher=slurm needs Slurm (srun is not found); try launcher=submitit_local here.", file=sys.stderr)
-        failed = True
-    finally:
-        if not looking:
-            _finish_sweep()
-    if failed:
-        sys.exit(1)
+        _fail("launcher=slurm needs Slurm (srun is not found); try launcher=submitit_local here.")
 
 
-def _job(config: DictConfig) -> None:
+def _print_and_return(arguments: list[str]) -> bool:
+    """Answer the flags that only print; ``False`` if there is none."""
+    first, rest = (arguments or [""])[0], arguments[1:]
+    if first == "--version":
+        print(f"sfu {__version__}")
+    elif first in ("-h", "--help"):
+        print(help_text())
+    elif first == "--rows":
+        print(rows_text())
+    elif first == "--keys":
+        print(keys_text(rest))
+    else:
+        return False
+    return True
+
+
+def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
+    """Call ``task`` with the configuration of every job that the command line asks for."""
+    import hydra
+
+    from sfu.experiment.config import register
+
+    register()
+    start: Any = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=MAIN_CONFIG)(task)
+    start()
+
+
+def _run_job(config: DictConfig) -> None:
     from sfu.experiment.job import run_job
 
     run_job(config)
 
 
-def _finish_sweep() -> None:
+def _report_sweep() -> None:
     """Print and save the table of a sweep, if this was one and any job left a result."""
     from sfu.experiment.sweep import current_sweep, report_sweep
 
     sweep = current_sweep()
     if sweep is not None and sweep[0].is_dir():
         report_sweep(*sweep)
+
+
+def _fail(message: str) -> None:
+    print(f"sfu: {message}", file=sys.stderr)
+    sys.exit(1)

@@ -1,18 +1,20 @@
-"""Load a dataset by its configured name: feature rows as they are, images through a backbone."""
+"""Load a dataset by its configured name: feature rows as they are, or images divided into parts.
+
+Loading never runs a network. :func:`extract_features` turns divided images into a :class:`FeatureData` afterwards.
+Shapes: N images of all parts together.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.data.datasets.base import Dataset, FeatureDataset, ImageDataset
+from sfu.data.datasets.base import Damaged, FeatureDataset, ImageDataset
 from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
 from sfu.data.images.decode import ImageError
 from sfu.data.images.image_set import ImageSet
@@ -21,35 +23,73 @@ from sfu.data.seal import require_open
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sfu.data.features.extract import Extractor, Features
+    from sfu.data.features.extract import Extractor
+    from sfu.data.images.images import Images
 
 log = logging.getLogger(__name__)
 
+_NAMED_IN_RECORD = 100  # damaged images
 
-LabelCheck = Callable[[Tensor, int, tuple[str, ...], list[str]], object]
+
+@dataclass(frozen=True)
+class ImageParts:
+    """The images of a dataset, divided into training, test and public images.
+
+    Attributes:
+        config: The ``dataset`` group.
+        seed: Seed of the test part, where the dataset has none of its own.
+        images: All images with their labels.
+        train: Row numbers of the users' images, ascending.
+        public: Row numbers of the training images that are public (``dataset.core_fraction``), ascending.
+        n_classes: C.
+    """
+
+    config: ImageDataset
+    seed: int
+    images: ImageSet
+    train: np.ndarray
+    public: np.ndarray
+    n_classes: int
+
+    @property
+    def train_labels_N(self) -> Tensor:
+        """Labels of the users' images, int64."""
+        return torch.from_numpy(self.images.labels_N[self.train])
+
+    def public_images(self) -> tuple[Images, Tensor]:
+        """The public images and their labels, int64."""
+        return self.images.images.take(self.public.tolist()), torch.from_numpy(self.images.labels_N[self.public])
+
+    def train_names(self) -> list[str]:
+        """What the users' images are called (their paths, if they are files)."""
+        return [self.images.images.name(row) for row in self.train.tolist()]
+
+    def example(self) -> Tensor:
+        """Return the pixels of the first of the users' images that can be decoded.
+
+        Raises:
+            DataError: None can.
+        """
+        for row in self.train.tolist():
+            try:
+                return self.images.images.decode(row)
+            except ImageError:
+                continue
+        raise DataError(f"None of the {len(self.train)} training images can be decoded.")
 
 
-def load_dataset(
-    config: Dataset, seed: int, extractor: Extractor | None = None, check: LabelCheck | None = None
-) -> FeatureData:
-    """Load and check the dataset ``config.name``.
+def load_dataset(config: FeatureDataset, seed: int) -> FeatureData:
+    """Load and check a dataset of features.
 
     Args:
         config: The ``dataset`` group.
-        seed: Seed of the test split, where the dataset has no test part of its own.
-        extractor: Turns images into features; ``None`` for a dataset of features.
-        check: Called before images are turned into features, with the training labels, their number of classes, the
-            class names and the images' names; may refuse what could not work afterwards.
+        seed: Seed of the test part, where the dataset has none of its own.
 
     Raises:
-        ConfigError: Unknown dataset, or one of images without a backbone.
         DataError: The data cannot be used.
-        SourceFreeError: Called while a source-free method runs.
+        SourceFreeError: A source-free method is running.
     """
     require_open(f"The dataset '{config.name}'")
-    if extractor is not None:
-        return _load_images(config, seed, load_images(config), extractor, check)
-    assert isinstance(config, FeatureDataset)
     return make_feature_data(
         config.name,
         *config.load(seed),
@@ -59,84 +99,88 @@ def load_dataset(
     )
 
 
-def load_images(config: Dataset) -> ImageSet:
-    """The images of a dataset, before features are extracted, cut down to ``dataset.limit_per_class``.
+def load_images(config: ImageDataset) -> ImageSet:
+    """Load the images of a dataset, at most ``dataset.limit_per_class`` of each class and part.
 
     Raises:
-        ConfigError: The dataset holds no images.
-        DataError: They cannot be had.
+        DataError: The images cannot be found or downloaded.
     """
-    assert isinstance(config, ImageDataset)
     return config.images().limited(config.limit_per_class)
 
 
-def source_files(config: Dataset) -> list[Path]:
-    return config.source_files()
+def load_image_parts(config: ImageDataset, seed: int) -> ImageParts:
+    """Load the images of a dataset and divide them into training, test and public images.
 
+    Args:
+        config: The ``dataset`` group.
+        seed: Seed of the test part, where the dataset has none of its own.
 
-def _load_images(
-    config: Dataset, seed: int, images: ImageSet, extractor: Extractor, check: LabelCheck | None
-) -> FeatureData:
-    from sfu.data.datasets.base import Damaged
-
+    Raises:
+        ConfigError: ``dataset.n_classes`` is too small, or ``dataset.core_fraction``
+            leaves a class without public images or without users' images.
+        DataError: The images cannot be found, downloaded or divided.
+        SourceFreeError: A source-free method is running.
+    """
+    require_open(f"The dataset '{config.name}'")
+    images = load_images(config)
     n_classes = len(images.class_names)
     if config.n_classes is not None and config.n_classes < n_classes:
-        raise ConfigError(f"dataset.n_classes={config.n_classes} but {config.source} has {n_classes} classes.")
-    n_classes = config.n_classes or n_classes
-    train, test = _parts(config, images, seed)
+        raise ConfigError(
+            f"dataset.n_classes={config.n_classes} is too small: {config.source} has {n_classes} classes. "
+            "Raise it, or leave it out."
+        )
+    train, _ = _divide(config, images.labels_N, images.is_test_N, seed)
     public = public_rows(config, images.labels_N, train)
-    train = np.setdiff1d(train, public)
-    if check is not None:
-        names = [images.images.name(row) for row in train.tolist()]
-        check(torch.from_numpy(images.labels_N[train]), n_classes, images.class_names, names)
-    extractor.prepare(
-        images.images.take(public.tolist()), torch.from_numpy(images.labels_N[public]), n_classes,
-        lambda: _first_image(images, train),
-    )  # fmt: skip
+    return ImageParts(config, seed, images, np.setdiff1d(train, public), public, config.n_classes or n_classes)
+
+
+def extract_features(parts: ImageParts, extractor: Extractor) -> FeatureData:
+    """Turn divided images into features; public images are left out.
+
+    Raises:
+        DataError: An image cannot be decoded or does not fit the backbone.
+        ArtifactError: The feature cache cannot be written.
+    """
+    config, images = parts.config, parts.images
     features = extractor.extract(
         images.images,
         fail_on_damage=config.damaged is Damaged.fail,
         shown={"dataset": config.name, "path": config.path},
     )
-    if features.damaged:
-        log.warning("%d of %d images cannot be decoded and are left out", len(features.damaged), len(images.images))
-    kept = features.rows_M.numpy()
-    whole = images.rows(kept) if features.damaged else images
-    if features.damaged:
-        train, test = _parts(config, whole, seed)
-    train, test = (part[~np.isin(kept[part], public)] for part in (train, test))
-    rows, labels = features.features_MD.numpy(), whole.labels_N
+    damaged, decoded = features.damaged, features.rows_M.numpy()
+    if damaged:
+        log.warning("%d of %d images cannot be decoded and are left out", len(damaged), len(images.images))
+    labels = images.labels_N[decoded]
+    is_test = None if images.is_test_N is None else images.is_test_N[decoded]
+    both = _divide(config, labels, is_test, parts.seed)  # without the damaged images, the test part is drawn anew
+    train, test = (rows[~np.isin(decoded[rows], parts.public)] for rows in both)
+    values = features.features_MD.numpy()
     data = make_feature_data(
-        config.name, rows[train], labels[train], rows[test], labels[test],
-        n_classes=n_classes, normalize_rows=config.normalize_rows, source=config.source,
+        config.name, values[train], labels[train], values[test], labels[test],
+        n_classes=parts.n_classes, normalize_rows=config.normalize_rows, source=config.source,
     )  # fmt: skip
+    about = {
+        "n_images": len(images.images),
+        "cache": str(features.folder),
+        "n_damaged": len(damaged),
+        "damaged": [what for _, what in sorted(damaged.items())][:_NAMED_IN_RECORD],
+        "n_public": len(parts.public),
+    }
     return replace(
         data,
         class_names=images.class_names,
-        train_images=ImageRows(images.images, kept[train]),
-        about_images={**extractor.record, **_about(features, len(images.images)), "n_public": len(public)},
+        train_images=ImageRows(images.images, decoded[train]),
+        about_images={**extractor.record, **about},
     )
 
 
-def _first_image(images: ImageSet, rows: np.ndarray) -> Tensor:
-    """The pixels of the first image that can be decoded.
+def public_rows(config: ImageDataset, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Draw the public rows of the training part: ``dataset.core_fraction`` of every class, ascending.
+
+    The draw depends on ``dataset.core_seed`` and on no other seed, so that the same images stay public.
 
     Raises:
-        DataError: None can.
-    """
-    for row in rows.tolist():
-        try:
-            return images.images.decode(row)
-        except ImageError:
-            continue
-    raise DataError(f"none of the {len(rows)} training images can be decoded.")
-
-
-def public_rows(config: Dataset, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Rows of the training part that are public (``dataset.core_fraction``, every class in proportion), ascending.
-
-    Raises:
-        ConfigError: A class would have no public image, or no user's.
+        ConfigError: A class would have no public images, or no users' images.
     """
     fraction = config.core_fraction
     if fraction == 0:
@@ -155,19 +199,10 @@ def public_rows(config: Dataset, labels_N: np.ndarray, train: np.ndarray) -> np.
     return np.sort(np.concatenate(chosen))
 
 
-def _parts(config: Dataset, images: ImageSet, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the training and of the test part: as published, or drawn."""
-    if images.is_test_N is not None:
-        return np.flatnonzero(~images.is_test_N), np.flatnonzero(images.is_test_N)
-    return stratified_rows(
-        images.labels_N, test_fraction=getattr(config, "test_fraction", 0.0), seed=seed, source=config.source
-    )
-
-
-def _about(features: Features, n_images: int) -> dict[str, object]:
-    return {
-        "n_images": n_images,
-        "cache": str(features.folder),
-        "n_damaged": len(features.damaged),
-        "damaged": [what for _, what in sorted(features.damaged.items())][:100],
-    }
+def _divide(
+    config: ImageDataset, labels: np.ndarray, is_test: np.ndarray | None, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of the training and of the test part: as published, or drawn."""
+    if is_test is not None:
+        return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    return stratified_rows(labels, test_fraction=config.test_fraction, seed=seed, source=config.source)

@@ -1,10 +1,10 @@
-"""The lock on source data while a source-free method runs.
+"""The seal on source data while source-free methods run.
 
-The runner drops every training row, then enters :func:`sealed`. Inside, loading a dataset through sfu raises
-:class:`~sfu.errors.SourceFreeError`, and so does opening one of its files, or any file of its folders, with Python,
-NumPy or Pillow (an audit hook sees that), or with safetensors or torchvision (which open files unseen by the hook, and
-are wrapped instead). Only the images to forget stay open. It guards against honest mistakes, such as a method that
-quietly reloads the data; it is no sandbox against hostile code.
+The pipeline drops every training row, then enters :func:`sealed`. Inside, loading a dataset through sfu raises
+:class:`~sfu.errors.SourceFreeError`. So does opening one of its files, or any file in its folders: an audit hook sees
+Python, NumPy and Pillow, and the readers of safetensors and torchvision, which the hook does not see, are wrapped. Only
+the images to forget stay open. The seal catches honest mistakes, such as a method that quietly reloads the data. It is
+no sandbox against hostile code.
 """
 
 from __future__ import annotations
@@ -23,74 +23,60 @@ import safetensors.torch
 
 from sfu.errors import SourceFreeError
 
-_OPENER = "safe_open"
-_sealed: _Seal | None = None
+_seal: _Seal | None = None
 _hook_installed = False
 
 
 @dataclass(frozen=True)
 class _Seal:
-    """Real paths."""
+    """Names of files and folders, as given and with every link followed."""
 
     closed: frozenset[str]
     allowed: frozenset[str]
 
     def covers(self, path: str) -> bool:
-        """Whether ``path`` is sealed, by its own name or by that of what it links to."""
+        """Whether ``path``, or what it links to, is closed."""
         return any(self._closes(name) for name in {os.path.abspath(path), os.path.realpath(path)})
 
     def _closes(self, name: str) -> bool:
-        """Whether the nearest of the path and its folders that is in either set is closed."""
+        """Whether the nearest of the path and its parent folders that is in either set is closed."""
         while name not in self.allowed:
             if name in self.closed:
                 return True
-            above = os.path.dirname(name)
-            if above == name:
+            parent = os.path.dirname(name)
+            if parent == name:
                 return False
-            name = above
+            name = parent
         return False
 
 
 @contextmanager
 def sealed(paths: Sequence[Path], *, allowed: Sequence[Path] = ()) -> Iterator[None]:
-    """Refuse to load a dataset, or to open any of ``paths`` or what is below them, until the block ends.
+    """Refuse to load a dataset, or to open any of ``paths`` or anything below them, until the block ends.
 
     Args:
         paths: Files and folders.
         allowed: Files and folders that may be opened all the same (the images to forget).
     """
-    global _sealed, _hook_installed
+    global _seal, _hook_installed
     if not _hook_installed:
         sys.addaudithook(_refuse_sealed_files)
         _hook_installed = True
-    before = _sealed
-    _sealed = _Seal(_names(paths), _names(allowed))
+    before, _seal = _seal, _Seal(_names(paths), _names(allowed))
     readers: list[tuple[Any, str]] = [
-        (module, _OPENER) for module in (safetensors, safetensors.numpy, safetensors.torch)
+        (module, "safe_open") for module in (safetensors, safetensors.numpy, safetensors.torch)
     ]
     if "torchvision.io.image" in sys.modules:
         readers.append((sys.modules["torchvision.io.image"], "read_file"))
-    wrapped = [(module, name, getattr(module, name)) for module, name in readers]
-    for module, name, opener in wrapped:
-        setattr(module, name, _guarded(opener))
+    originals = [getattr(module, name) for module, name in readers]
+    for (module, name), reader in zip(readers, originals, strict=True):
+        setattr(module, name, _guarded(reader))
     try:
         yield
     finally:
-        _sealed = before
-        for module, name, opener in wrapped:
-            setattr(module, name, opener)
-
-
-def _names(paths: Sequence[Path]) -> frozenset[str]:
-    return frozenset(name(path) for path in paths for name in (os.path.abspath, os.path.realpath))
-
-
-def _guarded(opener: Any) -> Any:
-    def open_unless_sealed(filename: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
-        _refuse_sealed_files("open", (os.fspath(filename),))
-        return opener(filename, *arguments, **options)
-
-    return open_unless_sealed
+        _seal = before
+        for (module, name), reader in zip(readers, originals, strict=True):
+            setattr(module, name, reader)
 
 
 def real_places(files: Sequence[Path]) -> list[Path]:
@@ -102,15 +88,27 @@ def real_places(files: Sequence[Path]) -> list[Path]:
 
 def require_open(what: str) -> None:
     """Raise :class:`SourceFreeError` inside a sealed block; ``what`` names what was asked for."""
-    if _sealed is not None:
+    if _seal is not None:
         raise SourceFreeError(
             f"{what} was asked for while a source-free method runs. The source data has been discarded; declare "
             "access = Access.RETAINED in the method if it needs it."
         )
 
 
+def _names(paths: Sequence[Path]) -> frozenset[str]:
+    return frozenset(name(path) for path in paths for name in (os.path.abspath, os.path.realpath))
+
+
+def _guarded(reader: Any) -> Any:
+    def read_unless_sealed(filename: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
+        _refuse_sealed_files("open", (os.fspath(filename),))
+        return reader(filename, *arguments, **options)
+
+    return read_unless_sealed
+
+
 def _refuse_sealed_files(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "open" and _sealed is not None and isinstance(arguments[0], str | bytes):
+    if event == "open" and _seal is not None and isinstance(arguments[0], str | bytes):
         path = os.fsdecode(arguments[0])
-        if _sealed.covers(path):
+        if _seal.covers(path):
             require_open(f"The file {path}")

@@ -1,1 +1,1 @@
-"""Configuration, stages, artifacts and the runner."""
+"""One experiment: configuration, the pipeline of its stages, the cache, jobs and sweeps."""

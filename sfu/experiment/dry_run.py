@@ -1,36 +1,36 @@
-"""What a command would do: for every job, which results are kept from earlier runs and which would be computed."""
+"""What a command would do: which results of every job are cached, and which would be computed."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 FLAG = "--dry-run"
 
 
 @dataclass
 class Tally:
-    """Counts over the jobs looked at."""
+    """Counts over the jobs of a dry run."""
 
     jobs: int = 0
-    kept: int = 0
+    cached: int = 0
     rows: int = 0
-    rows_kept: int = 0
+    rows_cached: int = 0
 
-    def sentence(self) -> str:
-        """The last line."""
-        whole = f"{self.jobs} job{'s' * (self.jobs != 1)}: {self.kept} kept whole, {self.jobs - self.kept} to run"
-        return f"{whole}; of {self.rows} rows {self.rows_kept} kept. Nothing was run."
+    def __str__(self) -> str:
+        jobs = f"{self.jobs} job{'s' * (self.jobs != 1)}: {self.cached} cached, {self.jobs - self.cached} to run"
+        return f"{jobs}; {self.rows_cached} of {self.rows} rows are cached. Nothing was run."
 
 
 @contextmanager
 def dry_run(arguments: list[str]) -> Iterator[Tally]:
-    """Change the command's arguments so that its jobs, looked at one by one, leave nothing behind."""
+    """Change the command's arguments so that its jobs run one after the other and leave no files."""
     given = arguments[1:]
     with tempfile.TemporaryDirectory(prefix="sfu-dry-run-") as folder:
         ours = [f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", "hydra.output_subdir=null"]
@@ -42,8 +42,8 @@ def dry_run(arguments: list[str]) -> Iterator[Tally]:
             arguments[1:] = given
 
 
-def look_at_job(config: DictConfig, tally: Tally) -> None:
-    """Print what a job would take and what it would compute.
+def inspect_job(config: DictConfig, tally: Tally) -> None:
+    """Print what a job would read from the cache and what it would compute.
 
     Raises:
         SfuError: The job would be refused before anything is computed.
@@ -52,7 +52,7 @@ def look_at_job(config: DictConfig, tally: Tally) -> None:
     from hydra.types import RunMode
 
     from sfu.experiment.config import typed_config
-    from sfu.experiment.job import kept_results
+    from sfu.experiment.job import open_cache
     from sfu.experiment.validate import validate
     from sfu.unlearning.rows import make_methods
 
@@ -61,18 +61,18 @@ def look_at_job(config: DictConfig, tally: Tally) -> None:
     typed = typed_config(config)
     validate(typed)
     make_methods(typed)
-    kept = kept_results(typed, in_sweep=in_sweep)
-    there = kept.there()
-    missing = [name for name in typed.methods if name not in there]
+    cache = open_cache(typed, in_sweep=in_sweep)
+    available = [] if cache is None else cache.available()
+    missing = [name for name in typed.methods if name not in available]
     tally.jobs += 1
     tally.rows += len(typed.methods)
-    tally.rows_kept += len(typed.methods) - len(missing)
-    shown = " ".join(str(item) for item in hydra.overrides.task) or "(defaults)"
-    job = f"job {hydra.job.num}: {shown}" if in_sweep else shown
-    if kept.has_run():
-        tally.kept += 1
-        print(f"{job}: kept")
+    tally.rows_cached += len(typed.methods) - len(missing)
+    job = " ".join(str(item) for item in hydra.overrides.task) or "(defaults)"
+    if in_sweep:
+        job = f"job {hydra.job.num}: {job}"
+    if cache is not None and cache.has_run():
+        tally.cached += 1
+        print(f"{job}: cached")
         return
-    parts = [*([] if "head" in there else ["training"]), *missing]
-    print(f"{job}: would run {', '.join(parts) or 'the evaluation'}" + (f"; kept: {', '.join(there)}" if there else ""))
-    sys.stdout.flush()
+    todo = ", ".join([*([] if "head" in available else ["training"]), *missing]) or "the evaluation"
+    print(f"{job}: would run {todo}" + (f"; cached: {', '.join(available)}" if available else ""), flush=True)

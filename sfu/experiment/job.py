@@ -1,4 +1,4 @@
-"""One job of the command line: run, save, print, and keep the record straight whatever happens."""
+"""One job of the command line: run, save, print, and record in ``status.json`` how it ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sfu.errors import SfuError
+from sfu.experiment.cache import StageCache
 from sfu.experiment.config import Reuse, RunConfig, plain, typed_config
 from sfu.experiment.keys import stage_keys
+from sfu.experiment.pipeline import run
 from sfu.experiment.result_store import ResultStore
-from sfu.experiment.reuse import StageResults
-from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.files import write_text
 from sfu.results.artifacts import remove_results, write_json
@@ -35,111 +37,33 @@ def run_job(config: DictConfig) -> None:
     from hydra.types import RunMode
 
     hydra = HydraConfig.get()
-    in_sweep = hydra.mode is RunMode.MULTIRUN
+    sweep = Path(hydra.sweep.dir).name if hydra.mode is RunMode.MULTIRUN else None
     folder = Path(hydra.runtime.output_dir)
     overrides = [str(item) for item in hydra.overrides.task]
-    record = _Record(folder, overrides, hydra.job.num if in_sweep else None)
-    with record:
-        metrics = _run_and_save(config, folder, overrides, Path(hydra.sweep.dir).name if in_sweep else None)
-        _show(metrics, folder, in_sweep)
+    with _recorded(folder, overrides, None if sweep is None else hydra.job.num):
+        metrics = _run_and_save(config, folder, overrides, sweep)
+        _print_result(metrics, folder, in_sweep=sweep is not None)
         failed = _failures(metrics)
         if failed:
             what = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise SfuError(f"{len(failed)} of {len(metrics['rows'])} rows failed ({what}); the others are in {folder}.")
 
 
-def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], group: str | None) -> dict[str, Any]:
-    from sfu.reporting.pictures.bars import save_bar_plot
-    from sfu.reporting.pictures.trade_off import save_trade_off_plot
-    from sfu.reporting.text_tables import run_csv, run_markdown
-
-    typed = typed_config(config)
-    resolved = plain(typed)
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
-    kept = kept_results(typed, in_sweep=group is not None)
-    with typed.logger as logger:
-        logger.start(resolved, _run_info(typed, folder, group))
-        metrics = kept.take_run(folder)
-        if metrics is not None:
-            metrics["run"] |= {
-                "name": folder.name, "overrides": overrides, "published": typed.published, "reused": ["run"],
-            }  # fmt: skip
-        else:
-            metrics = run(typed, folder, overrides=overrides, on_stage=logger.log_stage, kept=kept)
-        write_json(folder / "metrics.json", metrics)
-        write_text(folder / "metrics.csv", run_csv(metrics))
-        write_text(folder / "table.md", run_markdown(metrics))
-        picture = folder / "figure.png"
-        if not picture.is_file():
-            _draw(save_bar_plot, metrics, picture)
-        if typed.evaluation.trade_off and not (folder / "trade_off.png").is_file():
-            _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
-        logger.log_result(metrics, picture if picture.is_file() else None)
-        logger.log_files(folder)
-    if metrics["run"]["reused"] != ["run"] and not _failures(metrics) and typed.tune is not Tune.oracle:
-        kept.keep_run(folder)
-    return metrics
-
-
-def kept_results(config: RunConfig, *, in_sweep: bool) -> StageResults:
-    """What earlier runs left, if this one is to take it.
+def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache | None:
+    """Return the cached results that a run may use, or ``None`` if ``reuse`` forbids it.
 
     Raises:
         ConfigError: A setting cannot work.
         DataError: A file is missing.
     """
     if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
-        return StageResults()
+        return None
     validate(config)
-    return StageResults(ResultStore(), stage_keys(config))
-
-
-def _failures(metrics: dict[str, Any]) -> dict[str, str]:
-    return {name: row["error"] for name, row in metrics["rows"].items() if row.get("error")}
-
-
-def _draw(save: Callable[[dict[str, Any], Path], Path], metrics: dict[str, Any], path: Path) -> None:
-    """A figure; a failure to draw it is a warning, since the numbers are safe and worth more."""
-    try:
-        save(metrics, path)
-    except Exception as error:
-        print(f"sfu: the figure could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
-        return
-
-
-def _run_info(config: RunConfig, folder: Path, group: str | None) -> dict[str, Any]:
-    """What a logger may find the run by: a sweep is a group, an experiment a kind of job, and data and loss are tags."""
-    from hydra.core.hydra_config import HydraConfig
-
-    experiment = HydraConfig.get().runtime.choices.get("experiment")
-    return {
-        "name": folder.name,
-        "folder": str(folder),
-        "group": "-".join(part for part in (experiment, group) if part) or None,
-        "job_type": experiment or ("run" if group is None else "sweep"),
-        "tags": [name for name in (config.dataset.name, config.loss.name, config.backbone.name) if name != "none"],
-    }
-
-
-def _show(metrics: dict[str, Any], folder: Path, in_sweep: bool) -> None:
-    from rich.console import Console
-
-    from sfu.reporting.terminal import print_run
-
-    if not in_sweep:
-        print_run(metrics, folder, Console())
-        return
-    about, what = metrics["run"], f"{len(metrics['rows'])} rows"
-    if about["reused"] == ["run"]:
-        end = f": {what}, kept"
-    else:
-        kept = len([name for name in about["reused"] if name in metrics["rows"]])
-        end = f": {what}{f' ({kept} kept)' if kept else ''} in {about['seconds']:.1f} s"
-    print(line_of_job(f"job {folder.name}: ", about["overrides"] or ["(defaults)"], end, Console().width))
+    return StageCache(ResultStore(), stage_keys(config))
 
 
 def line_of_job(start: str, overrides: list[str], end: str, width: int) -> str:
-    """One line: as many overrides as fit (what a sweep varies comes first), all of them where nothing else would."""
+    """Return one line with as many overrides as fit, or with all of them if not even one fits."""
     for count in range(len(overrides), 0, -1):
         line = start + " ".join([*overrides[:count], *(["..."] if count < len(overrides) else [])]) + end
         if len(line) <= width:
@@ -147,29 +71,109 @@ def line_of_job(start: str, overrides: list[str], end: str, width: int) -> str:
     return start + " ".join(overrides) + end
 
 
-class _Record:
-    """Keeps status.json true: running, then finished or failed."""
+def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep: str | None) -> dict[str, Any]:
+    from sfu.reporting.pictures.bars import save_bar_plot
+    from sfu.reporting.pictures.trade_off import save_trade_off_plot
+    from sfu.reporting.text_tables import run_csv, run_markdown
 
-    def __init__(self, folder: Path, overrides: list[str], job: int | None) -> None:
-        self._path = folder / "status.json"
-        self._status: dict[str, Any] = {
-            "state": "running",
-            "started": datetime.now(UTC).isoformat(),
-            "overrides": overrides,
-            "job": job,
-            "host": platform.node(),
-            "pid": os.getpid(),  # tells a run that was killed from one under way
-        }
-        self._clock = time.perf_counter()
+    typed = typed_config(config)
+    resolved = plain(typed)
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
+    cache = open_cache(typed, in_sweep=sweep is not None)
+    with typed.logger as logger:
+        logger.start(resolved, _run_info(typed, folder, sweep))
+        metrics = None if cache is None else cache.restore_run(folder)
+        restored = metrics is not None
+        if metrics is None:
+            metrics = run(typed, folder, overrides=overrides, on_stage=logger.log_stage, cache=cache)
+        else:
+            metrics["run"] |= {
+                "name": folder.name, "overrides": overrides, "published": typed.published, "reused": ["run"],
+            }  # fmt: skip
+        write_json(folder / "metrics.json", metrics)
+        write_text(folder / "metrics.csv", run_csv(metrics))
+        write_text(folder / "table.md", run_markdown(metrics))
+        figure = folder / "figure.png"
+        _draw(save_bar_plot, metrics, figure)
+        if typed.evaluation.trade_off:
+            _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
+        logger.log_result(metrics, figure if figure.is_file() else None)
+        logger.log_files(folder)
+    if cache is not None and not restored and not _failures(metrics) and typed.tune is not Tune.oracle:
+        cache.save_run(folder)
+    return metrics
 
-    def __enter__(self) -> None:
-        remove_results(self._path.parent)
-        write_json(self._path, self._status)
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._status |= {"state": "finished", "seconds": time.perf_counter() - self._clock}
-        if error is not None:
-            stopped = isinstance(error, KeyboardInterrupt)
-            what = "interrupted" if stopped else f"{type(error).__name__}: {error}"
-            self._status |= {"state": "interrupted" if stopped else "failed", "error": what}
-        write_json(self._path, self._status)
+def _failures(metrics: dict[str, Any]) -> dict[str, str]:
+    return {name: row["error"] for name, row in metrics["rows"].items() if row.get("error")}
+
+
+def _draw(save: Callable[[dict[str, Any], Path], Path], metrics: dict[str, Any], path: Path) -> None:
+    """Draw a figure, unless the cache had it. If that fails, warn and go on: the figures in metrics.json are safe."""
+    if path.is_file():
+        return
+    try:
+        save(metrics, path)
+    except Exception as error:
+        print(f"sfu: {path.name} could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
+
+
+def _run_info(config: RunConfig, folder: Path, sweep: str | None) -> dict[str, Any]:
+    """What a logger may find the run by: a sweep is a group, an experiment a job type, and data and loss are tags."""
+    from hydra.core.hydra_config import HydraConfig
+
+    experiment = HydraConfig.get().runtime.choices.get("experiment")
+    return {
+        "name": folder.name,
+        "folder": str(folder),
+        "group": "-".join(part for part in (experiment, sweep) if part) or None,
+        "job_type": experiment or ("run" if sweep is None else "sweep"),
+        "tags": [name for name in (config.dataset.name, config.loss.name, config.backbone.name) if name != "none"],
+    }
+
+
+def _print_result(metrics: dict[str, Any], folder: Path, *, in_sweep: bool) -> None:
+    from rich.console import Console
+
+    from sfu.reporting.terminal import print_run
+
+    if not in_sweep:
+        print_run(metrics, folder, Console())
+        return
+    about, n_rows = metrics["run"], f"{len(metrics['rows'])} rows"
+    cached = sum(name in metrics["rows"] for name in about["reused"])
+    end = f": {n_rows}{f' ({cached} cached)' if cached else ''} in {about['seconds']:.1f} s"
+    if about["reused"] == ["run"]:
+        end = f": {n_rows}, cached"
+    print(line_of_job(f"job {folder.name}: ", about["overrides"] or ["(defaults)"], end, Console().width))
+
+
+@contextmanager
+def _recorded(folder: Path, overrides: list[str], job: int | None) -> Iterator[None]:
+    """Clear the folder, and keep ``status.json`` true: running, then finished, failed or interrupted."""
+    remove_results(folder)
+    path, clock = folder / "status.json", time.perf_counter()
+    status = {
+        "state": "running", "started": datetime.now(UTC).isoformat(), "overrides": overrides, "job": job,
+        "host": platform.node(), "pid": os.getpid(),  # tell a run that was killed from one under way
+    }  # fmt: skip
+    write_json(path, status)
+    status["state"] = "finished"
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        what = "interrupted" if stopped else f"{type(error).__name__}: {error}"
+        status |= {"state": "interrupted" if stopped else "failed", "error": what}
+        _release_locals(error)
+        raise
+    finally:
+        write_json(path, {**status, "seconds": time.perf_counter() - clock})
+
+
+def _release_locals(error: BaseException) -> None:
+    """Clear the variables in an error's frames: Hydra holds the errors of a sweep, which would hold training rows."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -1,38 +1,30 @@
-"""A progress bar for what takes more than a second, on standard error; silent where that is no terminal."""
+"""A progress bar on standard error, shown only on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 Tick = Callable[[int, int], None]
 
 
 class ProgressDisplay:
-    """One line at a time: the stage at work, how far it is, and how long it has taken."""
+    """One line at a time: the current stage, its progress, and the time it has taken."""
 
     def __init__(self, enabled: bool = True) -> None:
         console = Console(stderr=True)
         self._enabled = enabled
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        self._bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
             transient=True,
             disable=not (enabled and console.is_terminal),
@@ -46,13 +38,13 @@ class ProgressDisplay:
         self._bar.stop()
 
     def say(self, sentence: str) -> None:
-        """Print a sentence above the bar; also where there is no terminal, so that a log tells of long work."""
+        """Print a sentence above the bar. Unlike the bar, it is also printed into logs."""
         if self._enabled:
             self._bar.console.print(f"sfu: {sentence}", highlight=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, description: str) -> Iterator[Tick]:
-        """Show ``description`` until the block ends; the value is called with (done, total)."""
+        """Show ``description`` until the block ends, and yield a function of (done, total)."""
         task = self._bar.add_task(description, total=None)
 
         def tick(done: int, total: int) -> None:

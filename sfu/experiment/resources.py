@@ -18,13 +18,13 @@ _MB = 1024.0 * 1024.0
 
 @dataclass
 class Usage:
-    """Filled in when the block ends.
+    """What a block used; set when the block ends.
 
     Attributes:
         seconds: Wall time.
-        peak_memory_mb: Largest memory in MiB while the block ran: allocated on the GPU for CUDA, else resident memory
-            of the whole process, Python and PyTorch included. Where the system cannot reset its peak (not Linux), the
-            process's peak so far.
+        peak_memory_mb: Peak memory in MiB while the block ran: memory allocated on the GPU for CUDA, otherwise resident
+            memory of the whole process, Python and PyTorch included. Only Linux can reset this peak; elsewhere it is
+            the peak of the process so far.
     """
 
     seconds: float = 0.0
@@ -33,7 +33,7 @@ class Usage:
 
 @contextmanager
 def measured(device: torch.device) -> Iterator[Usage]:
-    """Measure the block; work queued on a GPU is waited for."""
+    """Measure a block, and wait for the work that it queued on a GPU."""
     usage = Usage()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""How a Hessian is held. This module does not import PyTorch, so that configurations can name a structure without it."""
+"""How a Hessian is held. This module does not import PyTorch, so that configurations can name a structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of rows: the Newton step, a row's own configuration, and how methods are tuned. It does not import PyTorch."""
+"""Settings of rows: the Newton step, a row's own configuration, and the tuning. It does not import PyTorch."""
 
 from __future__ import annotations
 

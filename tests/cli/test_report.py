@@ -42,7 +42,7 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def test_from_a_real_sweep_to_the_page(tmp_path, undrawn, capsys, monkeypatch, feature_file):
-    from tests.cli.test_run import sfu
+    from tests.experiment.cases import sfu
 
     overrides = ["-m", "head.l2=1e-3,1e-2", "methods=[original,retrained,closed_form]", "logger=none"]
     data = ["dataset=features", f"dataset.path={feature_file}"]

@@ -14,37 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 
-from sfu.cli import run as cli
-from sfu.experiment import sweep
 from sfu.experiment.job import line_of_job
 from sfu.heads.linear import LinearHead
+from tests.experiment.cases import sfu
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["logger=none", "methods=[original,retrained,closed_form]", "evaluation.membership_splits=2"]
 
 
-def sfu(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command in this process; returns its exit code."""
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["sfu", *arguments])
-    monkeypatch.setattr(sweep, "_sweep", None)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        GlobalHydra.instance().clear()
-    return 0
-
-
 def subprocess_sfu(where: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
+    inherited = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
     return subprocess.run(
         [sys.executable, "-m", "sfu", *arguments],
-        cwd=where, env={**kept, "COLUMNS": "80", **environment}, capture_output=True, text=True, timeout=300,
+        cwd=where, env={**inherited, "COLUMNS": "80", **environment}, capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
 
@@ -81,12 +64,10 @@ def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_sweep_makes_one_table_over_its_seeds(tmp_path, monkeypatch, capsys):
+def test_a_sweep_makes_one_table_over_its_seeds(tmp_path, feature_file, monkeypatch, capsys):
     folder = tmp_path / "sweep"
-    code = sfu(
-        monkeypatch, "-m", "forget.fraction=0.05,0.1", "seed=0,1", *QUICK, f"hydra.sweep.dir={folder}",
-    )  # fmt: skip
-    assert code == 0
+    jobs = ("-m", "forget.fraction=0.05,0.1", "seed=0,1", "dataset=features", f"dataset.path={feature_file}")
+    assert sfu(monkeypatch, *jobs, *QUICK, f"hydra.sweep.dir={folder}") == 0
     total = json.loads((folder / "sweep.json").read_text())
     assert total["n_runs"] == 4
     assert [group["overrides"] for group in total["groups"]] == [
@@ -120,13 +101,14 @@ def test_a_failing_job_neither_stops_nor_hides_the_others(tmp_path, monkeypatch,
     assert (folder / "2" / "metrics.json").is_file()
 
 
-def test_a_sweep_in_a_used_folder_counts_its_own_jobs_only_wherever_they_write(tmp_path, monkeypatch):
+def test_a_sweep_in_a_used_folder_counts_its_own_jobs_only_wherever_they_write(tmp_path, feature_file, monkeypatch):
     folder = tmp_path / "sweep"
+    quick = ("-m", *QUICK, "methods=[original]", "dataset=features", f"dataset.path={feature_file}")
     for seeds in ("0,1", "2"):
-        assert sfu(monkeypatch, "-m", f"seed={seeds}", *QUICK, f"hydra.sweep.dir={folder}") == 0
+        assert sfu(monkeypatch, *quick, f"seed={seeds}", f"hydra.sweep.dir={folder}") == 0
     assert json.loads((folder / "sweep.json").read_text())["n_runs"] == 1
     named = "hydra.sweep.subdir=by_seed/${seed}"
-    assert sfu(monkeypatch, "-m", "seed=4", named, *QUICK, f"hydra.sweep.dir={folder}") == 0
+    assert sfu(monkeypatch, *quick, "seed=4", named, f"hydra.sweep.dir={folder}") == 0
     total = json.loads((folder / "sweep.json").read_text())
     assert total["n_runs"] == 1
     assert total["groups"][0]["over"] == {"seed": ["4"]}
@@ -151,10 +133,10 @@ def test_version(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("launcher", ["local_2", "submitit_local"])
-def test_jobs_side_by_side(tmp_path, launcher):
-    done = subprocess_sfu(tmp_path, "-m", "seed=0,1", f"launcher={launcher}", *QUICK, "hydra.sweep.dir=s")
-    assert done.returncode == 0, done.stderr
-    assert "n = 2" in done.stdout
+def test_jobs_side_by_side(tmp_path, monkeypatch, capsys, launcher):
+    monkeypatch.chdir(tmp_path)
+    assert sfu(monkeypatch, "-m", "seed=0,1", f"launcher={launcher}", *QUICK, "hydra.sweep.dir=s") == 0
+    assert "n = 2" in capsys.readouterr().out
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["n_runs"] == 2
 
 
@@ -229,35 +211,15 @@ def test_a_failed_run_is_recorded_as_failed(tmp_path, monkeypatch):
 
 
 def test_one_bad_row_fails_the_run_but_keeps_the_rest(tmp_path, monkeypatch, capsys):
-    from sfu.curvature.estimators.closed_form import ClosedForm
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("it broke")
-
-    monkeypatch.setattr(ClosedForm, "estimate", broken)
-    assert sfu(monkeypatch, *QUICK, f"hydra.run.dir={tmp_path}") == 1
-    assert "1 of 3 rows failed (closed_form: RuntimeError: it broke)" in capsys.readouterr().err
+    bad = ("methods=[original,retrained,fast]", "+variants.fast={base:neg_grad,settings:{lr:1000}}")
+    assert sfu(monkeypatch, *QUICK, *bad, f"hydra.run.dir={tmp_path}") == 1
+    assert "1 of 3 rows failed (fast: DivergedError: diverged at step" in capsys.readouterr().err
     rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
     assert rows["retrained"]["test_accuracy"] > 80
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
 
-def test_importing_sfu_is_quick_and_needs_neither_wandb_nor_cvxpylayers():
-    code = (
-        "import sys; sys.modules['wandb'] = sys.modules['cvxpy'] = sys.modules['cvxpylayers'] = None\n"
-        "import sfu; assert 'torch' not in sys.modules and 'hydra' not in sys.modules\n"
-        "sys.argv = ['sfu', 'logger=none', 'experiment=quick', 'hydra.run.dir=' + sys.argv[1]]\n"
-        "from sfu.cli.run import main; main()\n"
-    )
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=300, check=False, cwd=folder
-        )
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_built_wheel_carries_its_configs_and_runs_alone(tmp_path):
+def test_a_built_wheel_carries_its_configs_and_runs_alone_without_optional_packages(tmp_path):
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
@@ -273,7 +235,13 @@ def test_a_built_wheel_carries_its_configs_and_runs_alone(tmp_path):
         assert (site / "sfu" / "reporting" / "report" / name).is_file()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    code = f"import sys; sys.path.insert(0, {str(site)!r}); import sfu.cli.run; print(sfu.__file__); sfu.cli.run.main()"
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "sys.modules['wandb'] = sys.modules['cvxpy'] = sys.modules['cvxpylayers'] = None\n"
+        "import sfu; assert 'torch' not in sys.modules and 'hydra' not in sys.modules\n"
+        "from sfu.cli.run import main; assert 'torch' not in sys.modules\n"
+        "print(sfu.__file__); main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, "experiment=quick", "logger=none"],
         cwd=elsewhere, capture_output=True, text=True, timeout=300, check=False,

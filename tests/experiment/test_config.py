@@ -1,4 +1,4 @@
-"""The configuration: every choice has its own keys, composing needs no PyTorch, and metadata decide keys of the cache."""
+"""The configuration: every choice has its own keys, composing needs no PyTorch, metadata decide the cache's keys."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from sfu.config_files import config_dir
 from sfu.errors import ConfigError
-from sfu.experiment.config import GROUPS, RunConfig, check_run, neutral_keys, plain, register, typed_config
+from sfu.experiment.config import GROUPS, check_run, neutral_keys, plain
 from sfu.experiment.explain import explain
 from sfu.schema import hydra_schema, meta_of
-
-
-def composed(*overrides: str) -> RunConfig:
-    register()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return typed_config(compose("sfu", overrides=list(overrides)))
+from tests.experiment.cases import composed
 
 
 def refusal(*overrides: str) -> str:
@@ -54,7 +47,7 @@ def refusal(*overrides: str) -> str:
         (["dtype=float16"], "dtype=float16 is unknown. Choose one of float32, float64."),
         (["methods=[]"], "methods=[] leaves nothing to do."),
         (["threads=100000"], "threads=100000 is more than this machine can use."),
-        (["published=table_9"], "published=table_9 is unknown"),
+        (["published=table_9"], "published=table_9 is not a table of the paper"),
         (["backbone=pixels", "dataset=features", "dataset.path=x"], "which backbone=pixels cannot read"),
         (["dataset=cifar10", "backbone=none"], "dataset=cifar10 holds images, and backbone=none"),
         (["dataset.core_fraction=0.5"], "dataset.core_fraction=0.5 only applies to a linearised head"),

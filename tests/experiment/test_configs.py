@@ -9,19 +9,14 @@ from hydra import compose, initialize_config_dir
 
 from sfu.config_files import config_dir, group_options
 from sfu.curvature.settings import curvature_settings
-from sfu.experiment.config import RunConfig, register, typed_config
+from sfu.experiment.config import RunConfig, register
 from sfu.experiment.validate import validate
 from sfu.unlearning.rows import make_methods
+from tests.experiment.cases import composed
 
 GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "logger", "experiment")
 LINEARISED = ["dataset=digits", "backbone.weights=none"]
 CHOICES = [(group, option) for group in GROUPS for option in group_options(group)]
-
-
-def composed(*overrides: str) -> RunConfig:
-    register()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return typed_config(compose("sfu", overrides=list(overrides)))
 
 
 def needed(group: str, option: str, feature_file: Path) -> list[str]:

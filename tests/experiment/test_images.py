@@ -10,52 +10,20 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 
-from sfu.data.load import load_dataset, load_images
+from sfu.data.load import load_images
 from sfu.data.split import make_split
 from sfu.errors import ConfigError, DataError, SourceFreeError
-from sfu.experiment import runner
+from sfu.experiment import prepare
+from sfu.experiment.context import RunContext
 from sfu.request import Access, ForgetRequest
-from sfu.settings import BackboneConfig, CurvatureConfig, DatasetConfig, ForgetConfig, RunConfig
-from sfu.unlearning.base import UnlearningMethod
-from tests.experiment.test_source_free import Probe, config_for
-
-N_CLASSES, PER_CLASS, N_TEST = 3, 40, 10
-
-
-def write_folder(root: Path, *, damaged: tuple[str, ...] = ()) -> Path:
-    """Patterns that differ by class, with noise, as PNG files of 6 x 6 pixels."""
-    rng = np.random.default_rng(0)
-    centers = rng.integers(40, 216, size=(N_CLASSES, 6, 6, 3))
-    for part, count in (("train", PER_CLASS), ("test", N_TEST)):
-        for label in range(N_CLASSES):
-            folder = root / part / f"class-{label}"
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pixels = (centers[label] + rng.normal(scale=40, size=(6, 6, 3))).clip(0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{index:03d}.png")
-    for name in damaged:
-        (root / name).write_bytes(b"no image")
-    return root
+from sfu.settings import CurvatureConfig, Damaged, ForgetConfig
+from tests.experiment.cases import Probe, config_for, image_config, run, write_folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "images")
-
-
-def image_config(folder: Path, **dataset) -> RunConfig:
-    config = config_for(folder)
-    config.dataset = DatasetConfig(name="image_folder", path=str(folder), normalize_rows=True, **dataset)
-    config.backbone = BackboneConfig(name="pixels", batch_size=16)
-    config.head.l2 = 1e-3
-    return config
-
-
-def run(config: RunConfig, folder: Path) -> dict:
-    folder.mkdir(exist_ok=True)
-    return runner.run(config, folder, show_progress=False)
 
 
 # --- the way through
@@ -76,21 +44,19 @@ def test_images_go_through_a_backbone_and_leave_a_record(tmp_path, folder):
 
 
 def test_digits_as_images_are_the_digits(tmp_path):
-    plain = config_for(tmp_path)
-    plain.dataset = DatasetConfig(name="digits")
-    plain.methods = ["original", "retrained"]
-    images = config_for(tmp_path)
-    images.dataset, images.backbone, images.methods = plain.dataset, BackboneConfig(name="pixels"), plain.methods
+    rows = ["original", "retrained"]
+    plain = config_for(methods=rows, dataset__normalize_rows=False)
+    images = config_for(None, "backbone=pixels", methods=rows, dataset__normalize_rows=False)
     one, other = (run(config, tmp_path / name)["rows"] for name, config in (("plain", plain), ("images", images)))
-    for row in one:
+    for row in rows:
         assert other[row]["test_accuracy"] == pytest.approx(one[row]["test_accuracy"], abs=0.3)
 
 
 def test_classes_can_be_forgotten_by_name(tmp_path, folder):
     config = image_config(folder)
-    config.forget = ForgetConfig(classes=["class-2"])
-    assert run(config, tmp_path / "run")["run"]["data"]["n_forget"] == PER_CLASS
-    config.forget = ForgetConfig(classes=["clas-2"])
+    config.forget.classes = ["class-2"]
+    assert run(config, tmp_path / "run")["run"]["data"]["n_forget"] == 40
+    config.forget.classes = ["clas-2"]
     with pytest.raises(DataError, match=r"'clas-2' is no class; its names include class-2"):
         run(config, tmp_path / "run")
 
@@ -98,7 +64,7 @@ def test_classes_can_be_forgotten_by_name(tmp_path, folder):
 def test_images_can_be_forgotten_by_file_name_and_the_run_says_which_they_were(tmp_path, folder):
     (tmp_path / "wish.txt").write_text(f"class-1/005.png\n{folder}/train/class-0/011.png\n")
     config = image_config(folder)
-    config.forget = ForgetConfig(files=str(tmp_path / "wish.txt"))
+    config.forget.files = str(tmp_path / "wish.txt")
     metrics = run(config, tmp_path / "run")
     assert metrics["run"]["forget"]["kind"] == "files"
     told = (tmp_path / "run" / "forget_files.txt").read_text().split()
@@ -117,20 +83,18 @@ def test_images_can_be_forgotten_by_file_name_and_the_run_says_which_they_were(t
 def test_a_wish_that_cannot_be_met_is_refused_before_features_are_extracted(tmp_path, folder, text, message):
     (tmp_path / "wish.txt").write_text(text)
     config = image_config(folder)
-    config.forget = ForgetConfig(files=str(tmp_path / "wish.txt"))
+    config.forget.files = str(tmp_path / "wish.txt")
     with pytest.raises(DataError, match=message):
         run(config, tmp_path / "run")
     assert not list((tmp_path / "sfu-cache").glob("features/*"))
 
 
 def test_row_numbers_do_not_go_with_images_left_out(tmp_path):
-    from sfu.settings import Damaged
-
     folder = write_folder(tmp_path / "images", damaged=("train/class-1/003.png",))
     (tmp_path / "rows.txt").write_text("20")
-    config = image_config(folder, damaged=Damaged.skip)
-    config.forget = ForgetConfig(indices=str(tmp_path / "rows.txt"))
-    with pytest.raises(DataError, match=r"1 damaged images are left out, which shifts them; name the images instead"):
+    config = image_config(folder, dataset__damaged=Damaged.skip)
+    config.forget.indices = str(tmp_path / "rows.txt")
+    with pytest.raises(DataError, match=r"1 damaged images are left out, which shifts them\. Name the images instead"):
         run(config, tmp_path / "run")
 
 
@@ -142,7 +106,7 @@ def test_class_names_that_are_numbers_are_taken_as_names():
 
 
 def test_a_limit_takes_the_first_of_each_class(folder):
-    config = image_config(folder, limit_per_class=4)
+    config = image_config(folder, dataset__limit_per_class=4)
     images = load_images(config.dataset)
     assert [Path(path).stem for path in map(str, images.images.paths[:8])] == ["000", "001", "002", "003"] * 2
     assert np.bincount(images.labels_N[~images.is_test_N]).tolist() == [4, 4, 4]
@@ -152,9 +116,7 @@ def test_damaged_images_stop_a_run_by_name_or_are_skipped_and_listed(tmp_path):
     folder = write_folder(tmp_path / "images", damaged=("train/class-1/003.png", "test/class-0/001.png"))
     with pytest.raises(DataError, match=r"class-1/003\.png is in no image format.*dataset\.damaged=skip"):
         run(image_config(folder), tmp_path / "run")
-    from sfu.settings import Damaged
-
-    metrics = run(image_config(folder, damaged=Damaged.skip), tmp_path / "run")
+    metrics = run(image_config(folder, dataset__damaged=Damaged.skip), tmp_path / "run")
     data = metrics["run"]["data"]
     assert (data["n_train"], data["n_test"]) == (119, 29)
     assert data["images"]["n_damaged"] == 2
@@ -165,7 +127,7 @@ def test_damaged_images_stop_a_run_by_name_or_are_skipped_and_listed(tmp_path):
     ("change", "message"),
     [
         (lambda c: setattr(c.backbone, "name", "none"), "dataset=image_folder holds images: choose a backbone"),
-        (lambda c: setattr(c.dataset, "n_classes", 2), r"dataset\.n_classes=2 but .* has 3 classes"),
+        (lambda c: setattr(c.dataset, "n_classes", 2), r"dataset\.n_classes=2 is too small: .* has 3 classes"),
         (lambda c: setattr(c.dataset, "limit_per_class", 0), r"dataset\.limit_per_class=0"),
     ],
 )
@@ -213,49 +175,28 @@ def watcher():
     _WATCHER.folder = None
 
 
-def test_augmented_curvature_opens_the_images_to_forget_and_no_other(monkeypatch, tmp_path, folder, watcher):
-    config = image_config(folder)
-    config.methods, config.curvature = ["original", "closed_form"], CurvatureConfig(augment=["flip", "crop"])
-    real, to_forget = runner._run_source_free, []
+def test_augmented_curvature_opens_the_images_to_forget_and_no_other(tmp_path, folder, watcher):
+    """The watcher looks from the end of training to the end of the last source-free row."""
+    config = image_config(folder, methods=["original", "closed_form"])
+    config.curvature.augment = ["flip", "crop"]
 
-    def watched(context, prepared):
-        to_forget.extend(str(path) for path in prepared.forget_images.paths)
-        watcher.folder = str(folder)
-        try:
-            return real(context, prepared)
-        finally:
-            watcher.folder = None
+    def watch(stage, seconds):
+        if stage in ("prepare", "closed_form"):
+            watcher.folder = str(folder) if stage == "prepare" else None
 
-    monkeypatch.setattr(runner, "_run_source_free", watched)
-    metrics = run(config, tmp_path / "run")
+    metrics = run(config, tmp_path / "run", on_stage=watch)
     assert "error" not in metrics["rows"]["closed_form"]
+    to_forget = (tmp_path / "run" / "forget_files.txt").read_text().split()
     assert len(to_forget) == 12
     assert set(watcher.opened) == set(to_forget)  # the watcher does see: every one of them was opened
 
 
-class Views(UnlearningMethod):
-    """Keeps the request it was handed."""
-
-    def __init__(self, *names: str) -> None:
-        self.names, self.request = names, None
-
-    @property
-    def augmentations(self) -> tuple[str, ...]:
-        return self.names
-
-    def unlearn(self, request, context, retained=None):
-        from sfu.unlearning.base import UnlearningResult
-
-        self.request = request
-        return UnlearningResult(request.head)
-
-
-def test_every_method_gets_the_views_it_asks_for_normalised_like_the_rest(monkeypatch, tmp_path, folder):
-    methods = {"both": Views("flip", "crop"), "one": Views("flip"), "none": Views()}
-    monkeypatch.setattr(runner, "make_methods", lambda config: methods)
-    run(image_config(folder), tmp_path / "run")
-    both, one = methods["both"].request, methods["one"].request
-    assert methods["none"].request.views_VFD is None
+def test_every_method_gets_the_views_it_asks_for_normalised_like_the_rest(tmp_path, folder):
+    wanted = {"both": ("flip", "crop"), "one": ("flip",), "none": ()}
+    methods = {name: Probe(augmentations=names) for name, names in wanted.items()}
+    run(image_config(folder), tmp_path / "run", methods=methods)
+    both, one = methods["both"].found, methods["one"].found
+    assert methods["none"].found.views_VFD is None
     assert both.views_VFD.shape == (2, 12, 108)
     assert one.views_VFD.equal(both.views_VFD[:1])
     torch.testing.assert_close(both.views_VFD.norm(dim=2), torch.ones(2, 12))
@@ -265,7 +206,7 @@ def test_every_method_gets_the_views_it_asks_for_normalised_like_the_rest(monkey
 
 @pytest.mark.parametrize("through", ["its name", "a link", "the cache", "torchvision"])
 @pytest.mark.parametrize("augmenting", [False, True])
-def test_a_retained_image_or_its_features_cannot_be_opened(monkeypatch, tmp_path, folder, through, augmenting):
+def test_a_retained_image_or_its_features_cannot_be_opened(tmp_path, folder, through, augmenting):
     outside = tmp_path / "outside.png"
     linked = folder / "train" / "class-0" / "000.png"
     linked.rename(outside)
@@ -285,29 +226,19 @@ def test_a_retained_image_or_its_features_cannot_be_opened(monkeypatch, tmp_path
 
             load_file(next((tmp_path / "sfu-cache" / "features").glob("*/chunk-00000.safetensors")))
 
-    probe = Probe(reach)
-    monkeypatch.setattr(Probe, "augmentations", ("flip",) if augmenting else ())
-    monkeypatch.setattr(runner, "make_methods", lambda config: {"probe": probe})
-    metrics = run(image_config(folder), tmp_path / "run")
+    probe = Probe(reach, augmentations=("flip",) if augmenting else ())
+    metrics = run(image_config(folder), tmp_path / "run", methods={"probe": probe})
     assert "SourceFreeError" in metrics["rows"]["probe"]["error"]
 
 
-def test_images_kept_alive_after_the_discard_are_noticed(monkeypatch, tmp_path, folder):
-    kept = []
-    real = load_dataset
-    monkeypatch.setattr("sfu.experiment.stages.load_dataset", lambda *a: kept.append(real(*a).train_images) or real(*a))
-    monkeypatch.setattr(runner, "make_methods", lambda config: {"probe": Probe(lambda *_: None)})
-    run(image_config(folder), tmp_path / "run")  # another copy: nothing of this run is held
-    kept.clear()
-
-    def hold(*arguments):
-        data = real(*arguments)
-        kept.append(data.train_images)
-        return data
-
-    monkeypatch.setattr("sfu.experiment.stages.load_dataset", hold)
+def test_images_still_referenced_after_the_discard_are_noticed(tmp_path, folder):
+    context = RunContext(image_config(folder), tmp_path, {})
+    for stage in (prepare.load, prepare.extract, prepare.choose_forget_set, prepare.train):
+        stage(context)
+    held = context.data.train_images
     with pytest.raises(SourceFreeError, match="still referenced after the discard"):
-        run(image_config(folder), tmp_path / "run")
+        prepare.discard(context)
+    assert len(held.names()) == 120
 
 
 # --- what the views do
@@ -329,8 +260,8 @@ def test_views_enter_the_curvature_and_nothing_else(arrays):
     wide = request.for_curvature()
     everything = torch.cat([rows, *views]).double()
     hessian = everything.T @ everything / 180 + 1e-2 * torch.eye(12, dtype=torch.float64)
-    seen = wide.hessian(Structure.shared).solve(torch.eye(12, dtype=torch.float64)).value_CE
-    torch.testing.assert_close(seen, torch.linalg.inv(hessian))
+    found = wide.hessian(Structure.shared).solve(torch.eye(12, dtype=torch.float64)).value_CE
+    torch.testing.assert_close(found, torch.linalg.inv(hessian))
     assert (request.n_forget, wide.n_forget, wide.copies) == (60, 60, 3)
     assert wide.step_ratio == request.step_ratio
     assert wide.weight == request.weight == 60

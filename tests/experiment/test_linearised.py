@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from sfu.data.load import load_image_parts
 from sfu.errors import ConfigError, DataError
-from sfu.experiment.runner import run
+from sfu.experiment import prepare
+from sfu.experiment.context import RunContext
 from sfu.experiment.validate import validate
 from sfu.heads.linearised.files import load_head
-from sfu.settings import BackboneConfig, CoreWeights, ForgetConfig, HeadConfig, PretrainConfig, RunConfig
+from sfu.settings import CoreWeights, RunConfig
 from sfu.unlearning.rows import make_methods
-from tests.experiment.test_images import image_config, write_folder
+from tests.experiment.cases import composed, run, write_folder
 
 
 @pytest.fixture
@@ -20,19 +23,17 @@ def folder(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "images")
 
 
-def linearised(folder: Path, **head) -> RunConfig:
-    config = image_config(folder, core_fraction=0.5)
-    config.dataset.normalize_rows = False
-    config.backbone = BackboneConfig(name="shufflenet_v2_x0_5", weights="none", size=32, batch_size=16)
-    config.head = HeadConfig(
-        name="linearised", l2=1e-2, tolerance=1e-6, max_iterations=2000,
-        pretrain=PretrainConfig(epochs=1, batch_size=30, lr=0.02), **head,
+def linearised(folder: Path, *overrides: str) -> RunConfig:
+    return composed(
+        "dataset=image_folder", f"dataset.path={folder}", "dataset.core_fraction=0.5", "dataset.normalize_rows=false",
+        "head=linearised", "head.l2=1e-2", "head.tolerance=1e-6", "head.max_iterations=2000", "head.pretrain.epochs=1",
+        "head.pretrain.batch_size=30", "head.pretrain.lr=0.02", "backbone.name=shufflenet_v2_x0_5",
+        "backbone.weights=none", "backbone.size=32", "backbone.batch_size=16", "logger=none", *overrides,
     )  # fmt: skip
-    return config
 
 
 def test_a_run_from_images_to_the_table(tmp_path, folder):
-    config = linearised(folder, core=CoreWeights.pretrain)
+    config = linearised(folder, "head.core=pretrain")
     config.methods = [
         "original",
         "retrained",
@@ -41,10 +42,9 @@ def test_a_run_from_images_to_the_table(tmp_path, folder):
         "unlearned_minus",
         "unlearned_plus_diagonal",
     ]
-    config.forget = ForgetConfig(fraction=0.4)
+    config.forget.fraction = 0.4
     config.curvature.dimension, config.curvature.augment = 4, ["flip"]
-    (tmp_path / "run").mkdir()
-    metrics = run(config, tmp_path / "run", show_progress=False)
+    metrics = run(config, tmp_path / "run")
     rows, about = metrics["rows"], metrics["run"]
     assert not any(row.get("error") for row in rows.values())
     assert (about["data"]["n_train"], about["data"]["n_test"]) == (60, 30)
@@ -60,18 +60,30 @@ def test_a_run_from_images_to_the_table(tmp_path, folder):
 
 
 def test_public_images_are_no_users_whatever_the_seed(folder):
-    from sfu.data.load import _parts, load_images, public_rows
+    config = linearised(folder).dataset
+    parts, again, other = load_image_parts(config, 0), load_image_parts(config, 0), load_image_parts(config, 1)
+    test = set(parts.images.is_test_N.nonzero()[0])
+    assert len(parts.public) == 60
+    assert not set(parts.public) & (set(parts.train) | test)
+    assert len(parts.public) + len(parts.train) + len(test) == len(parts.images.images)
+    assert (parts.public == again.public).all()
+    assert (parts.public == other.public).all()
+    config.core_seed = 1
+    assert set(parts.public) != set(load_image_parts(config, 0).public)
 
-    config = linearised(folder)
-    images = load_images(config.dataset)
-    train, test = _parts(config.dataset, images, 0)
-    public = public_rows(config.dataset, images.labels_N, train)
-    assert len(public) == 60
-    assert set(public) < set(train)
-    assert not set(public) & set(test)
-    assert (public == public_rows(config.dataset, images.labels_N, train)).all()
-    config.dataset.core_seed = 1
-    assert set(public) != set(public_rows(config.dataset, images.labels_N, train))
+
+def test_loading_trains_nothing_and_a_core_is_trained_on_public_images_alone(tmp_path, folder):
+    run = RunContext(linearised(folder, "head.core=pretrain"), tmp_path, {})
+    prepare.load(run)
+    assert run.core is None
+    assert not (tmp_path / "sfu-cache" / "cores").exists()
+    for row in run.images.train:
+        Path(run.images.images.images.name(row)).write_bytes(b"no image")
+    first = run.images.train[0]
+    Image.new("RGB", (6, 6)).save(run.images.images.images.name(first))  # the one that shows the size
+    prepare.pretrain_core(run)
+    assert run.core.components == ("fc",)
+    assert len(list((tmp_path / "sfu-cache" / "cores").glob("*.safetensors"))) == 1
 
 
 def refused(config: RunConfig) -> None:
@@ -110,19 +122,17 @@ def test_settings_that_cannot_work_are_named_before_any_work(folder, change, mes
 
 
 def test_a_core_that_leaves_a_class_no_user_is_refused_before_it_is_trained(tmp_path, folder):
-    config = linearised(folder, core=CoreWeights.pretrain)
+    config = linearised(folder, "head.core=pretrain")
     config.dataset.core_fraction = 0.999
-    (tmp_path / "run").mkdir()
     with pytest.raises(
         ConfigError, match=r"of the 40 training images of class 0 are\s+40; the core and the users need"
     ):
-        run(config, tmp_path / "run", show_progress=False)
+        run(config, tmp_path / "run")
 
 
 def test_row_numbers_do_not_go_with_public_images(tmp_path, folder):
     config = linearised(folder)
     (tmp_path / "rows.txt").write_text("3")
-    config.forget = ForgetConfig(indices=str(tmp_path / "rows.txt"))
-    (tmp_path / "run").mkdir()
-    with pytest.raises(DataError, match=r"dataset\.core_fraction takes some away;\s+name the images instead"):
-        run(config, tmp_path / "run", show_progress=False)
+    config.forget.fraction, config.forget.indices = None, str(tmp_path / "rows.txt")
+    with pytest.raises(DataError, match=r"dataset\.core_fraction takes some away\.\s+Name the images instead"):
+        run(config, tmp_path / "run")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sfu.errors import ConfigError, DataError
-from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.heads.linear import LinearHead
 from sfu.settings import Structure, Training
 from sfu.unlearning.rows import make_methods
-from tests.experiment.test_runner import config_for
+from tests.experiment.cases import config_for, run
 
 ROWS = ["original", "retrained", "unlearned_plus", "plus_2", "stored", "unlearned_minus", "closed_form"]
 TWO_STEPS = {"plus_2": {"base": "unlearned_plus", "settings": {"steps": 2}}}
@@ -19,11 +18,11 @@ TWO_STEPS = {"plus_2": {"base": "unlearned_plus", "settings": {"steps": 2}}}
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "huber_hinge"])
 def test_a_run_under_every_loss(loss, tmp_path, feature_file):
     config = config_for(
-        feature_file, methods=list(ROWS), variants=TWO_STEPS, loss__name=loss, loss__class_weights="balanced",
+        feature_file, f"loss={loss}", methods=list(ROWS), variants=TWO_STEPS, loss__class_weights="balanced",
         head__store_curvature=True, head__bias=True, loss__smoothing=1.0, curvature__perturbations=None,
         forget__fraction=0.25, head__l2=1e-2,
     )  # fmt: skip
-    metrics = run(config, tmp_path, show_progress=False)
+    metrics = run(config, tmp_path)
     rows = metrics["rows"]
     assert not any(row.get("error") for row in rows.values())
     assert rows["plus_2"]["distance"] < 0.5 * rows["unlearned_plus"]["distance"] < 0.3
@@ -42,11 +41,11 @@ def test_a_run_under_every_loss(loss, tmp_path, feature_file):
 
 def test_certified_removal_as_a_row(tmp_path):
     config = config_for(
-        methods=["original", "retrained", "certified_removal", "closed_form"], loss__name="logistic",
+        None, "loss=logistic", methods=["original", "retrained", "certified_removal", "closed_form"],
         head__objective_noise=10.0, forget__fraction=0.02, newton__batches=5, head__l2=1e-2,
         seeds__objective=3,
     )  # fmt: skip
-    metrics = run(config, tmp_path, show_progress=False)
+    metrics = run(config, tmp_path)
     assert metrics["run"]["seeds"]["objective"] == 3
     row = metrics["rows"]["certified_removal"]
     assert row["note"].startswith("epsilon 0.")
@@ -118,4 +117,4 @@ def test_class_weights_that_do_not_fit_the_data_are_refused_before_training(tmp_
     with pytest.raises(
         (ConfigError, DataError), match=r"loss\.class_weights=\[1\.0, 2\.0\] has 2 entries for 10 classes"
     ):
-        run(config_for(loss__name="softmax", loss__class_weights=[1, 2]), tmp_path, show_progress=False)
+        run(config_for(None, "loss=softmax", loss__class_weights=[1, 2]), tmp_path)

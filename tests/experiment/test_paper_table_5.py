@@ -8,8 +8,6 @@ import pytest
 
 from sfu.data.load import load_dataset
 from sfu.errors import ConfigError, DataError
-from sfu.experiment import runner, stages
-from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
 from sfu.heads.linear import LinearHead
 from sfu.reporting.text_tables import markdown_table
@@ -18,9 +16,8 @@ from sfu.results.aggregate import aggregate
 from sfu.settings import DatasetConfig, Tune
 from sfu.unlearning.methods.neg_grad import NegGrad
 from sfu.unlearning.rows import make_methods
-from tests.cli.test_run import sfu
-from tests.experiment.test_configs import composed
-from tests.experiment.test_runner import config_for
+from sfu.unlearning.tuning import Oracle, SourceFree
+from tests.experiment.cases import composed, config_for, run
 
 QUICK = (
     "logger=none", "curvature.perturbations=60", "evaluation.membership_splits=2",
@@ -35,9 +32,8 @@ def test_table_5_on_digits_under_the_three_rules(tmp_path):
     runs = []
     for rule in Tune:
         folder = tmp_path / rule.value
-        folder.mkdir()
         config = composed("experiment=paper_table_5", f"tune={rule.value}", *QUICK)
-        metrics = run(config, folder, show_progress=False)
+        metrics = run(config, folder)
         rows = metrics["rows"]
         assert list(rows) == config.methods
         assert not {name: row["error"] for name, row in rows.items() if row.get("error")}
@@ -65,7 +61,7 @@ def test_table_5_on_digits_under_the_three_rules(tmp_path):
     assert "| source_free | neg_grad |" in table
 
 
-def test_a_forget_only_method_that_touches_the_retained_data_fails_the_run(tmp_path, feature_file, monkeypatch):
+def test_a_forget_only_method_that_touches_the_retained_data_fails(tmp_path, feature_file):
     class Peeks(NegGrad):
         def unlearn(self, request, context, retained=None):
             assert retained is None
@@ -74,19 +70,13 @@ def test_a_forget_only_method_that_touches_the_retained_data_fails_the_run(tmp_p
 
     honest = NegGrad()
     assert Peeks().access is Access.FORGET
-    for rule in (None, Tune.source_free, Tune.oracle):
-        from sfu.unlearning.tuning import Oracle, SourceFree
-
-        kinds = {Tune.source_free: SourceFree, Tune.oracle: Oracle}
-        peeks = Peeks() if rule is None else kinds[rule]([({"lr": 1}, honest), ({"lr": 2}, Peeks())], honest)
-        monkeypatch.setattr(runner, "make_methods", lambda config, peeks=peeks: {"neg_grad": peeks})
-        row = run(config_for(feature_file), tmp_path, show_progress=False)["rows"]["neg_grad"]
+    candidates = [({"lr": 1}, honest), ({"lr": 2}, Peeks())]
+    methods = {"peeks": Peeks(), "source_free": SourceFree(candidates, honest), "oracle": Oracle(candidates, honest)}
+    rows = run(config_for(feature_file), tmp_path, methods=methods)["rows"]
+    assert list(rows) == list(methods)
+    for row in rows.values():
         assert "SourceFreeError" in row["error"]
         assert "test_accuracy" not in row
-    monkeypatch.setattr(runner, "make_methods", lambda config: {"neg_grad": Peeks()})
-    arguments = ["dataset=features", f"dataset.path={feature_file}", "logger=none", f"hydra.run.dir={tmp_path / 'out'}"]
-    assert sfu(monkeypatch, *arguments, "methods=[neg_grad]") == 1
-    assert json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "failed"
 
 
 def test_a_learning_rate_that_diverges_is_reported_and_leaves_no_head(tmp_path, feature_file):
@@ -94,7 +84,7 @@ def test_a_learning_rate_that_diverges_is_reported_and_leaves_no_head(tmp_path, 
         feature_file, methods=["original", "fast"], variants={"fast": {"base": "neg_grad", "settings": {"lr": 1e3}}}
     )
     config.evaluation.trade_off = True
-    rows = run(config, tmp_path, show_progress=False)["rows"]
+    rows = run(config, tmp_path)["rows"]
     assert "DivergedError: diverged at step" in rows["fast"]["error"]
     assert rows["fast"]["applied"] is False
     assert "distance" not in rows["fast"]
@@ -106,17 +96,17 @@ def test_a_learning_rate_that_diverges_is_reported_and_leaves_no_head(tmp_path, 
 @pytest.mark.parametrize("method", ["emmn", "gkt"])
 @pytest.mark.parametrize("forget", [{"forget__fraction": 0.1}, {"forget__classes": [2], "forget__fraction": 0.5}])
 @pytest.mark.parametrize("rule", list(Tune))
-def test_class_methods_refuse_instances_before_training(tmp_path, feature_file, monkeypatch, method, forget, rule):
-    monkeypatch.setattr(stages, "train_head", lambda *a, **k: pytest.fail("trained first"))
-    config = config_for(feature_file, methods=[method], tune=rule, **forget)
+def test_class_methods_refuse_instances_before_training(tmp_path, feature_file, method, forget, rule):
+    hopeless = ("loss=softmax", "head.max_iterations=1")  # training would raise another error
+    config = config_for(feature_file, *hopeless, methods=[method], tune=rule, **forget)
     with pytest.raises(ConfigError, match=r"forgets whole classes only, .* or leave"):
-        run(config, tmp_path, show_progress=False)
+        run(config, tmp_path)
 
 
 def test_a_request_for_all_classes_is_refused(tmp_path, feature_file):
     config = config_for(feature_file, methods=["emmn"], forget__classes=[0, 1, 2, 3])
     with pytest.raises(DataError, match="nothing would be left to retain"):
-        run(config, tmp_path, show_progress=False)
+        run(config, tmp_path)
 
 
 def test_class_methods_in_a_run(tmp_path, feature_file):
@@ -126,7 +116,7 @@ def test_class_methods_in_a_run(tmp_path, feature_file):
         forget__classes=[2], tune=Tune.source_free,
     )  # fmt: skip
     config.variants["teach"]["grid"] = {"lr": [1e-3] * 9}
-    rows = run(config, tmp_path, show_progress=False)["rows"]
+    rows = run(config, tmp_path)["rows"]
     assert not any(row.get("error") for row in rows.values())
     assert "settings as published: the forget set is unlike a random sample" in rows["neg_grad"]["note"]
     assert rows["retrained"]["forget_accuracy"] < 10

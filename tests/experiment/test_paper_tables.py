@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from sfu.config_files import group_options
-from sfu.experiment.runner import run
 from sfu.reporting.columns import PAPER_METRICS
 from sfu.reporting.published import (
     csv_published_table,
@@ -19,7 +18,7 @@ from sfu.reporting.published import (
     terminal_published_table,
 )
 from sfu.results.aggregate import aggregate
-from tests.experiment.test_configs import composed
+from tests.experiment.cases import composed, run
 from tests.reporting.samples import make_metrics, make_row
 
 SMALL = ("dataset=digits", "backbone=none", "logger=none", "curvature.perturbations=40", "forget.fraction=0.1")
@@ -40,7 +39,7 @@ OWN = {
 @pytest.mark.parametrize("experiment", [name for name in group_options("experiment") if name != ELSEWHERE])
 def test_every_experiment_runs_in_small(experiment, tmp_path):
     config = composed(f"experiment={experiment}", *SMALL, *OWN.get(experiment, ()), "head.l2=1e-3")
-    metrics = run(config, tmp_path / "run", show_progress=False)
+    metrics = run(config, tmp_path / "run")
     assert list(metrics["rows"]) == config.methods
     assert not any(row.get("error") for row in metrics["rows"].values())
     assert metrics["run"]["published"] == config.published

@@ -13,47 +13,24 @@ import torch
 
 from sfu.data.load import load_dataset
 from sfu.errors import SourceFreeError
-from sfu.experiment import runner, stages
-from sfu.experiment.progress import ProgressDisplay
-from sfu.experiment.reuse import StageResults
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
-from sfu.settings import DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.experiment import job, prepare
+from sfu.experiment.context import RunContext
+from sfu.request import Access, ForgetRequest, RetainedSet
+from sfu.settings import DatasetConfig
 from tests.conftest import make_arrays
+from tests.experiment.cases import Probe, config_for, run, sfu
 
 
-def config_for(path: Path) -> RunConfig:
-    config = RunConfig(
-        dataset=DatasetConfig(name="features", path=str(path)),
-        head=HeadConfig(name="linear"),
-        loss=LossConfig(name="quadratic"),
-        logger=LoggerConfig(name="none"),
-        methods=["original"],
-    )
-    config.backbone.name = "none"
-    return config
+def probed(path: Path, folder: Path, probe: Probe, **options) -> dict:
+    return run(config_for(path), folder, methods={"probe": probe}, **options)
 
 
-class Probe(UnlearningMethod):
-    """Runs ``attempt(request, retained)`` as a source-free method and keeps what it found."""
-
-    def __init__(self, attempt, access: Access = Access.FORGET) -> None:
-        self.attempt, self._access, self.found = attempt, access, None
-
-    @property
-    def access(self) -> Access:
-        return self._access
-
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
-        self.found = self.attempt(request, retained)
-        return UnlearningResult(request.head)
-
-
-def run_with(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, probe: Probe) -> dict:
-    monkeypatch.setattr(runner, "make_methods", lambda config: {"probe": probe})
-    return runner.run(config_for(path), folder, show_progress=False)
+def trained(path: Path, folder: Path) -> RunContext:
+    """A run whose head is trained and whose data are not yet discarded."""
+    context = RunContext(config_for(path), folder, {})
+    for stage in (prepare.load, prepare.choose_forget_set, prepare.train):
+        stage(context)
+    return context
 
 
 def row_keys(array: np.ndarray) -> set[bytes]:
@@ -73,26 +50,29 @@ def keys_in_memory(wanted: set[bytes], width: int) -> set[bytes]:
     return found
 
 
-@pytest.fixture(params=[".npz", ".safetensors"])
-def secret(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, set[bytes]]:
+def write_secret(path: Path) -> tuple[Path, set[bytes]]:
     """A feature file, and its training rows as bytes: no array of them is left alive."""
-    path = tmp_path / f"secret{request.param}"
     arrays = make_arrays(seed=99)
-    if request.param == ".npz":
+    if path.suffix == ".npz":
         np.savez(path, **arrays)
     else:
         safetensors.numpy.save_file(arrays, path)
     return path, row_keys(arrays["train_features"])
 
 
-def test_no_retained_row_is_in_memory_while_a_source_free_method_runs(monkeypatch, tmp_path, secret):
+@pytest.fixture(params=[".npz", ".safetensors"])
+def secret(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, set[bytes]]:
+    return write_secret(tmp_path / f"secret{request.param}")
+
+
+def test_no_retained_row_is_in_memory_while_a_source_free_method_runs(tmp_path, secret):
     path, keys = secret
 
     def search(request: ForgetRequest, retained: RetainedSet | None):
         return retained, row_keys(request.features_FD.numpy()), keys_in_memory(keys, 12)
 
     probe = Probe(search)
-    run_with(monkeypatch, path, tmp_path, probe)
+    probed(path, tmp_path, probe)
     retained, forget, found = probe.found
     assert retained is None
     assert len(keys) == 400
@@ -100,15 +80,35 @@ def test_no_retained_row_is_in_memory_while_a_source_free_method_runs(monkeypatc
     assert found == forget  # the search does see: it finds the forget rows, and those alone
 
 
-def test_a_discard_that_does_not_discard_is_noticed_and_the_search_would_find_the_rows(monkeypatch, tmp_path, secret):
+def test_a_discard_that_does_not_discard_is_noticed_and_the_search_would_find_the_rows(tmp_path, secret):
     path, keys = secret
-    kept = []
-    real = stages.load_dataset
-    monkeypatch.setattr(stages, "load_dataset", lambda *a: kept.append(real(*a)) or kept[-1])
+    context = trained(path, tmp_path)
+    held = context.data
     with pytest.raises(SourceFreeError, match="still referenced after the discard"):
-        run_with(monkeypatch, path, tmp_path, Probe(lambda *_: None))
-    assert kept[0].n_train == 400
+        prepare.discard(context)
     assert keys_in_memory(keys, 12) == keys
+    context.data = held
+    del held
+    prepare.discard(context)  # the same run, and nothing holds its data
+    assert len(keys_in_memory(keys, 12)) == 40
+
+
+def test_a_failed_job_of_a_sweep_leaves_no_training_row_to_the_next(tmp_path, monkeypatch, capsys):
+    path, keys = write_secret(tmp_path / "secret.npz")
+    found, real = [], job.run
+
+    def search_first(*arguments, **options):
+        found.append(keys_in_memory(keys, 12))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(job, "run", search_first)
+    code = sfu(
+        monkeypatch, "-m", "dataset=features", f"dataset.path={path}", "loss=softmax", "head.max_iterations=1,200",
+        "methods=[original]", "logger=none", "evaluation.membership_splits=2", f"hydra.sweep.dir={tmp_path / 'sweep'}",
+    )  # fmt: skip
+    assert code == 1
+    assert "head.max_iterations=1" in capsys.readouterr().err
+    assert found == [set(), set()]
 
 
 @pytest.mark.parametrize(
@@ -124,40 +124,35 @@ def test_a_discard_that_does_not_discard_is_noticed_and_the_search_would_find_th
     ],
     ids=["loader", "numpy", "safe_open", "safetensors", "pathlib", "other-spelling", "another-dataset"],
 )
-def test_reaching_for_the_data_again_ends_the_row(monkeypatch, tmp_path, secret, reach):
+def test_reaching_for_the_data_again_ends_the_row(tmp_path, secret, reach):
     path, _ = secret
-    metrics = run_with(monkeypatch, path, tmp_path, Probe(lambda *_: reach(path)))
+    metrics = probed(path, tmp_path, Probe(lambda *_: reach(path)))
     row = metrics["rows"]["probe"]
     assert "SourceFreeError" in row["error"]
     assert "discarded" in row["error"]
     assert "distance" not in row
 
 
-def test_a_method_that_declares_it_gets_the_retained_data_and_only_then(monkeypatch, tmp_path, secret):
+def test_a_method_that_declares_it_gets_the_retained_data_and_only_then(tmp_path, secret):
     path, keys = secret
     probe = Probe(lambda request, retained: retained, Access.RETAINED)
-    metrics = run_with(monkeypatch, path, tmp_path, probe)
+    metrics = probed(path, tmp_path, probe)
     assert probe.found.features_RD.shape == (360, 12)
     assert metrics["rows"]["probe"]["access"] == "retained"
     assert len(row_keys(probe.found.features_RD.numpy()) & keys) == 360
 
 
-def test_nothing_in_the_request_leads_to_another_row(secret):
+def test_nothing_in_the_request_leads_to_another_row(tmp_path, secret):
     path, keys = secret
-    data = load_dataset(DatasetConfig(name="features", path=str(path)), 0)
-    config = config_for(path)
-    seeds = {"split": 0, "training": 0}
-    prepared = stages.prepare(
-        config, seeds, torch.device("cpu"), torch.float64, [], ProgressDisplay(False), StageResults()
-    )
-    others = keys - row_keys(data.train_features_ND[prepared.split.forget_F].numpy())
+    context = trained(path, tmp_path)
+    others = keys - row_keys(context.data.train_features_ND[context.split.forget_F].numpy())
     assert len(others) == 360
-    seen, todo = set(), [prepared.request]
+    visited, todo = set(), [context.request]
     while todo:
         item = todo.pop()
-        if id(item) in seen or isinstance(item, type) or callable(item):
+        if id(item) in visited or isinstance(item, type) or callable(item):
             continue
-        seen.add(id(item))
+        visited.add(id(item))
         if isinstance(item, torch.Tensor):
             whole = torch.tensor([], dtype=item.dtype).set_(item.untyped_storage())
             assert whole.numel() == item.numel()
@@ -167,38 +162,25 @@ def test_nothing_in_the_request_leads_to_another_row(secret):
             todo.extend(getattr(item, name) for name in item.__dataclass_fields__)
         else:
             todo.extend(gc.get_referents(item))
-    assert len(seen) > 5
-
-
-class Buggy(UnlearningMethod):
-    """A plug-in author's bugs."""
-
-    def __init__(self, error: type[Exception]) -> None:
-        self.error = error
-
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
-        raise self.error("oops")
+    assert len(visited) > 5
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, IndexError, AssertionError, MemoryError])
-def test_any_error_of_a_method_ends_its_own_row_only(monkeypatch, tmp_path, feature_file, error):
-    good = Probe(lambda *_: None)
-    monkeypatch.setattr(runner, "make_methods", lambda config: {"bad": Buggy(error), "good": good})
-    rows = runner.run(config_for(feature_file), tmp_path, show_progress=False)["rows"]
+def test_any_error_of_a_method_ends_its_own_row_only(tmp_path, feature_file, error):
+    def fail(*_):
+        raise error("oops")
+
+    rows = run(config_for(feature_file), tmp_path, methods={"bad": Probe(fail), "good": Probe()})["rows"]
     assert rows["bad"]["error"].startswith(error.__name__)
     assert rows["good"]["distance"] == 1.0
 
 
-def test_a_stored_summary_reaches_only_methods_that_declare_it(monkeypatch, tmp_path, feature_file):
+def test_a_stored_summary_reaches_only_methods_that_declare_it(tmp_path, feature_file):
     probes = {
         access: Probe(lambda request, retained: request.head.data_hessian is not None, access)
         for access in (Access.FORGET, Access.STORED)
     }
-    monkeypatch.setattr(runner, "make_methods", lambda config: {a.value: probe for a, probe in probes.items()})
-    config = config_for(feature_file)
-    config.head.store_curvature = True
-    runner.run(config, tmp_path, show_progress=False)
+    methods = {access.value: probe for access, probe in probes.items()}
+    run(config_for(feature_file, head__store_curvature=True), tmp_path, methods=methods)
     assert not probes[Access.FORGET].found
     assert probes[Access.STORED].found

@@ -12,7 +12,7 @@ import yaml
 from sfu.config_files import config_dir
 from sfu.experiment.validate import validate
 from sfu.unlearning.rows import make_methods
-from tests.experiment.test_configs import composed
+from tests.experiment.cases import composed
 
 from .scripts import load_script
 

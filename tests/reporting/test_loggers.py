@@ -225,7 +225,7 @@ def digest(path: Path) -> str:
 
 def test_a_real_sweep_as_wandb_has_it(wandb_home: Path, monkeypatch: pytest.MonkeyPatch, feature_file: Path) -> None:
     """Names, group, kind of job, tags, every panel's metric and the files, against metrics.json and the folder."""
-    from tests.cli.test_run import sfu
+    from tests.experiment.cases import sfu
 
     dashboard = load_script("make_dashboard")
     folder = wandb_home / "my-sweep"

@@ -62,7 +62,7 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
 
 def test_a_real_run_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature_file: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tests.cli.test_run import sfu
+    from tests.experiment.cases import sfu
 
     out = tmp_path / "out"
     data = ["dataset=features", f"dataset.path={feature_file}"]
@@ -79,7 +79,7 @@ def test_a_real_run_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_the_package_the_remedy_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.cli.test_run import sfu
+    from tests.experiment.cases import sfu
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"needs the tensorboard package.*pip install 'sfu\[tensorboard\]'"):
@@ -92,7 +92,7 @@ def test_without_the_package_the_remedy_is_named_before_any_work(
 def test_settings_of_other_loggers_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.cli.test_run import sfu
+    from tests.experiment.cases import sfu
 
     arguments = ["experiment=quick", "logger=tensorboard", "logger.project=x", f"hydra.run.dir={tmp_path / 'out'}"]
     assert sfu(monkeypatch, *arguments) == 1

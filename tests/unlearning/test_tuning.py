@@ -18,7 +18,7 @@ from sfu.unlearning.methods.gradient_step import GradientStep
 from sfu.unlearning.methods.neg_grad import NegGrad
 from sfu.unlearning.rows import make_methods
 from sfu.unlearning.tuning import ORACLE, Oracle, SourceFree, nearest, predicted_gain, settings_of
-from tests.experiment.test_runner import config_for
+from tests.experiment.cases import config_for
 from tests.unlearning.comparison import CONFIG, CONTEXT, case, class_case, rows
 
 LRS = [0.01, 0.1, 1.0, 10.0]

@@ -7,7 +7,7 @@ that configurations can be composed without.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -37,6 +37,8 @@ class Dataset(Choice, kind="dataset"):
 
     prefix: ClassVar[str] = "dataset"
 
+    path: str | None = field(default=None, init=False)
+    test_fraction: float = field(default=0.0, init=False)
     name: str = setting("", "Name of the dataset.")
     normalize_rows: bool = setting(False, "Scale every feature row of every part to norm 1.")
     n_classes: int | None = setting(None, "Number of classes; null counts them in the labels.", at_least=2)
@@ -44,8 +46,7 @@ class Dataset(Choice, kind="dataset"):
     @property
     def source(self) -> str:
         """How messages name the dataset."""
-        path = getattr(self, "path", None)
-        return f"dataset.path={path}" if path else f"dataset={self.name}"
+        return f"dataset.path={self.path}" if self.path else f"dataset={self.name}"
 
     @abstractmethod
     def source_files(self) -> list[Path]:

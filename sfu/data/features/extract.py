@@ -62,6 +62,7 @@ class Extractor:
         progress: Progress | None = None,
         say: Callable[[str], None] | None = None,
         ranks: Ranks | None = None,
+        backbone: Backbone | None = None,
     ) -> None:
         """Keep the settings; the backbone is built when it is first needed.
 
@@ -71,11 +72,12 @@ class Extractor:
             progress: Called with (images done, images in all).
             say: Called with a sentence when long work begins or is waited for.
             ranks: This process among those that share the work; alone by default.
+            backbone: A backbone that is built already, on ``device``; by default the one that ``config`` names.
         """
         self.config, self.device = config, device
         self.progress, self.say = progress or (lambda done, total: None), say or log.info
         self.ranks = ranks or Ranks()
-        self._backbone: Backbone | None = None
+        self._backbone, self._is_configured = backbone, backbone is None
 
     @property
     def backbone(self) -> Backbone:
@@ -90,6 +92,8 @@ class Extractor:
         Raises:
             DataError: It is not: its weights changed behind an unchanged file.
         """
+        if not self._is_configured:
+            return
         record = self.backbone.record()
         known = recall(self.config)
         if known is not None and known != json.loads(json.dumps(record)):
@@ -99,14 +103,13 @@ class Extractor:
     @property
     def record(self) -> dict[str, object]:
         """What decides the backbone's features; from memory, if it was built before."""
+        if not self._is_configured:
+            return self.backbone.record()
         if self._backbone is None and (known := recall(self.config)) is not None:
             return known
         record = self.backbone.record()
         remember(self.config, record)
         return record
-
-    def prepare(self, images: Images, labels_M: Tensor, n_classes: int, example: Callable[[], Tensor]) -> None:
-        """Called before images are turned into features, with those declared public; nothing to do here."""
 
     def store(self, images: Images, folder: str = "") -> FeatureStore:
         """Where the features of ``images`` are kept: in the cache, or in a ``folder`` of it."""

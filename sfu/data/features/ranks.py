@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _LONG = timedelta(days=7)  # the last chunk of one rank may take far longer than the others' wait by default
 
@@ -23,12 +25,16 @@ class Ranks:
     def barrier(self) -> None:
         """Wait for all."""
         if self.size > 1:
+            import torch.distributed
+
             torch.distributed.barrier()
 
     def gathered(self, mine: str) -> list[str]:
         """What every process has to say."""
         answers = [mine] * self.size
         if self.size > 1:
+            import torch.distributed
+
             torch.distributed.all_gather_object(answers, mine)
         return answers
 
@@ -49,6 +55,8 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     if not launched_by_torchrun():
         yield Ranks()
         return
+    import torch.distributed
+
     backend = "nccl" if device.type == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, timeout=_LONG, device_id=device if device.type == "cuda" else None)
     try:
@@ -60,6 +68,8 @@ def joined(device: torch.device) -> Iterator[Ranks]:
 def local_device(device: torch.device) -> torch.device:
     """The device of this process: ``cuda`` becomes the GPU of its local rank."""
     if device.type == "cuda" and device.index is None and launched_by_torchrun():
+        import torch
+
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     return device

@@ -1,49 +1,38 @@
-"""Results that are kept: their keys, their store, and that taking one is the same as computing it."""
+"""Cached results: their keys, their store, and that reading one is the same as computing it."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import json
 import threading
 import time
 
 import numpy as np
 import pytest
-import torch
 
+from sfu.errors import ArtifactError
 from sfu.experiment import keys
+from sfu.experiment.cache import StageCache
+from sfu.experiment.job import open_cache
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import ResultStore
-from sfu.experiment.reuse import StageResults
-from sfu.experiment.runner import run
 from sfu.losses import Objective
 from sfu.settings import Reuse
-from sfu.unlearning.methods.newton import Newton
 from tests.conftest import make_arrays
-from tests.experiment.test_configs import composed
+from tests.experiment.cases import changed, composed, run
 
 METHODS = ["original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form"]
 
 
-@functools.cache
-def base_config():
-    return composed("dataset=features", "backbone=none", "logger=none")
-
-
 def configured(feature_file, **changes):
     """The defaults with some keys changed; ``head__l2`` is ``head.l2``."""
-    config = copy.deepcopy(base_config())
-    for key, value in {"dataset__path": str(feature_file), "methods": METHODS, **changes}.items():
-        *path, last = key.split("__")
-        setattr(functools.reduce(getattr, path, config), last, value)
-    return config
+    config = composed("dataset=features", "backbone=none", "logger=none")
+    return changed(config, **{"dataset__path": str(feature_file), "methods": METHODS, **changes})
 
 
-def kept_run(config, folder):
-    kept = StageResults(ResultStore(), stage_keys(config))
-    return run(config, folder, show_progress=False, kept=kept), kept
+def cached_run(config, folder):
+    cache = StageCache(ResultStore(), stage_keys(config))
+    return run(config, folder, cache=cache), cache
 
 
 def figures(metrics):
@@ -110,46 +99,44 @@ def test_a_key_follows_the_content_of_files_and_the_code(feature_file, tmp_path,
     assert stage_keys(configured(moved, forget__indices=str(rows))).head != second.head
 
 
-def test_a_run_taken_from_the_store_is_the_run(feature_file, tmp_path, monkeypatch):
+def test_a_run_from_the_cache_is_the_run(feature_file, tmp_path):
     config = configured(feature_file, seed=3)
-    plain = run(config, tmp_path / "plain", show_progress=False)
-    first, kept = kept_run(config, tmp_path / "first")
-    assert kept.reused == []
+    plain = run(config, tmp_path / "plain")
+    first, cache = cached_run(config, tmp_path / "first")
+    assert cache.reused == []
     (tmp_path / "first" / "metrics.json").write_text(json.dumps(first))
-    kept.keep_run(tmp_path / "first")
-    monkeypatch.setattr("sfu.experiment.stages.train_head", lambda *a, **k: pytest.fail("trained again"))
-    monkeypatch.setattr(Newton, "unlearn", lambda *a, **k: pytest.fail("computed again"))
-    again, taken = kept_run(config, tmp_path / "again")
-    assert set(taken.reused) == {"head", *config.methods}
+    cache.save_run(tmp_path / "first")
+    again, again_cache = cached_run(config, tmp_path / "again")
+    assert set(again_cache.reused) == {"head", *config.methods}
     assert figures(first) == figures(again)
     assert same(plain, first)
     assert [row["seconds"] for row in again["rows"].values()] == [row["seconds"] for row in first["rows"].values()]
-    whole = StageResults(ResultStore(), stage_keys(config)).take_run(tmp_path / "whole")
+    whole = StageCache(ResultStore(), stage_keys(config)).restore_run(tmp_path / "whole")
     assert figures(whole) == figures(first)
     for path in (tmp_path / "first").rglob("*.safetensors"):
         assert (tmp_path / "whole" / path.relative_to(tmp_path / "first")).read_bytes() == path.read_bytes()
 
 
-def test_paths_are_kept_and_no_file_of_the_store_strays_into_a_run(feature_file, tmp_path):
+def test_paths_are_cached_and_no_file_of_the_store_strays_into_a_run(feature_file, tmp_path):
     config = configured(feature_file, methods=["original", "neg_grad"], evaluation__trade_off=True)
     for name in ("first", "again"):
-        metrics, kept = kept_run(config, tmp_path / name)
-    assert kept.reused == ["head", "original", "neg_grad"]
+        metrics, cache = cached_run(config, tmp_path / name)
+    assert cache.reused == ["head", "original", "neg_grad"]
     first, again = (json.loads((tmp_path / name / "trade_off.json").read_text()) for name in ("first", "again"))
     assert first == again
     assert len(again["neg_grad"]["test_accuracy"]) > 2
     (tmp_path / "again" / "metrics.json").write_text(json.dumps(metrics))
-    kept.keep_run(tmp_path / "again")
-    assert StageResults(ResultStore(), stage_keys(config)).take_run(tmp_path / "whole") is not None
+    cache.save_run(tmp_path / "again")
+    assert StageCache(ResultStore(), stage_keys(config)).restore_run(tmp_path / "whole") is not None
     heads = [sorted(path.name for path in (tmp_path / name / "heads").iterdir()) for name in ("first", "whole")]
     assert heads[0] == heads[1]
 
 
 def test_only_what_is_missing_is_computed(feature_file, tmp_path):
-    kept_run(configured(feature_file, methods=["original", "retrained"]), tmp_path / "a")
-    metrics, kept = kept_run(configured(feature_file), tmp_path / "b")
-    assert kept.reused == ["head", "original", "retrained"]
-    assert same(metrics, run(configured(feature_file), tmp_path / "c", show_progress=False))
+    cached_run(configured(feature_file, methods=["original", "retrained"]), tmp_path / "a")
+    metrics, cache = cached_run(configured(feature_file), tmp_path / "b")
+    assert cache.reused == ["head", "original", "retrained"]
+    assert same(metrics, run(configured(feature_file), tmp_path / "c"))
 
 
 def test_a_sweep_over_l2_forms_the_gram_matrix_once(feature_file, tmp_path, monkeypatch):
@@ -159,33 +146,32 @@ def test_a_sweep_over_l2_forms_the_gram_matrix_once(feature_file, tmp_path, monk
     formed = []
     real = Objective.data_hessian
     monkeypatch.setattr(Objective, "data_hessian", lambda *given: formed.append(1) or real(*given))
-    alone = run(second, tmp_path / "alone", show_progress=False)
+    alone = run(second, tmp_path / "alone")
     count = len(formed)
-    kept_run(first, tmp_path / "a")
+    cached_run(first, tmp_path / "a")
     formed.clear()
-    metrics, _ = kept_run(second, tmp_path / "b")
+    metrics, _ = cached_run(second, tmp_path / "b")
     assert len(formed) == count - 1
     assert same(metrics, alone)
 
 
-def test_a_row_that_failed_is_not_kept(feature_file, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Newton, "_unlearn_at_once", lambda *arguments: 1 / 0)
-        metrics, _ = kept_run(configured(feature_file), tmp_path / "a")
-    assert "ZeroDivisionError" in metrics["rows"]["closed_form"]["error"]
-    metrics, kept = kept_run(configured(feature_file), tmp_path / "b")
-    assert kept.reused == ["head", "original", "retrained"]
-    assert not any(row.get("error") for row in metrics["rows"].values())
+def test_a_row_that_failed_is_not_cached(feature_file, tmp_path):
+    config = configured(feature_file, methods=["original", "fast"])
+    config.variants = {"fast": {"base": "neg_grad", "settings": {"lr": 1e3}}}
+    for name in ("first", "again"):
+        metrics, cache = cached_run(config, tmp_path / name)
+        assert "DivergedError" in metrics["rows"]["fast"]["error"]
+    assert cache.reused == ["head", "original"]
 
 
 def test_a_damaged_entry_is_made_again(feature_file, tmp_path, caplog):
     config = configured(feature_file, methods=["original", "retrained"])
-    kept_run(config, tmp_path / "a")
+    cached_run(config, tmp_path / "a")
     store, key = ResultStore(), stage_keys(config).rows["retrained"]
     head = store.root / key / "head.safetensors"
     head.write_bytes(head.read_bytes()[:-8] + b"\0" * 7 + b"\1")
-    metrics, kept = kept_run(config, tmp_path / "b")
-    assert kept.reused == ["head", "original"]
+    metrics, cache = cached_run(config, tmp_path / "b")
+    assert cache.reused == ["head", "original"]
     assert "damaged" in caplog.text
     assert metrics["rows"]["retrained"]["distance"] == pytest.approx(0, abs=1e-9)
 
@@ -208,44 +194,40 @@ def test_an_entry_is_whole_or_absent(tmp_path):
     assert (store.find("b" * 32) / "x").read_text() == "first"
 
 
-def test_jobs_side_by_side_compute_a_stage_once(feature_file, tmp_path):
-    config = configured(feature_file, methods=["original"])
-    made, waited, head = [], [], run(config, tmp_path / "x", show_progress=False)
+def test_jobs_side_by_side_compute_a_stage_once(feature_file):
+    stages, made, read, waited = stage_keys(configured(feature_file)), [], [], []
+
+    def make():
+        made.append(1)
+        time.sleep(0.2)
+        return "result"
 
     def job():
-        def make():
-            made.append(1)
-            time.sleep(0.3)
-            return trained
+        result = StageCache(ResultStore(), stages).cached(
+            stages.head, make, lambda result, entry: (entry / "it").write_text(result),
+            lambda entry: (entry / "it").read_text(), waiting=lambda: waited.append(1),
+        )  # fmt: skip
+        read.append(result)
 
-        StageResults(ResultStore(), stage_keys(config)).head(make, torch.device("cpu"), lambda: waited.append(1))
-
-    from sfu.heads.linear import LinearHead
-
-    assert head["rows"]
-    trained = LinearHead.load(tmp_path / "x" / "heads" / "original")
     threads = [threading.Thread(target=job) for _ in range(3)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert len(made) == 1
+    assert read == ["result"] * 3
     assert waited
 
 
 def test_a_store_that_cannot_be_written_says_what_to_do(tmp_path):
-    from sfu.errors import ArtifactError
-
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="set SFU_CACHE to a folder you can write to, or reuse=never"):
         ResultStore(tmp_path / "file" / "results").put("c" * 32, lambda folder: None)
 
 
 def test_single_runs_leave_the_store_alone(feature_file):
-    from sfu.experiment.job import kept_results
-
     config = configured(feature_file)
-    assert kept_results(config, in_sweep=False).there() == []
-    always = dataclasses.replace(config, reuse=Reuse.always)
-    run_twice = kept_results(always, in_sweep=False)
-    assert run_twice.there() == []
-    assert not run_twice.has_run()
+    assert open_cache(config, in_sweep=False) is None
+    assert open_cache(dataclasses.replace(config, reuse=Reuse.never), in_sweep=True) is None
+    always = open_cache(dataclasses.replace(config, reuse=Reuse.always), in_sweep=False)
+    assert always.available() == []
+    assert not always.has_run()
     assert not ResultStore().root.exists()

@@ -1,0 +1,117 @@
+"""Read the result of a stage from the cache, or compute it and cache it.
+
+The original head and every row are entries of their own. A whole run is one more entry that holds its figures only; its
+heads come from the other entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sfu.experiment.keys import StageKeys
+from sfu.experiment.result_store import ResultStore
+from sfu.files import copy_file
+from sfu.heads.base import Head
+from sfu.heads.linear import LinearHead
+from sfu.heads.linearised.core import Core
+from sfu.heads.linearised.files import CORE_PREFIX, load_head
+from sfu.results.artifacts import read_metrics
+
+HEAD = "head"
+"""Name of the original head's entry in ``metrics.json``, and stem of the head's files in every entry."""
+_RUN_FILES = ("metrics.json", "split.safetensors", "forget_files.txt", "figure.png", "trade_off.json", "trade_off.png")
+
+Result = TypeVar("Result")
+
+
+class StageCache:
+    """Cached results of one run's stages.
+
+    Attributes:
+        store: The entries of all runs.
+        keys: The keys of this run's stages.
+        reused: Names of the results that were read from the cache: ``head`` and rows.
+    """
+
+    def __init__(self, store: ResultStore, keys: StageKeys) -> None:
+        self.store, self.keys = store, keys
+        self.reused: list[str] = []
+
+    def cached(
+        self,
+        key: str,
+        make: Callable[[], Result],
+        write: Callable[[Result, Path], object],
+        read: Callable[[Path], Result],
+        *,
+        name: str | None = None,
+        waiting: Callable[[], None] | None = None,
+        worth_caching: Callable[[Result], bool] = lambda made: True,
+    ) -> Result:
+        """Read the entry of a stage, or call ``make`` and cache what it returns.
+
+        Only one process computes an entry at a time; the others wait and read it.
+
+        Args:
+            key: The stage's key.
+            make: Computes the result.
+            write: Writes a result into a folder.
+            read: Reads a result from the folder of an entry.
+            name: What to call the result in :attr:`reused`.
+            waiting: Called when another process is computing the same entry.
+            worth_caching: Whether to cache a result.
+
+        Raises:
+            ArtifactError: The cache cannot be written.
+        """
+        with self.store.locked(key, waiting):
+            entry = self.store.find(key)
+            if entry is not None:
+                if name is not None:
+                    self.reused.append(name)
+                return read(entry)
+            made = make()
+            if worth_caching(made):
+                self.store.put(key, lambda folder: write(made, folder))
+            return made
+
+    def available(self) -> list[str]:
+        """Names of the results that are cached: ``head`` and rows."""
+        return [name for name, key in {HEAD: self.keys.head, **self.keys.rows}.items() if self.store.has(key)]
+
+    def has_run(self) -> bool:
+        """Whether the whole run is cached."""
+        return all(self.store.has(key) for key in (self.keys.run, self.keys.head, *self.keys.rows.values()))
+
+    def restore_run(self, folder: Path) -> dict[str, Any] | None:
+        """Copy a cached run into ``folder`` and return its metrics, or ``None`` if any part of it is not cached."""
+        run = self.store.find(self.keys.run)
+        entries = {name: self.store.find(key) for name, key in {"original": self.keys.head, **self.keys.rows}.items()}
+        heads = {name: entry for name, entry in entries.items() if entry is not None}
+        if run is None or len(heads) < len(entries):
+            return None
+        _copy_run_files(run, folder)
+        for name, entry in heads.items():
+            for path in entry.glob("*.*"):
+                if path.stem == HEAD:
+                    copy_file(path, folder / "heads" / f"{name}{path.suffix}")
+                elif path.name.startswith(CORE_PREFIX) and not (folder / "heads" / path.name).is_file():
+                    copy_file(path, folder / "heads" / path.name)
+        return read_metrics(folder / "metrics.json")
+
+    def save_run(self, folder: Path) -> None:
+        """Cache the figures of a complete run from its folder."""
+        self.store.put(self.keys.run, lambda entry: _copy_run_files(folder, entry))
+
+
+def _copy_run_files(source: Path, target: Path) -> None:
+    for name in _RUN_FILES:
+        if (source / name).is_file():
+            copy_file(source / name, target / name)
+
+
+def read_head(stem: Path, core: Core | None) -> Head:
+    """Read a linear head, or, given its core, a linearised one."""
+    return LinearHead.load(stem) if core is None else load_head(stem, core)

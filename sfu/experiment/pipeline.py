@@ -1,0 +1,113 @@
+"""One experiment from configuration to metrics: a list of stages over one :class:`RunContext`.
+
+Training data exist only from :func:`~sfu.experiment.prepare.load` to :func:`~sfu.experiment.prepare.discard`, and again
+from :func:`~sfu.experiment.prepare.reload` on. Source-free methods run in between, where loading the data or opening
+their files raises an error.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sfu
+from sfu.experiment import prepare, rows
+from sfu.experiment.cache import StageCache
+from sfu.experiment.config import RunConfig
+from sfu.experiment.context import RunContext
+from sfu.experiment.progress import ProgressDisplay
+from sfu.experiment.validate import validate
+from sfu.results.artifacts import METRICS_SCHEMA, finite
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.rows import make_methods
+
+_PACKAGES = (
+    "torch", "torchvision", "pillow", "numpy", "scipy", "scikit-learn", "hydra-core", "omegaconf", "safetensors",
+)  # fmt: skip
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    methods: Mapping[str, UnlearningMethod] | None = None,
+    overrides: Sequence[str] = (),
+    show_progress: bool = True,
+    on_stage: Callable[[str, float], None] = lambda name, seconds: None,
+    cache: StageCache | None = None,
+) -> dict[str, Any]:
+    """Run an experiment, write heads and split into ``folder``, and return the metrics (schema 1).
+
+    Args:
+        config: The whole configuration.
+        folder: An existing folder.
+        methods: Methods by row name, in place of those that ``config.methods`` names. Nothing is cached then.
+        overrides: What the user changed, for the record.
+        show_progress: Show a progress bar on a terminal.
+        on_stage: Called with the name and the seconds of every finished stage.
+        cache: Results of earlier runs; none by default.
+
+    Raises:
+        ConfigError: A setting cannot work. Most are checked before any data are loaded.
+        DataError: The data or the forget set cannot be used.
+        SfuError: Training failed.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    validate(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision("highest")  # no TF32 in curvature and solves
+    with ProgressDisplay(show_progress) as display:
+        cache = cache if methods is None else None
+        context = RunContext(config, folder, methods or make_methods(config), display, on_stage, cache)
+        rows.check_augmentations(context)
+        with context.timed("prepare"):
+            prepare.load(context)
+            prepare.check_forget_set(context)
+            prepare.pretrain_core(context)
+            prepare.extract(context)
+            prepare.choose_forget_set(context)
+            prepare.train(context)
+        prepare.save_inputs(context)
+        prepare.discard(context)
+        rows.run_source_free_rows(context)
+        prepare.reload(context)
+        rows.run_rows_with_data(context)
+        table = rows.evaluate(context)
+    about = _describe_run(context, overrides)
+    about |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
+    return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": table}))
+
+
+def _describe_run(run: RunContext, overrides: Sequence[str]) -> dict[str, Any]:
+    """Versions, machine and settings of a run."""
+    config, device, head, core = run.config, run.device, run.request.head, dict[str, Any]()
+    if run.core is not None:
+        core = {"layers": list(run.core.components), "n_parameters": run.core.n_parameters, "core": run.core.digest}
+    return {
+        "name": run.folder.name,
+        "sfu_version": sfu.__version__,
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}},
+        "device": str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})",
+        "threads": torch.get_num_threads(),
+        "dtype": config.dtype,
+        "overrides": list(overrides),
+        "published": config.published,
+        "reused": [] if run.cache is None else run.cache.reused,
+        "seeds": {"seed": config.seed, **run.seeds},
+        "data": run.data_record,
+        "forget": {"kind": run.split.kind, **asdict(config.forget)},
+        "tune": {"rule": config.tune.value, "budget": config.tune_budget},
+        "head": {
+            "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
+            "gradient_norm": float(head.gradient_CE.norm()), "loss": head.loss.as_json(), **core,
+        },
+    }  # fmt: skip

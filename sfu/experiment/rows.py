@@ -1,0 +1,217 @@
+"""The stages that run the methods, measured and cached, and the one that scores them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sfu.data.features.augment import AugmentedImages
+from sfu.data.features.place import VIEWS, views_folder
+from sfu.data.seal import sealed
+from sfu.data.settings import NO_BACKBONE
+from sfu.errors import ConfigError, SfuError
+from sfu.evaluation.evaluate import Evaluator
+from sfu.experiment.cache import HEAD, read_head
+from sfu.experiment.context import RowResult, RunContext
+from sfu.experiment.resources import Usage, measured
+from sfu.files import write_tensors, write_text
+from sfu.heads.base import Head
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.results.artifacts import write_json
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.methods.retrained import Retrained
+from sfu.unlearning.tuning import nearest
+
+log = logging.getLogger(__name__)
+
+_ROW, _PATH, _TRIAL = "row.json", "path.safetensors", "trial-{}"
+
+
+def check_augmentations(run: RunContext) -> None:
+    """Refuse methods that augment images where there are none.
+
+    Raises:
+        ConfigError: Naming the row.
+    """
+    for name, method in run.methods.items():
+        if method.augmentations and run.config.backbone.name == NO_BACKBONE:
+            raise ConfigError(
+                f"curvature.augment={list(method.augmentations)} (row {name}) augments images, but backbone=none reads "
+                "features. Choose a dataset of images and a backbone, or leave curvature.augment empty."
+            )
+
+
+def run_source_free_rows(run: RunContext) -> None:
+    """Run the methods that need no retained data, where the data can be neither loaded nor opened."""
+    allowed: list[Path] = []
+    if run.forget_images is not None:
+        allowed = [*run.forget_images.paths, views_folder(run.config.backbone)]
+    with sealed(run.sealed_paths, allowed=allowed):
+        views = _augment(run)
+        for name, method in run.methods.items():
+            if method.access is Access.RETAINED:
+                continue
+            request = run.request.without_summary() if method.access is Access.FORGET else run.request
+            if method.augmentations:
+                request = replace(request, views_VFD=torch.stack([views[view] for view in method.augmentations]))
+            _run_row(run, name, method, request, None)
+
+
+def run_rows_with_data(run: RunContext) -> None:
+    """Run the methods that need the retained data, and get the retrained head to compare with."""
+    retain_R = run.split.retain_R
+    retained = RetainedSet(run.data.train_features_ND[retain_R], run.data.train_labels_N[retain_R])
+    for name, method in run.methods.items():
+        if method.access is Access.RETAINED:
+            _run_row(run, name, method, run.request, retained)
+    run.retrained = _retrained(run, retained)
+
+
+def evaluate(run: RunContext) -> dict[str, Any]:
+    """Score every row, save its head, and return the rows of the table."""
+    rows: dict[str, Any] = {}
+    with run.display.stage("evaluating") as tick, run.timed("evaluate"):
+        evaluator = Evaluator(
+            run.data, run.split, run.request.head, run.retrained,
+            membership_splits=run.config.evaluation.membership_splits, seed=run.seeds["evaluation"],
+        )  # fmt: skip
+        results = {name: _choose_trial(run.results[name], evaluator) for name in run.methods}
+        if run.config.evaluation.trade_off:
+            paths = {
+                name: evaluator.trade_off(result.unlearned.path or [result.unlearned.head.parameters_CE])
+                for name, result in results.items()
+                if result.unlearned is not None
+            }
+            write_json(run.folder / "trade_off.json", paths)
+        for done, (name, result) in enumerate(results.items(), start=1):
+            scores: dict[str, Any] = {}
+            if result.unlearned is not None:
+                result.unlearned.head.save(run.folder / "heads" / name)
+                scores = evaluator.evaluate(result.unlearned.head)
+            rows[name] = _describe_row(run.methods[name], result, scores)
+            tick(done, len(results))
+    return rows
+
+
+def run_method(
+    name: str, method: UnlearningMethod, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+) -> RowResult:
+    """Run one method and measure it. An error ends this row, not the run."""
+    unlearned, error = None, None
+    with measured(request.head.parameters_CE.device) as usage:
+        try:
+            unlearned = method.unlearn(request, context, retained)
+            if not torch.isfinite(unlearned.head.parameters_CE).all():
+                unlearned, error = None, "the unlearned head has NaN or infinite parameters"
+        except Exception as caught:
+            error = f"{type(caught).__name__}: {caught}"
+            log.debug("%s failed", name, exc_info=True)
+    return RowResult(usage, unlearned, error)
+
+
+def write_row(row: RowResult, folder: Path) -> None:
+    """Write a row that succeeded."""
+    assert row.unlearned is not None
+    write_text(folder / _ROW, json.dumps(asdict(row.usage) | _write_result(row.unlearned, folder, HEAD)) + "\n")
+
+
+def read_row(folder: Path, run: RunContext) -> RowResult:
+    """Read what :func:`write_row` wrote."""
+    about = json.loads((folder / _ROW).read_text(encoding="utf-8"))
+    usage = Usage(about.pop("seconds"), about.pop("peak_memory_mb"))
+    return RowResult(usage, _read_result(about, folder, HEAD, run))
+
+
+def _augment(run: RunContext) -> dict[str, Tensor]:
+    """Features ``[F, D]`` of the forget images under each augmentation that a method wants; opens no other image."""
+    views: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for method in run.methods.values() for name in method.augmentations):
+        assert run.forget_images is not None
+        with run.display.stage(f"augmenting the images to forget ({name})") as tick:
+            shown = {"dataset": f"{run.config.dataset.name}, {name}"}
+            found = run.extractor(tick).extract(AugmentedImages(run.forget_images, name), shown=shown, folder=VIEWS)
+        features = found.features_MD
+        views[name] = torch.nn.functional.normalize(features, dim=1) if run.config.dataset.normalize_rows else features
+    return views
+
+
+def _run_row(
+    run: RunContext, name: str, method: UnlearningMethod, request: ForgetRequest, retained: RetainedSet | None
+) -> None:
+    sees = "source-free" if retained is None else "with the retained data"
+    with run.display.stage(f"{name} ({sees})") as tick:
+        make = partial(run_method, name, method, request, run.method_context(tick), retained)
+        if run.cache is None:
+            result = make()
+        else:
+            result = run.cache.cached(
+                run.cache.keys.rows[name], make, write_row, lambda entry: read_row(entry, run), name=name,
+                waiting=run.waiting(name), worth_caching=lambda made: made.unlearned is not None,
+            )  # fmt: skip
+    run.results[name] = result
+    run.on_stage(name, result.usage.seconds)
+
+
+def _retrained(run: RunContext, retained: RetainedSet) -> Head | None:
+    """Retrained's head: that of its row, or one trained for the comparison alone; ``None`` if training fails."""
+    for name, method in run.methods.items():
+        if isinstance(method, Retrained):
+            outcome = run.results[name].unlearned
+            return None if outcome is None else outcome.head
+    try:
+        return Retrained(run.config.head).unlearn(run.request, run.method_context(), retained).head
+    except SfuError as error:
+        log.warning("Retrained could not be trained, so nothing is compared with it: %s", error)
+        return None
+
+
+def _choose_trial(result: RowResult, evaluator: Evaluator) -> RowResult:
+    """Choose the trial nearest to Retrained, where a method left the choice open (``tune=oracle``)."""
+    if result.unlearned is None:
+        return result
+    try:
+        return replace(result, unlearned=nearest(result.unlearned, evaluator.distance))
+    except ConfigError as error:
+        return replace(result, unlearned=None, error=f"ConfigError: {error}")
+
+
+def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str, Any]:
+    """Write heads and path as files; return everything else for JSON."""
+    result.head.save(folder / stem)
+    if result.path:
+        write_tensors(folder / f"{stem}.{_PATH}", {"path": torch.stack(result.path)})
+    trials = [_write_result(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(result.trials)]
+    return {
+        "applied": result.applied, "predicted_gain": result.predicted_gain, "details": dict(result.details),
+        "note": result.note, "trials": trials,
+    }  # fmt: skip
+
+
+def _read_result(about: dict[str, Any], folder: Path, stem: str, run: RunContext) -> UnlearningResult:
+    head, path = read_head(folder / stem, run.core).to(run.device), folder / f"{stem}.{_PATH}"
+    points = tuple(load_file(path)["path"].to(run.device)) if path.is_file() else ()
+    trials = [_read_result(trial, folder, _TRIAL.format(n), run) for n, trial in enumerate(about.pop("trials"))]
+    return UnlearningResult(head, path=points, trials=tuple(trials), **about)
+
+
+def _describe_row(method: UnlearningMethod, result: RowResult, scores: dict[str, Any]) -> dict[str, Any]:
+    """One row of the table; ``scores`` is empty if the method failed."""
+    row: dict[str, Any] = {"access": method.access.value, "tuning": method.tuning, **scores}
+    if result.unlearned is None:
+        row |= {"applied": False, "details": {}, "note": f"failed: {result.error}", "error": result.error}
+    else:
+        row |= {
+            "applied": result.unlearned.applied,
+            "predicted_distance_gain": result.unlearned.predicted_gain,
+            "details": dict(result.unlearned.details),
+            "note": result.unlearned.note,
+        }
+    return row | asdict(result.usage)

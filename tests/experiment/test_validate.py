@@ -1,0 +1,106 @@
+"""Settings and rows that cannot work are refused by name before any work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfu.errors import ConfigError
+from sfu.experiment.validate import resolve_device, validate
+from sfu.seeds import resolve_seeds
+from sfu.settings import CurvatureConfig
+from sfu.unlearning.rows import make_methods
+from tests.experiment.cases import config_for
+
+
+@pytest.mark.parametrize(
+    ("variants", "methods", "message"),
+    [
+        ({}, ["nothing_like_it"], r"'nothing_like_it' is unknown; sfu has .*closed_form, .*original"),
+        ({}, ["../../etc/passwd"], "is unknown"),
+        ({}, ["original", "original"], "lists a row twice"),
+        ({"a": {"base": "a"}}, ["a"], "circle"),
+        ({"a": {"bass": "closed_form"}}, ["a"], r"variants\.a: .*It may hold base, method"),
+        ({"a": 3}, ["a"], r"variants\.a"),
+        ({"a": {"method": "os.system"}}, ["a"], "names the method 'os.system'"),
+        (
+            {"a": {"base": "closed_form", "curvature": {"rhoo": 1}}},
+            ["a"],
+            r"'rhoo' not in 'CurvatureConfig'.*takes estimator",
+        ),
+        ({"a": {"base": "closed_form", "curvature": {"rho": "x"}}}, ["a"], "could not be converted"),
+        ({"a": {"base": "closed_form", "curvature": "nope"}}, ["a"], "names the curvature 'nope'"),
+        (
+            {"a": {"base": "closed_form", "settings": {"sigma": 1}}},
+            ["a"],
+            "Newton has no setting sigma; it takes batches, curvature, noise_sigma, steps",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_built(variants, methods, message):
+    with pytest.raises(ConfigError, match=message):
+        make_methods(config_for(variants=variants, methods=methods))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("head__l2", -1e-3, r"head\.l2=-0\.001"),
+        ("head__l2", float("nan"), r"head\.l2=nan"),
+        ("methods", [], r"methods=\[\]"),
+        ("dtype", "float16", "float64, float32"),
+        ("dataset__name", "imagenet", "digits, features"),
+        ("dataset__test_fraction", 1.0, "test_fraction"),
+        ("dataset__n_classes", 1, "n_classes"),
+        ("loss__target_scale", 0.0, "target_scale"),
+        ("newton__noise_sigma", -0.1, "noise_sigma"),
+        ("forget__fraction", 0.0, r"forget\.fraction=0\.0"),
+        ("forget__indices", "missing.txt", "is not a file"),
+        ("seed", -1, "seed=-1"),
+    ],
+)
+def test_settings_out_of_range_are_named(key, value, message):
+    validate(config_for())
+    with pytest.raises(ConfigError, match=message):
+        validate(config_for(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("perturbations", 0),
+        ("scale", 0.0),
+        ("scale", float("inf")),
+        ("rho", -1.0),
+        ("folds", 1),
+        ("folds", 0),
+        ("tolerance", 0.0),
+        ("prior_strength", -1.0),
+        ("max_iterations", 0),
+    ],
+)
+def test_curvature_out_of_range_is_named_with_its_row(key, value):
+    config = config_for(methods=["unlearned_minus"])
+    config.curvature = CurvatureConfig(**{key: value})
+    with pytest.raises(ConfigError, match=rf"'unlearned_minus': curvature\..*{key}"):
+        make_methods(config)
+
+
+def test_devices():
+    assert resolve_device("cpu").type == "cpu"
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for name in ("cuda:99", "tpu9", "meta"):
+        with pytest.raises(ConfigError, match=f"device={name}"):
+            resolve_device(name)
+
+
+def test_derived_seeds_differ_by_purpose_and_seed():
+    one, two = resolve_seeds(config_for()), resolve_seeds(config_for(seed=1))
+    assert len(set(one.values()) | set(two.values())) == 2 * len(one)
+
+
+def test_the_paper_row_takes_the_runs_perturbations_and_keeps_its_own_rules():
+    paper = make_methods(config_for())["unlearned_minus_paper"].curvature
+    assert paper.perturbations == 60
+    assert (paper.measurement.value, paper.lower_bound.value, paper.gradient_term.value) == ("loss", "zero", "paper")
+    assert paper.force
