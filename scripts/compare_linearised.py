@@ -22,7 +22,6 @@ from sfu.data.load import load_dataset
 from sfu.data.split import make_split
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import squared_norm
-from sfu.files import write_tensors
 from sfu.heads.base import Head
 from sfu.heads.linearised.core_extractor import CoreExtractor
 from sfu.heads.linearised.preflight import preflight
@@ -44,6 +43,7 @@ from sfu.settings import (
     Regularization,
     Structure,
 )
+from sfu.store import Store
 from sfu.unlearning.methods.newton import Newton
 
 CPU = torch.device("cpu")
@@ -64,9 +64,9 @@ def oracle(request: ForgetRequest, retrained: Tensor, hessian: object, n_rhos: i
 
 def warm_start(original: Head) -> Checkpoint:
     """The optimum does not depend on where training starts; from Original it takes fewer products."""
-    path = Path(tempfile.mkdtemp()) / "original.safetensors"
-    write_tensors(path, {"parameters": original.parameters_CE})
-    return Checkpoint(path)
+    store = Store(Path(tempfile.mkdtemp()))
+    store.write_tensors("original", {"parameters": original.parameters_CE})
+    return Checkpoint("original", store)
 
 
 def line(name: str, scores: dict, seconds: float, more: str = "") -> None:

@@ -1,10 +1,10 @@
-"""Writing files so that they are either whole or absent."""
+"""Writing files so that a reader finds the whole file or none."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +14,12 @@ from sfu.errors import ArtifactError
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 if TYPE_CHECKING:
-    from filelock import FileLock
     from torch import Tensor
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it when the block succeeds and removed when it does not.
+    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, remove it otherwise.
 
     Raises:
         ArtifactError: The file cannot be written (full disk, no permission).
@@ -31,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise ArtifactError(f"cannot write {path} ({error}); free some space or choose another folder.") from error
+        raise ArtifactError(f"{path} cannot be written ({error}). Free some space or choose another folder.") from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -51,14 +50,14 @@ def copy_file(source: Path, path: Path) -> None:
     """Copy a file's content.
 
     Raises:
-        ArtifactError: It cannot be read or written.
+        ArtifactError: The file cannot be read or written.
     """
     with replacing(path) as temporary:
         shutil.copyfile(source, temporary)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors as safetensors, each in storage of its own, with ``about`` as metadata.
+    """Write tensors and the metadata ``about`` as safetensors; tensors that share memory are copied.
 
     Raises:
         ArtifactError: The file cannot be written.
@@ -81,32 +80,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 
 def human_size(n_bytes: float) -> str:
-    """``512 B``, ``1.5 MiB``."""
+    """Return a size for people: ``512 B``, ``1.5 MiB``."""
     for unit in _UNITS:
         if n_bytes < 1024 or unit == _UNITS[-1]:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1024
     raise AssertionError
-
-
-def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> FileLock:
-    """The lock of a file, held; it goes with the process that holds it, however that ends.
-
-    Args:
-        path: The lock's own file; its folder is made.
-        waiting: Called if another process holds it.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    from filelock import FileLock, Timeout
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if waiting is not None:
-            waiting()
-        lock.acquire()
-    return lock

@@ -1,4 +1,4 @@
-"""What a dataset holds, told from its files without loading it: the base of every key of a kept result."""
+"""Digests of what a dataset holds, taken without loading it; the keys of all cached results build on them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from sfu.data.backbones.backbone import NO_BACKBONE
-from sfu.data.images.fingerprint import file_digests
+from sfu.data.features.extract import Extractor
+from sfu.data.images.files import file_digests
 from sfu.data.load import load_images, source_files
 
 if TYPE_CHECKING:
     from sfu.settings import BackboneConfig, DatasetConfig
 
 _PLACES = ("path", "root", "download", "labels_csv")
-"""Settings that say where a dataset lies, not what is in it."""
+"""Settings that say where a dataset is, not what is in it."""
 
 
 def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str, object]:
-    """Everything that decides the feature rows and labels of a dataset, as JSON.
+    """Return everything that decides the feature rows and labels of a dataset, as JSON.
 
-    Files are read once and their digests remembered; images are told by what their features are kept under.
+    Files are read once, and their digests are cached. The key of their features stands for images.
 
     Raises:
         ConfigError: A setting cannot work.
@@ -33,8 +34,6 @@ def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str
     settings["damaged"] = config.damaged.value
     if backbone.name == NO_BACKBONE:
         return {"settings": settings, "files": file_contents(source_files(config))}
-    from sfu.data.features.extract import Extractor
-
     images = load_images(config)
     labels = hashlib.sha256(images.labels_N.tobytes())
     if images.is_test_N is not None:
@@ -48,7 +47,7 @@ def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str
 
 
 def file_contents(paths: list[Path]) -> list[str]:
-    """SHA-256 of each file, in hex.
+    """Return the SHA-256 of each file, in hex.
 
     Raises:
         DataError: A file is missing.

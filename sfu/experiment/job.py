@@ -18,7 +18,7 @@ from sfu.data.split import DEFAULT_FRACTION
 from sfu.errors import SfuError
 from sfu.experiment.explain import refuse_added_keys
 from sfu.experiment.keys import stage_keys
-from sfu.experiment.result_store import ResultStore
+from sfu.experiment.result_store import result_store
 from sfu.experiment.reuse import StageResults
 from sfu.experiment.runner import run
 from sfu.experiment.validate import validate
@@ -95,7 +95,7 @@ def kept_results(config: RunConfig, *, in_sweep: bool) -> StageResults:
     if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
         return StageResults()
     validate(config)
-    return StageResults(ResultStore(), stage_keys(config))
+    return StageResults(result_store(), stage_keys(config))
 
 
 def _failures(metrics: dict[str, Any]) -> dict[str, str]:

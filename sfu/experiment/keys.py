@@ -18,11 +18,11 @@ import torch
 
 import sfu
 from sfu.data.content import dataset_content, file_contents
-from sfu.experiment.result_store import key_of
 from sfu.experiment.validate import resolve_device
 from sfu.results.artifacts import METRICS_SCHEMA
 from sfu.seeds import resolve_seeds
 from sfu.settings import RunConfig, Tune
+from sfu.store import key_of
 from sfu.unlearning.rows import RowSpec, row_specs
 
 _OWN = ("dataset", "backbone", "head", "loss", "forget", "dtype")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sfu.experiment.keys import StageKeys
 from sfu.experiment.resources import Usage
-from sfu.experiment.result_store import GRAM, ResultStore
+from sfu.experiment.result_store import GRAM, ROW
 from sfu.experiment.stages import RowResult
 from sfu.files import copy_file, write_tensors, write_text
 from sfu.heads.base import Head
@@ -26,9 +26,10 @@ from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.files import CORE_PREFIX, load_head
 from sfu.heads.linearised.head import LinearisedHead
 from sfu.results.artifacts import read_metrics
+from sfu.store import Store
 from sfu.unlearning.base import UnlearningResult
 
-_HEAD, _ROW = "head", "row.json"
+_HEAD = "head"
 _PATH, _TRIAL = "path.safetensors", "trial-{}"
 _RUN_FILES = ("metrics.json", "split.safetensors", "forget_files.txt", "figure.png", "trade_off.json", "trade_off.png")
 
@@ -36,7 +37,7 @@ _RUN_FILES = ("metrics.json", "split.safetensors", "forget_files.txt", "figure.p
 class StageResults:
     """The stages of one run; without a store everything is made and nothing kept."""
 
-    def __init__(self, store: ResultStore | None = None, keys: StageKeys | None = None) -> None:
+    def __init__(self, store: Store | None = None, keys: StageKeys | None = None) -> None:
         """Give both, or neither."""
         self._store, self._keys = store, keys
         self.reused: list[str] = []
@@ -139,7 +140,7 @@ class StageResults:
 def _write_row(row: RowResult, folder: Path) -> None:
     assert row.unlearned is not None
     about = {"seconds": row.usage.seconds, "peak_memory_mb": row.usage.peak_memory_mb}
-    write_text(folder / _ROW, json.dumps(about | _write_outcome(row.unlearned, folder, _HEAD)) + "\n")
+    write_text(folder / ROW, json.dumps(about | _write_outcome(row.unlearned, folder, _HEAD)) + "\n")
 
 
 def _write_outcome(outcome: UnlearningResult, folder: Path, stem: str) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def _write_outcome(outcome: UnlearningResult, folder: Path, stem: str) -> dict[s
 
 
 def _read_row(folder: Path, original: Head) -> RowResult:
-    about = json.loads((folder / _ROW).read_text(encoding="utf-8"))
+    about = json.loads((folder / ROW).read_text(encoding="utf-8"))
     usage = Usage(about.pop("seconds"), about.pop("peak_memory_mb"))
     return RowResult(usage, _read_outcome(about, folder, _HEAD, original))
 

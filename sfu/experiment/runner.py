@@ -18,7 +18,7 @@ import torch
 import sfu
 from sfu.data.backbones.backbone import NO_BACKBONE
 from sfu.data.feature_data import FeatureData
-from sfu.data.features.place import views_folder
+from sfu.data.features.store import views_folder
 from sfu.data.seal import sealed
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator

@@ -20,7 +20,7 @@ import torch
 from sfu.data.backbones.backbone import NO_BACKBONE
 from sfu.data.feature_data import FeatureData
 from sfu.data.features.augment import AugmentedImages
-from sfu.data.features.place import VIEWS, cache_root
+from sfu.data.features.store import VIEWS, cache_root
 from sfu.data.images.images import Images
 from sfu.data.load import load_dataset, source_files
 from sfu.data.seal import real_places

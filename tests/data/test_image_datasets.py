@@ -13,8 +13,7 @@ import torchvision
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from sfu.data.datasets import caltech256, cifar10, cifar100, digits, stanford_dogs
-from sfu.data.download import fetch as fetching
-from sfu.data.download.archive import Archive
+from sfu.data.download import Archive
 from sfu.data.images.decode import ImageError
 from sfu.errors import ConfigError, DataError
 from sfu.settings import DatasetConfig
@@ -36,7 +35,6 @@ CIFARS = [pytest.param(cifar10, CIFAR10, id="cifar10"), pytest.param(cifar100, C
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SFU_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(fetching, "_FIRST_PAUSE_S", 0.0)
 
 
 def config(module, root: Path | None = None, **settings) -> DatasetConfig:

@@ -8,7 +8,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from sfu.data.datasets.image_folder import images, source_files
-from sfu.data.images.listing import IMAGE_ENDINGS
+from sfu.data.images.files import IMAGE_ENDINGS
 from sfu.errors import ConfigError, DataError
 from sfu.settings import DatasetConfig
 from tests.data.image_samples import write_classes, write_folder

@@ -283,7 +283,7 @@ def test_a_retained_image_or_its_features_cannot_be_opened(monkeypatch, tmp_path
         else:
             from safetensors.torch import load_file
 
-            load_file(next((tmp_path / "sfu-cache" / "features").glob("*/chunk-00000.safetensors")))
+            load_file(next((tmp_path / "sfu-cache" / "features").glob("*/*/features.safetensors")))
 
     probe = Probe(reach)
     monkeypatch.setattr(Probe, "augmentations", ("flip",) if augmenting else ())

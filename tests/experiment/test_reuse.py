@@ -15,7 +15,7 @@ import torch
 
 from sfu.experiment import keys
 from sfu.experiment.keys import stage_keys
-from sfu.experiment.result_store import ResultStore
+from sfu.experiment.result_store import result_store
 from sfu.experiment.reuse import StageResults
 from sfu.experiment.runner import run
 from sfu.losses import Objective
@@ -42,7 +42,7 @@ def configured(feature_file, **changes):
 
 
 def kept_run(config, folder):
-    kept = StageResults(ResultStore(), stage_keys(config))
+    kept = StageResults(result_store(), stage_keys(config))
     return run(config, folder, show_progress=False, kept=kept), kept
 
 
@@ -124,7 +124,7 @@ def test_a_run_taken_from_the_store_is_the_run(feature_file, tmp_path, monkeypat
     assert figures(first) == figures(again)
     assert same(plain, first)
     assert [row["seconds"] for row in again["rows"].values()] == [row["seconds"] for row in first["rows"].values()]
-    whole = StageResults(ResultStore(), stage_keys(config)).take_run(tmp_path / "whole")
+    whole = StageResults(result_store(), stage_keys(config)).take_run(tmp_path / "whole")
     assert figures(whole) == figures(first)
     for path in (tmp_path / "first").rglob("*.safetensors"):
         assert (tmp_path / "whole" / path.relative_to(tmp_path / "first")).read_bytes() == path.read_bytes()
@@ -140,7 +140,7 @@ def test_paths_are_kept_and_no_file_of_the_store_strays_into_a_run(feature_file,
     assert len(again["neg_grad"]["test_accuracy"]) > 2
     (tmp_path / "again" / "metrics.json").write_text(json.dumps(metrics))
     kept.keep_run(tmp_path / "again")
-    assert StageResults(ResultStore(), stage_keys(config)).take_run(tmp_path / "whole") is not None
+    assert StageResults(result_store(), stage_keys(config)).take_run(tmp_path / "whole") is not None
     heads = [sorted(path.name for path in (tmp_path / name / "heads").iterdir()) for name in ("first", "whole")]
     assert heads[0] == heads[1]
 
@@ -181,31 +181,13 @@ def test_a_row_that_failed_is_not_kept(feature_file, tmp_path, monkeypatch):
 def test_a_damaged_entry_is_made_again(feature_file, tmp_path, caplog):
     config = configured(feature_file, methods=["original", "retrained"])
     kept_run(config, tmp_path / "a")
-    store, key = ResultStore(), stage_keys(config).rows["retrained"]
+    store, key = result_store(), stage_keys(config).rows["retrained"]
     head = store.root / key / "head.safetensors"
     head.write_bytes(head.read_bytes()[:-8] + b"\0" * 7 + b"\1")
     metrics, kept = kept_run(config, tmp_path / "b")
     assert kept.reused == ["head", "original"]
     assert "damaged" in caplog.text
     assert metrics["rows"]["retrained"]["distance"] == pytest.approx(0, abs=1e-9)
-
-
-def test_an_entry_is_whole_or_absent(tmp_path):
-    store = ResultStore(tmp_path)
-
-    def dies(folder):
-        (folder / "half").write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        store.put("a" * 32, dies)
-    assert store.find("a" * 32) is None
-    assert [path.name for path in tmp_path.iterdir()] == []
-    (store.root / ("a" * 32)).mkdir()  # a folder without its entry.json
-    assert store.find("a" * 32) is None
-    store.put("b" * 32, lambda folder: (folder / "x").write_text("first"))
-    store.put("b" * 32, lambda folder: (folder / "x").write_text("second"))
-    assert (store.find("b" * 32) / "x").read_text() == "first"
 
 
 def test_jobs_side_by_side_compute_a_stage_once(feature_file, tmp_path):
@@ -218,7 +200,7 @@ def test_jobs_side_by_side_compute_a_stage_once(feature_file, tmp_path):
             time.sleep(0.3)
             return trained
 
-        StageResults(ResultStore(), stage_keys(config)).head(make, torch.device("cpu"), lambda: waited.append(1))
+        StageResults(result_store(), stage_keys(config)).head(make, torch.device("cpu"), lambda: waited.append(1))
 
     from sfu.heads.linear import LinearHead
 
@@ -231,14 +213,6 @@ def test_jobs_side_by_side_compute_a_stage_once(feature_file, tmp_path):
     assert waited
 
 
-def test_a_store_that_cannot_be_written_says_what_to_do(tmp_path):
-    from sfu.errors import ArtifactError
-
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match="set SFU_CACHE to a folder you can write to, or reuse=never"):
-        ResultStore(tmp_path / "file" / "results").put("c" * 32, lambda folder: None)
-
-
 def test_single_runs_leave_the_store_alone(feature_file):
     from sfu.experiment.job import kept_results
 
@@ -248,4 +222,4 @@ def test_single_runs_leave_the_store_alone(feature_file):
     run_twice = kept_results(always, in_sweep=False)
     assert run_twice.there() == []
     assert not run_twice.has_run()
-    assert not ResultStore().root.exists()
+    assert not result_store().root.exists()

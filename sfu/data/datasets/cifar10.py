@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sfu.data.download.archive import Archive
-from sfu.data.download.obtain import obtain, require_obtainable
-from sfu.data.download.settings import refuse_unused, root_folder
+from sfu.data.dataset_settings import refuse_unused, root_folder
+from sfu.data.download import Archive, obtain, require_obtainable
 from sfu.data.images.image_set import ImageSet
 from sfu.data.images.images import ArrayImages
 from sfu.errors import DataError

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfu.data.download.settings import refuse_unused
+from sfu.data.dataset_settings import refuse_unused
 from sfu.data.raw_arrays import RawArrays, stratified_test_split
 
 if TYPE_CHECKING:

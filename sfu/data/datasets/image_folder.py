@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sfu.data.download.settings import refuse_unused
+from sfu.data.dataset_settings import refuse_unused
+from sfu.data.images.files import IMAGE_ENDINGS, files_below, is_image, subfolders
 from sfu.data.images.image_set import ImageSet
 from sfu.data.images.images import FileImages
 from sfu.data.images.labels_csv import LabelledFiles, read_labels_csv
-from sfu.data.images.listing import IMAGE_ENDINGS, files_below, is_image, subfolders
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sfu.data.images.decode import ImageError, decode_image
-from sfu.data.images.fingerprint import file_digests
+from sfu.data.images.files import file_digests
 from sfu.errors import DataError
 
 

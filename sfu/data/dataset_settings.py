@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from sfu.cache_dir import cache_dir
 from sfu.errors import ConfigError
 from sfu.settings import DatasetConfig
+from sfu.store import cache_dir
 
 _SPECIAL = ("path", "root", "labels_csv", "clutter", "official_split")
 
