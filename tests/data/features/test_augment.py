@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from sfu.data.features.augment import AUGMENTATIONS, AugmentedImages, check_augmentations
+from sfu.data.features.augment import Augmentation, AugmentedImages, check_augmentations
 from sfu.data.images.images import ArrayImages
 from sfu.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("name", Augmentation.names())
 def test_augmentations_keep_the_size_and_are_the_same_every_time(name):
     images = ArrayImages(np.random.default_rng(3).integers(0, 256, size=(2, 9, 12, 3), dtype=np.uint8), "x")
     augmented = AugmentedImages(images, name)
@@ -36,7 +36,7 @@ def test_what_the_augmentations_do():
 
 
 def test_unknown_and_repeated_augmentations_are_refused():
-    with pytest.raises(ConfigError, match=r"curvature\.augment=\['spin'\] names spin; there are flip, crop"):
+    with pytest.raises(ConfigError, match=r"curvature\.augment=spin is unknown\. Choose one of brightness, crop"):
         check_augmentations(["spin"], "curvature.augment")
     with pytest.raises(ConfigError, match="twice"):
         check_augmentations(["flip", "flip"], "curvature.augment")
