@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import http.client
 import logging
 import re
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from email.message import Message
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sfu.data.archive import Tick, byte_progress, extract
 from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.store import acquire_lock
+
+if TYPE_CHECKING:
+    from requests import Response
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +32,9 @@ _TRIES = 4  # in a row without a new byte
 _TIMEOUT_S = 30.0
 _CHUNK = 1 << 18
 _TRY_AGAIN = (408, 425, 429)  # and everything from 500 on
-_NO_SUCH_RANGE = 416
-_PARTIAL = 206
+_WHOLE, _NO_SUCH_RANGE = 200, 416
 _FOREIGN = "the part that was downloaded belongs to another file"
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
-_HANDLERS = (
-    urllib.request.ProxyHandler, urllib.request.UnknownHandler, urllib.request.HTTPHandler,
-    urllib.request.HTTPSHandler, urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPRedirectHandler,
-    urllib.request.HTTPErrorProcessor,
-)  # fmt: skip
-"""urllib's default handlers without ftp, files and data, so that no redirect leads there."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +156,8 @@ def _require_published(archive: Archive, path: Path) -> None:
 
 def _download(archive: Archive, folder: Path, pause_s: float) -> None:
     """Download an archive, or continue where an earlier try stopped."""
+    if urllib.parse.urlsplit(archive.url).scheme not in ("http", "https"):
+        raise ConfigError(f"{archive.url} is no http or https address; sfu downloads from no other.")
     target = folder / archive.filename
     part = target.with_name(f"{target.name}.part")
     resumed = _size(part) > 0
@@ -216,80 +211,70 @@ class _FailedTryError(Exception):
 
 def _try_once(archive: Archive, part: Path, tick: Tick) -> None:
     """Ask for the bytes after those in ``part``, and append them."""
+    import requests
+
     have = _size(part)
     if have and have == archive.size:
         return
-    response = _open(archive.url, have)
-    if response is None:
-        return
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = requests.get(archive.url, headers=headers, stream=True, timeout=_TIMEOUT_S)
+    except requests.RequestException as error:
+        is_final = isinstance(error, requests.exceptions.InvalidSchema)  # a redirect to ftp and the like
+        raise _FailedTryError(f"no connection ({error})", is_final=is_final) from error
     with response:
-        start, total = _content_range(response.headers) if response.status == _PARTIAL else (0, response.length)
+        code = response.status_code
+        start, total = _content_range(response)
+        if code == _NO_SUCH_RANGE and have:
+            if total not in (None, have):
+                raise _FailedTryError(_FOREIGN, is_foreign=True)
+            return  # it is complete, as far as the server says
+        if not response.ok:
+            is_final = code < 500 and code not in _TRY_AGAIN
+            raise _FailedTryError(f"the server answers {code} {response.reason}", is_final=is_final)
         if archive.size and total and total != archive.size:
             raise _FailedTryError(
                 f"the server offers {total} bytes, not {archive.size}", is_final=True, is_foreign=True
             )
         if start not in (0, have) or (total is not None and total < have):
             raise _FailedTryError(_FOREIGN, is_foreign=True)
-        position = start
-        try:
-            with part.open("ab" if start else "wb") as file:
-                for chunk in _chunks(response):
-                    file.write(chunk)
-                    position += len(chunk)
-                    tick(position, total)
-        except OSError as error:
-            remedy = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Set dataset.root"
-            raise ArtifactError(
-                f"{part} cannot be written ({error.strerror}). {remedy} and run again; what was downloaded stays."
-            ) from error
-        if total is not None and position < total:
-            raise _FailedTryError(f"the connection ended at byte {position} of {total}")
+        _append(response, part, start, total, tick)
 
 
-def _open(url: str, start: int) -> http.client.HTTPResponse | None:
-    """Request a file from byte ``start`` on; ``None`` if it ends there, as far as the server says.
-
-    Raises:
-        ConfigError: The URL is neither http nor https.
-        _FailedTryError: No connection, or an answer that is an error.
-    """
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise ConfigError(f"{url} is no http or https address; sfu downloads from no other.")
-    opener = urllib.request.OpenerDirector()
-    for handler in _HANDLERS:
-        opener.add_handler(handler())
-    headers = {"User-Agent": "sfu"} | ({"Range": f"bytes={start}-"} if start else {})
+def _append(response: Response, part: Path, start: int, total: int | None, tick: Tick) -> None:
+    position = start
     try:
-        response: http.client.HTTPResponse = opener.open(
-            urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S
-        )
-        return response
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == _NO_SUCH_RANGE and start:
-                if _content_range(error.headers)[1] in (None, start):
-                    return None
-                raise _FailedTryError(_FOREIGN, is_foreign=True) from error
-            is_final = error.code < 500 and error.code not in _TRY_AGAIN
-            raise _FailedTryError(f"the server answers {error.code} {error.reason}", is_final=is_final) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _FailedTryError(f"no connection: {getattr(error, 'reason', error)}") from error
+        with part.open("ab" if start else "wb") as file:
+            for chunk in _chunks(response):
+                file.write(chunk)
+                position += len(chunk)
+                tick(position, total)
+    except OSError as error:
+        remedy = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Set dataset.root"
+        raise ArtifactError(
+            f"{part} cannot be written ({error.strerror}). {remedy} and run again; what was downloaded stays."
+        ) from error
+    if total is not None and position < total:
+        raise _FailedTryError(f"the connection ended at byte {position} of {total}")
 
 
-def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+def _chunks(response: Response) -> Iterator[bytes]:
     """Yield bytes as they come, so that a broken connection loses none of them."""
+    import urllib3
+
     try:
-        while chunk := response.read1(_CHUNK):
+        while chunk := response.raw.read1(_CHUNK):
             yield chunk
-    except (OSError, http.client.HTTPException) as error:
-        raise _FailedTryError(f"the connection broke off: {error}") from error
+    except (OSError, urllib3.exceptions.HTTPError) as error:
+        raise _FailedTryError(f"the connection broke off ({error})") from error
 
 
-def _content_range(headers: Message) -> tuple[int, int | None]:
+def _content_range(response: Response) -> tuple[int, int | None]:
     """Return the first byte and the length of the whole file, from ``bytes 5-9/10`` or ``bytes */10``."""
-    found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+    found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     if found is None:
-        return 0, None
+        length = response.headers.get("Content-Length", "")
+        return 0, int(length) if response.status_code == _WHOLE and length.isdecimal() else None
     first, total = found.groups()
     return int(first or 0), None if total == "*" else int(total)
 

@@ -108,7 +108,7 @@ def pretrain(
         if not torch.isfinite(loss):
             raise SolverError(f"training the core diverged in epoch {epoch + 1}; lower head.pretrain.lr={config.lr:g}.")
         cached.save_epoch(network, optimizer, trained, epoch + 1)
-    _put(finished, network.state())
+    _copy_into(finished, network.state())
     cached.save(finished)
 
 
@@ -163,13 +163,16 @@ class _CachedCore:
     def load(self, network: Network) -> bool:
         """Load the final weights, and return whether they were there."""
         found = self._store.read_tensors(self._final)
-        return found is not None and _put(network, found)
+        if found is not None:
+            _copy_into(network, found)
+        return found is not None
 
     def resume(self, network: Network, optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> int:
         """Load the last complete epoch, and return the number of epochs done."""
         found = self._store.read_tensors(self._partial)
-        if found is None or not _put(network, found):
+        if found is None:
             return 0
+        _copy_into(network, found)
         for index, tensor in enumerate(trained):
             if f"momentum.{index}" in found:
                 optimizer.state[tensor]["momentum_buffer"] = found[f"momentum.{index}"].to(tensor)
@@ -191,11 +194,7 @@ class _CachedCore:
         self._store.remove(self._partial)
 
 
-def _put(network: Network, found: dict[str, Tensor]) -> bool:
-    state = network.state()
-    if any(name not in found or found[name].shape != tensor.shape for name, tensor in state.items()):
-        return False
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(found[name])
-    return True
+@torch.no_grad()
+def _copy_into(network: Network, weights: dict[str, Tensor]) -> None:
+    for name, tensor in network.state().items():
+        tensor.copy_(weights[name])

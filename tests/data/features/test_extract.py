@@ -147,14 +147,14 @@ def test_an_interrupted_extraction_goes_on_at_the_chunk_it_had_reached(tmp_path,
     images.decoded.clear()
     images.stop_at = 40
     with pytest.raises(KeyboardInterrupt):
-        extractor(tmp_path / "cut").extract(images)
-    assert len(chunks(tmp_path / "cut")) == 2
+        extractor(tmp_path / "stopped").extract(images)
+    assert len(chunks(tmp_path / "stopped")) == 2
     images.stop_at = None
     images.decoded.clear()
-    resumed = extractor(tmp_path / "cut").extract(images)
+    resumed = extractor(tmp_path / "stopped").extract(images)
     assert sorted(images.decoded) == list(range(32, 50))
     assert resumed.features_MD.equal(whole.features_MD)
-    for one, other in zip(chunks(tmp_path / "whole"), chunks(tmp_path / "cut"), strict=True):
+    for one, other in zip(chunks(tmp_path / "whole"), chunks(tmp_path / "stopped"), strict=True):
         assert files(one) == files(other)
 
 
@@ -256,10 +256,10 @@ def test_the_description_of_an_entry_may_be_missing_or_damaged(tmp_path, images)
 def test_a_memo_of_a_backbone_that_is_not_what_it_was_is_noticed(tmp_path, images):
     first = extractor(tmp_path / "cache", name="resnet18", weights="none")
     key = first.store(images).key
-    (memo,) = (tmp_path / "sfu-cache" / "backbones").glob("*/record.json")
-    found = json.loads(memo.read_text())
-    memo.write_text(json.dumps({**found, "weights": "0" * 64}))
-    assert extractor(tmp_path / "cache", name="resnet18", weights="none").store(images).key == key  # not believed
+    (path,) = (tmp_path / "sfu-cache" / "backbones").glob("*/record.json")
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "weights": "0" * 64}))
+    assert extractor(tmp_path / "cache", name="resnet18", weights="none").store(images).key == key  # a damaged record is not used
     remember(first.config, {**found, "weights": "0" * 64})
     with pytest.raises(DataError, match="is not the network it was when it was last built"):
         extractor(tmp_path / "cache", name="resnet18", weights="none").extract(images)
@@ -273,7 +273,7 @@ def test_damaged_images_stop_the_extraction_by_name(tmp_path, images):
     images.damaged = {20, 21, 22, 49}  # the last of them two chunks later
     with pytest.raises(ImageError, match=r"4 of 50 images cannot.*image 20 of counted.*and 1 more, listed in .*=skip"):
         extractor(tmp_path).extract(images)
-    assert len(chunks(tmp_path)) == 1  # what came before is kept
+    assert len(chunks(tmp_path)) == 1  # what came before stays
     (listed,) = tmp_path.glob("*/damaged.txt")
     assert [line.split()[1] for line in listed.read_text().splitlines()] == ["20", "21", "22", "49"]
 
@@ -281,9 +281,9 @@ def test_damaged_images_stop_the_extraction_by_name(tmp_path, images):
 def test_or_they_are_left_out_and_listed(tmp_path, images):
     images.damaged = {0, 20, 49}
     found = extractor(tmp_path).extract(images, fail_on_damage=False)
-    kept = [index for index in range(50) if index not in images.damaged]
-    assert found.rows_M.tolist() == kept
-    torch.testing.assert_close(found.features_MD, expected(images)[kept], rtol=0, atol=1e-7)
+    decoded = [index for index in range(50) if index not in images.damaged]
+    assert found.rows_M.tolist() == decoded
+    torch.testing.assert_close(found.features_MD, expected(images)[decoded], rtol=0, atol=1e-7)
     assert sorted(found.damaged) == [0, 20, 49]
     with pytest.raises(ImageError, match="image 0 of counted is damaged"):  # what was skipped once is not forgotten
         extractor(tmp_path).extract(images)

@@ -1,4 +1,4 @@
-"""Sequences of images: cut down without a way back, fingerprinted by content, limited per class."""
+"""Sequences of images: parts from which no other image can be reached, digests by content, limits per class."""
 
 from __future__ import annotations
 
