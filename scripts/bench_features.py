@@ -42,7 +42,7 @@ def main() -> None:
         config = BackboneConfig(
             name=given.backbone, weights="none", size=size, batch_size=given.batch_size, dtype=given.dtype
         )
-        count = max(CHUNK_ROWS // 2, min(len(images), given.images * 32**2 // size**2))
+        count = min(len(images), max(CHUNK_ROWS // 2, given.images * 32**2 // size**2))
         part = images.take(range(count))
         forward, extraction, peaks = [], [], []
         for _ in range(given.repeats):
