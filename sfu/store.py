@@ -7,6 +7,7 @@ partial entry. A damaged entry is dropped when it is read, and whoever needs it 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -131,12 +132,12 @@ class Store:
 
     def find(self, key: str) -> Path | None:
         """Return the folder of an entry after checking its digests, and mark it as used; ``None`` if there is none."""
-        folder = self.root / key
-        try:
-            about = (folder / _ABOUT).read_bytes()
-        except OSError:
+        folder, about = self.root / key, self._read_about(key)
+        if about is None:
             return None
         if not _is_whole(folder, about):
+            if self._read_about(key) != about:  # another process replaced the entry meanwhile
+                return self.find(key)
             log.warning("the cached entry %s is damaged and will be made again", folder)
             shutil.rmtree(folder, ignore_errors=True)
             return None
@@ -181,7 +182,9 @@ class Store:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def describe(self, key: str, about: Mapping[str, object]) -> None:
-        """Write ``entry.json`` of an entry whose folder is a store of its own, filled one part at a time.
+        """Write ``entry.json`` of an entry that is a store of its own, to which parts are added one by one.
+
+        :meth:`find` is not for such an entry, but for its parts.
 
         Raises:
             ArtifactError: It cannot be written.
@@ -190,10 +193,13 @@ class Store:
 
     def read_tensors(self, key: str) -> dict[str, Tensor] | None:
         """Return the tensors of an entry written by :meth:`write_tensors`, or ``None`` if there is none."""
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
         folder = self.find(key)
-        return None if folder is None else load_file(folder / _TENSORS)
+        try:
+            return None if folder is None else load((folder / _TENSORS).read_bytes())
+        except FileNotFoundError:  # another process is replacing the entry
+            return None
 
     def write_tensors(self, key: str, tensors: Mapping[str, Tensor]) -> None:
         """Make an entry of tensors, or replace the one that is there.
@@ -254,14 +260,20 @@ class Store:
             elif path.suffix == ".blob" and about.st_nlink == 1:
                 path.unlink(missing_ok=True)
 
+    def _read_about(self, key: str) -> bytes | None:
+        try:
+            return (self.root / key / _ABOUT).read_bytes()
+        except OSError:
+            return None
+
     def _move_into_place(self, made: Path, old: Path, key: str) -> None:
         folder = self.root / key
+        with suppress(FileNotFoundError):
+            folder.rename(old)
         try:
-            if folder.exists():
-                folder.rename(old)
             made.rename(folder)
-        except OSError:
-            if not self.has(key):  # else another process was faster, with the same content
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else another process was faster
                 raise
 
     def _share(self, path: Path, digest: str) -> None:

@@ -225,3 +225,28 @@ def test_large_files_are_shared_and_count_once(tmp_path):
     shared.remove(B)
     shared.remove_leftovers()
     assert visible(shared.root) == []
+
+
+def test_readers_see_a_complete_entry_while_it_is_replaced(tmp_path):
+    store, stop = Store(tmp_path), threading.Event()
+
+    def replace():
+        value = 0
+        while not stop.is_set():
+            value += 1
+            Store(tmp_path).write_tensors(A, {"w": torch.full((500,), float(value))})
+
+    writers = [threading.Thread(target=replace) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    deadline, found = time.monotonic() + 20, []
+    while len(found) < 50 and time.monotonic() < deadline:
+        tensors = store.read_tensors(A)
+        if tensors is not None:
+            found.append(tensors["w"])
+    stop.set()
+    for writer in writers:
+        writer.join()
+    assert len(found) == 50
+    assert all(one.eq(one[0]).all() for one in found)
+    assert visible(tmp_path) == [A]
