@@ -1,10 +1,10 @@
-"""Writing files so that a reader finds the whole file or none."""
+"""Write files so that a reader finds the whole file or none, and lock them."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from sfu.errors import ArtifactError
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 if TYPE_CHECKING:
+    from filelock import FileLock
     from torch import Tensor
 
 
@@ -86,3 +87,26 @@ def human_size(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1024
     raise AssertionError
+
+
+def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> FileLock:
+    """Wait for the lock file ``path`` and return the lock, held. The system frees it if the process dies.
+
+    Args:
+        path: The lock file; its folder is made if necessary.
+        waiting: Called if another process holds the lock.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if waiting is not None:
+            waiting()
+        lock.acquire()
+    return lock

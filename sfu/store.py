@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from sfu.errors import ArtifactError
-from sfu.files import write_tensors, write_text
+from sfu.files import acquire_lock, write_tensors, write_text
 
 if TYPE_CHECKING:
-    from filelock import FileLock
     from torch import Tensor
 
 log = logging.getLogger(__name__)
@@ -49,29 +48,6 @@ def cache_dir(kind: str) -> Path:
 def key_of(record: object) -> str:
     """Return 32 hex digits that stand for a JSON value."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> FileLock:
-    """Wait for the lock file ``path`` and return the lock, held. The system frees it if the process dies.
-
-    Args:
-        path: The lock file; its folder is made if necessary.
-        waiting: Called if another process holds the lock.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    from filelock import FileLock, Timeout
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if waiting is not None:
-            waiting()
-        lock.acquire()
-    return lock
 
 
 @dataclass(frozen=True)

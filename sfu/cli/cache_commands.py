@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sfu.errors import ArtifactError, SfuError
-from sfu.files import human_size
-from sfu.store import Entry, Store, cache_dir, size_of
+from sfu.store import Entry, Store, cache_dir
 
 Command = Callable[[Namespace], None]
 
@@ -43,17 +42,15 @@ def remove_entries(entries: Sequence[Entry], root: Path) -> None:
     Raises:
         ArtifactError: An entry cannot be removed; the others are.
     """
-    removed, size, problems = 0, 0, list[ArtifactError]()
+    problems: list[ArtifactError] = []
     for entry in entries:
-        n_bytes = size_of([entry])
         try:
             Store(entry.folder.parent).remove(entry.key)
         except ArtifactError as error:
             problems.append(error)
-        else:
-            removed, size = removed + 1, size + n_bytes
+    removed = len(entries) - len(problems)
     if removed:
-        print(f"Removed {removed:,} {'entry' if removed == 1 else 'entries'} ({human_size(size)}) from {root}.")
+        print(f"Removed {removed:,} {'entry' if removed == 1 else 'entries'} from {root}.")
     elif not problems:
         print(f"Nothing to remove in {root}.")
     if problems:

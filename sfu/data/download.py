@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sfu.data.archive import Tick, byte_progress, extract
 from sfu.errors import ArtifactError, ConfigError, DataError
-from sfu.store import acquire_lock
+from sfu.files import acquire_lock
 
 if TYPE_CHECKING:
     from requests import Response

@@ -93,7 +93,7 @@ def thread_pools(device: torch.device, workers: int | None) -> Iterator[ThreadPo
         ):
             yield ThreadPools(batches, decoders, max(1, workers // count))
     finally:
-        torch.set_num_threads(threads)  # in some builds, the workers' number has become the whole process's
+        torch.set_num_threads(threads)  # some builds apply a worker's number to the whole process
 
 
 def _decode(images: Images, rows: Sequence[int], transform: ImageTransform) -> DecodedBatch:
