@@ -1,11 +1,11 @@
-"""Images per second of a whole extraction against the bare forward pass of the same network, side by side in one run.
+"""Compare a complete extraction with the bare forward pass of the same network, in images per second.
 
     python scripts/bench_features.py FOLDER [--sizes 32 64 128] [--images 4096] [--backbone resnet18] [--repeats 3]
 
-FOLDER is a folder of images (searched below). An extraction takes every file's digest, reads and decodes it again,
-transforms, runs the network, and writes the chunks to a fresh cache; the bare forward pass runs the same network, batch
-size and memory format on pixels that are ready in memory. They alternate, and medians are compared. With weights=none
-nothing is downloaded.
+FOLDER holds images, at any depth. An extraction digests every file, reads and decodes it, transforms it, runs the
+network, and writes the chunks to an empty cache. The bare forward pass runs the same network, batch size and memory
+format on pixels that are in memory already. The two alternate, and their medians are compared. The weights are random,
+so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
         config = BackboneConfig(
             name=given.backbone, weights="none", size=size, batch_size=given.batch_size, dtype=given.dtype
         )
-        count = max(CHUNK_ROWS // 2, min(len(images), given.images * 32**2 // size**2))
+        count = min(len(images), max(CHUNK_ROWS // 2, given.images * 32**2 // size**2))
         part = images.take(range(count))
         forward, extraction, peaks = [], [], []
         for _ in range(given.repeats):
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _forward(config: BackboneConfig, images: FileImages, device: torch.device) -> float:
-    """Images per second of the network alone, on pixels in memory."""
+    """Return the images per second of the network alone, on pixels in memory."""
     backbone: Backbone = Extractor(config, device).backbone
     batch = backbone.transform([images.decode(i) for i in range(config.batch_size)], device, backbone.dtype)
     count = 0
@@ -76,13 +76,13 @@ def _forward(config: BackboneConfig, images: FileImages, device: torch.device) -
 
 
 def _extraction(config: BackboneConfig, images: FileImages, device: torch.device) -> tuple[float, float]:
-    """Images per second from files to chunks on disk, and peak memory in MiB."""
+    """Return the images per second from files to chunks on disk, and the peak memory in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         config.cache = folder
         extractor = Extractor(config, device, say=lambda sentence: None)
         backbone = extractor.backbone
         backbone.features(backbone.transform.pixels([images.decode(i) for i in range(config.batch_size)]))  # warm
-        os.environ["SFU_CACHE"] = folder  # no digest of a file is known yet
+        os.environ["SFU_CACHE"] = folder  # so that the files' digests are not cached
         with measured(device) as usage:
             extractor.fill(extractor.store(images), images, fail_on_damage=True, shown={})
     return len(images) / usage.seconds, usage.peak_memory_mb

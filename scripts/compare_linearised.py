@@ -23,7 +23,6 @@ from sfu.data.load import extract_features, load_image_parts
 from sfu.data.split import make_split
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import squared_norm
-from sfu.files import write_tensors
 from sfu.heads.base import Head
 from sfu.heads.linearised.build_core import build_core
 from sfu.heads.linearised.preflight import preflight
@@ -45,6 +44,7 @@ from sfu.settings import (
     Regularization,
     Structure,
 )
+from sfu.store import Store
 from sfu.unlearning.methods.newton import Newton
 
 CPU = torch.device("cpu")
@@ -65,9 +65,9 @@ def oracle(request: ForgetRequest, retrained: Tensor, hessian: object, n_rhos: i
 
 def warm_start(original: Head) -> Checkpoint:
     """The optimum does not depend on where training starts; from Original it takes fewer products."""
-    path = Path(tempfile.mkdtemp()) / "original.safetensors"
-    write_tensors(path, {"parameters": original.parameters_CE})
-    return Checkpoint(path)
+    store = Store(Path(tempfile.mkdtemp()))
+    store.write_tensors("original", {"parameters": original.parameters_CE})
+    return Checkpoint("original", store)
 
 
 def line(name: str, scores: dict, seconds: float, more: str = "") -> None:

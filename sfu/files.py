@@ -1,4 +1,4 @@
-"""Writing files so that they are either whole or absent."""
+"""Write files so that a reader finds the whole file or none, and lock them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it when the block succeeds and removed when it does not.
+    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, remove it otherwise.
 
     Raises:
         ArtifactError: The file cannot be written (full disk, no permission).
@@ -31,7 +31,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise ArtifactError(f"cannot write {path} ({error}); free some space or choose another folder.") from error
+        raise ArtifactError(f"{path} cannot be written ({error}). Free some space or choose another folder.") from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -51,14 +51,14 @@ def copy_file(source: Path, path: Path) -> None:
     """Copy a file's content.
 
     Raises:
-        ArtifactError: It cannot be read or written.
+        ArtifactError: The file cannot be read or written.
     """
     with replacing(path) as temporary:
         shutil.copyfile(source, temporary)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors as safetensors, each in storage of its own, with ``about`` as metadata.
+    """Write tensors and the metadata ``about`` as safetensors; tensors that share memory are copied.
 
     Raises:
         ArtifactError: The file cannot be written.
@@ -81,7 +81,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 
 def human_size(n_bytes: float) -> str:
-    """``512 B``, ``1.5 MiB``."""
+    """Return a size for people: ``512 B``, ``1.5 MiB``."""
     for unit in _UNITS:
         if n_bytes < 1024 or unit == _UNITS[-1]:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
@@ -90,11 +90,11 @@ def human_size(n_bytes: float) -> str:
 
 
 def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> FileLock:
-    """The lock of a file, held; it goes with the process that holds it, however that ends.
+    """Wait for the lock file ``path`` and return the lock, held. The system frees it if the process dies.
 
     Args:
-        path: The lock's own file; its folder is made.
-        waiting: Called if another process holds it.
+        path: The lock file; its folder is made if necessary.
+        waiting: Called if another process holds the lock.
 
     Raises:
         OSError: The folder cannot be written.

@@ -1,128 +1,115 @@
-"""The command ``sfu-features``: extract features beforehand, see what is kept, remove it.
+"""The command ``sfu-features``: extract features beforehand, list cached features, and remove them.
 
 ``extract`` takes the same ``key=value`` settings as ``sfu`` and is the one command that runs under torchrun.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from sfu.cache_dir import cache_dir
-from sfu.errors import ConfigError, SfuError
+from sfu.cli.cache_commands import add_ls_and_rm, remove_entries, run_command
+from sfu.errors import ConfigError
 from sfu.files import human_size
+from sfu.store import Entry, size_of
 
 if TYPE_CHECKING:
-    from sfu.settings import RunConfig
+    from sfu.experiment.config import RunConfig
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; exits with 1 after a clear message if anything failed."""
-    given = _parser().parse_args(arguments)
-    try:
-        if given.command == "extract":
-            _extract(given.settings)
-        elif given.command == "rm":
-            _remove(given)
-        else:
-            _list(given.cache)
-    except KeyboardInterrupt:
-        print("sfu-features: interrupted; what was extracted is kept.", file=sys.stderr)
-        sys.exit(130)
-    except (SfuError, OSError) as error:
-        print(f"sfu-features: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sfu-features", description="The features that sfu has extracted and kept.")
+    parser = ArgumentParser(prog="sfu-features", description="The features that sfu has extracted and cached.")
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("ls", help="show what is kept, the last used first")
-    removing = commands.add_parser("rm", help="remove what is kept")
+    removing = add_ls_and_rm(commands.add_parser, "features")
     removing.add_argument("keys", nargs="*", metavar="KEY", help="the beginning of a key")
-    removing.add_argument("--all", action="store_true", help="everything")
     removing.add_argument("--unfinished", action="store_true", help="whatever is not complete")
-    for command in (listing, removing):
-        command.add_argument("--cache", type=Path, default=cache_dir("features"), help="folder (default: %(default)s)")
     extracting = commands.add_parser("extract", help="extract beforehand; under torchrun, with several processes")
     extracting.add_argument("settings", nargs="*", metavar="key=value", help="as for sfu: dataset=... backbone=...")
-    return parser
+    run_command(parser, {"ls": _list, "rm": _remove, "extract": _extract}, arguments)
 
 
-def _list(root: Path) -> None:
+def _list(given: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sfu.data.features.listing import list_stores
+    from sfu.data.features.store import cached_features, count_chunks
 
-    stores = list_stores(root)
-    if not stores:
-        print(f"No features are kept in {root}.")
+    entries = cached_features(given.cache)
+    if not entries:
+        print(f"No features are cached in {given.cache}.")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("key", "dataset", "backbone", "images", "size", "chunks", "last used"):
         number = name in ("images", "size", "chunks")
         table.add_column(name, justify="right" if number else "left", no_wrap=name == "key")
-    for info in stores:
-        about, shown = info.about, info.about.get("shown") or {}
-        crop = (about.get("transform") or {}).get("crop")
+    for entry in entries:
+        record, shown = entry.about.get("record", {}), entry.about.get("shown", {})
+        crop = record.get("transform", {}).get("crop")
+        there, needed = count_chunks(entry)
         table.add_row(
-            info.key[:12],
+            entry.key[:12],
             str(shown.get("dataset", "?")),
-            f"{about.get('backbone', '?')}" + (f" {crop} px" if crop else ""),
-            f"{about.get('n_images', 0):,}",
-            human_size(info.size),
-            f"{info.chunks}/{shown.get('chunks', '?')}",
-            f"{info.used:%Y-%m-%d}",
+            f"{record.get('backbone', '?')}" + (f" {crop} px" if crop else ""),
+            f"{record.get('n_images', 0):,}",
+            human_size(size_of([entry])),
+            f"{there}/{needed or '?'}",
+            f"{entry.used:%Y-%m-%d}",
         )
     Console().print(table)
-    print(f"{len(stores)} in {root}, {human_size(sum(info.size for info in stores))} in all.")
+    print(f"{len(entries)} in {given.cache}, {human_size(size_of(entries))} in all.")
 
 
-def _remove(given: argparse.Namespace) -> None:
-    from sfu.data.features.listing import find_stores, list_stores, remove_store
+def _remove(given: Namespace) -> None:
+    from sfu.data.features.store import cached_features, is_unfinished
 
     if sum((bool(given.keys), given.all, given.unfinished)) != 1:
         raise ConfigError("rm needs keys, or --all, or --unfinished.")
-    if given.keys:
-        chosen = find_stores(given.cache, given.keys)
-    else:
-        chosen = [info for info in list_stores(given.cache) if given.all or info.unfinished]
-    for info in chosen:
-        remove_store(info)
-        print(f"removed {info.key[:12]} ({human_size(info.size)})")
-    if not chosen:
-        print(f"Nothing to remove in {given.cache}.")
+    entries = cached_features(given.cache)
+    if given.unfinished:
+        entries = [entry for entry in entries if is_unfinished(entry)]
+    elif given.keys:
+        entries = [_named(prefix, entries, given) for prefix in given.keys]
+    remove_entries(entries, given.cache)
 
 
-def _extract(settings: list[str]) -> None:
+def _named(prefix: str, entries: list[Entry], given: Namespace) -> Entry:
+    matching = [entry for entry in entries if entry.key.startswith(prefix)]
+    if len(matching) != 1:
+        what = "no features" if not matching else f"{len(matching)} features"
+        raise ConfigError(f"{prefix} names {what} in {given.cache}. sfu-features ls shows the keys.")
+    return matching[0]
+
+
+def _extract(given: Namespace) -> None:
     import time
 
-    from sfu.data.backbones.backbone import NO_BACKBONE, check_backbone
+    from sfu.data.backbones.backbone import check_backbone
+    from sfu.data.datasets.base import Damaged, ImageDataset
     from sfu.data.features.extract import Extractor
     from sfu.data.features.ranks import joined, local_device
-    from sfu.data.load import check_dataset, load_images
+    from sfu.data.load import load_images
+    from sfu.data.settings import NO_BACKBONE
+    from sfu.experiment.config import check_dataset
     from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device
-    from sfu.settings import Damaged
 
-    config = _compose(settings)
-    check_dataset(config.dataset, config.backbone)
+    config = _compose(given.settings)
+    dataset = config.dataset
+    check_dataset(dataset, config.backbone)
     check_backbone(config.backbone)
-    if config.backbone.name == NO_BACKBONE:
-        raise ConfigError("backbone=none extracts nothing; choose one, such as backbone=resnet18.")
+    if config.backbone.name == NO_BACKBONE or not isinstance(dataset, ImageDataset):
+        raise ConfigError("backbone=none extracts nothing. Choose a backbone, such as backbone=resnet18.")
     device = local_device(resolve_device(config.device))
     with joined(device) as ranks, ProgressDisplay(ranks.rank == 0) as display:
-        images = load_images(config.dataset).images
+        images = load_images(dataset).images
         with display.stage("extracting features") as tick:
             extractor = Extractor(config.backbone, device, progress=tick, say=display.say, ranks=ranks)
             started = time.perf_counter()
             store = extractor.store(images)
             damaged = extractor.fill(
-                store, images, fail_on_damage=config.dataset.damaged is Damaged.fail,
-                shown={"dataset": config.dataset.name, "path": config.dataset.path},
+                store, images, fail_on_damage=dataset.damaged is Damaged.fail,
+                shown={"dataset": dataset.name, "path": dataset.path},
             )  # fmt: skip
         if ranks.rank == 0:
             left_out = f" ({len(damaged):,} of this process's share cannot be decoded)" if damaged else ""
@@ -130,30 +117,25 @@ def _extract(settings: list[str]) -> None:
 
 
 def _compose(settings: list[str]) -> RunConfig:
-    """The typed configuration of ``key=value`` settings.
+    """Return the typed configuration of ``key=value`` settings.
 
     Raises:
         ConfigError: A setting is unknown or of the wrong type.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     from sfu.config_files import MAIN_CONFIG, config_dir
-    from sfu.data.load import choose_backbone
+    from sfu.experiment.config import register, typed_config
     from sfu.experiment.explain import explain
-    from sfu.settings import RunConfig, register
 
     register()
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            typed = OmegaConf.to_object(compose(MAIN_CONFIG, overrides=settings))
-    except (HydraException, OmegaConfBaseException) as error:
+            config = typed_config(compose(MAIN_CONFIG, overrides=settings))
+    except HydraException as error:
         raise ConfigError(explain(error)) from error
-    assert isinstance(typed, RunConfig)
-    typed.backbone.name = choose_backbone(typed.dataset, typed.backbone)
-    return typed
+    return config
 
 
 if __name__ == "__main__":

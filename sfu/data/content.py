@@ -1,4 +1,4 @@
-"""What a dataset holds, told from its files without loading it: the base of every key of a kept result."""
+"""Digests of what a dataset holds, taken without loading it; the keys of all cached results build on them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sfu.data.backbones.backbone import NO_BACKBONE
-from sfu.data.images.fingerprint import file_digests
+from sfu.data.datasets.base import Dataset, ImageDataset
+from sfu.data.features.extract import Extractor
+from sfu.data.images.files import file_digests
 from sfu.data.load import load_images
+from sfu.data.settings import NO_BACKBONE
 
 if TYPE_CHECKING:
-    from sfu.settings import BackboneConfig, DatasetConfig
+    from sfu.data.settings import BackboneSettings
 
 
-def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str, object]:
-    """Everything that decides the feature rows and labels of a dataset, as JSON.
+def dataset_content(config: Dataset, backbone: BackboneSettings) -> dict[str, object]:
+    """Return everything that decides the feature rows and labels of a dataset, as JSON.
 
-    Files are read once and their digests remembered; images are told by what their features are kept under.
+    Files are read once, and their digests are cached. The key of their features stands for images.
 
     Raises:
         ConfigError: A setting cannot work.
@@ -27,8 +29,7 @@ def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str
     """
     if backbone.name == NO_BACKBONE:
         return {"files": file_contents(config.source_files())}
-    from sfu.data.features.extract import Extractor
-
+    assert isinstance(config, ImageDataset)
     images = load_images(config)
     labels = hashlib.sha256(images.labels_N.tobytes())
     if images.is_test_N is not None:
@@ -41,7 +42,7 @@ def dataset_content(config: DatasetConfig, backbone: BackboneConfig) -> dict[str
 
 
 def file_contents(paths: list[Path]) -> list[str]:
-    """SHA-256 of each file, in hex.
+    """Return the SHA-256 of each file, in hex.
 
     Raises:
         DataError: A file is missing.

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sfu.experiment.keys import StageKeys
-from sfu.experiment.result_store import ResultStore
 from sfu.files import copy_file
 from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
 from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.files import CORE_PREFIX, load_head
 from sfu.results.artifacts import read_metrics
+from sfu.store import Store
 
 HEAD = "head"
 """Name of the original head's entry in ``metrics.json``, and stem of the head's files in every entry."""
@@ -35,7 +35,7 @@ class StageCache:
         reused: Names of the results that were read from the cache: ``head`` and rows.
     """
 
-    def __init__(self, store: ResultStore, keys: StageKeys) -> None:
+    def __init__(self, store: Store, keys: StageKeys) -> None:
         self.store, self.keys = store, keys
         self.reused: list[str] = []
 

@@ -20,7 +20,7 @@ from sfu.experiment.cache import StageCache
 from sfu.experiment.config import Reuse, RunConfig, plain, typed_config
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.pipeline import run
-from sfu.experiment.result_store import ResultStore
+from sfu.experiment.result_store import result_store
 from sfu.experiment.validate import validate
 from sfu.files import write_text
 from sfu.results.artifacts import remove_results, write_json
@@ -59,7 +59,7 @@ def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache | None:
     if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
         return None
     validate(config)
-    return StageCache(ResultStore(), stage_keys(config))
+    return StageCache(result_store(), stage_keys(config))
 
 
 def line_of_job(start: str, overrides: list[str], end: str, width: int) -> str:

@@ -18,9 +18,9 @@ import torch
 import sfu
 from sfu.data.content import dataset_content, file_contents
 from sfu.experiment.config import RunConfig, plain
-from sfu.experiment.result_store import key_of
 from sfu.experiment.validate import resolve_device
 from sfu.results.artifacts import METRICS_SCHEMA
+from sfu.store import key_of
 from sfu.unlearning.rows import RowSpec, row_specs
 from sfu.unlearning.settings import Tune
 
@@ -50,16 +50,16 @@ def stage_keys(config: RunConfig) -> StageKeys:
         "torch": torch.__version__,
         "device": resolve_device(config.device).type,
         "dtype": config.dtype,
-        "data": {"settings": effective(config.dataset), **dataset_content(config.dataset, config.backbone)},
-        "head": effective(config.head),
-        "loss": effective(config.loss),
+        "data": {"settings": _effective(config.dataset), **dataset_content(config.dataset, config.backbone)},
+        "head": _effective(config.head),
+        "loss": _effective(config.loss),
         "seeds": {name: seed for name, seed in seeds.items() if name != "evaluation"},
     }
     gram = key_of({"stage": "gram", **base, "head": [config.head.name, config.head.bias]})
     lists = [path for path in (config.forget.indices, config.forget.files) if path is not None]
-    forget = {**effective(config.forget), "lists": _contents(lists)}
+    forget = {**_effective(config.forget), "lists": _contents(lists)}
     rows = {name: _row_key(config, spec, {**base, "forget": forget}) for name, spec in row_specs(config).items()}
-    evaluated = {"evaluation": effective(config.evaluation), "seed": seeds["evaluation"], "schema": METRICS_SCHEMA}
+    evaluated = {"evaluation": _effective(config.evaluation), "seed": seeds["evaluation"], "schema": METRICS_SCHEMA}
     run = key_of({"stage": "run", "rows": list(rows.items()), **evaluated})
     return StageKeys(gram, key_of({"stage": "head", **base}), rows, run)
 
@@ -73,11 +73,7 @@ def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:
         "tuning": [config.tune, config.tune_budget, spec.grid] if tuned else None,
         "files": _contents(spec.curvature.files()) if "curvature" in used else [],
     }  # fmt: skip
-    return key_of(effective(record))
-
-
-def effective(settings: Any) -> Any:
-    return plain(settings, effective=True)
+    return key_of(plain(record, effective=True))
 
 
 @cache
@@ -88,6 +84,10 @@ def code_digest() -> str:
         if path.relative_to(package).parts[0] not in _WITHOUT_RESULTS:
             digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def _effective(settings: Any) -> Any:
+    return plain(settings, effective=True)
 
 
 def _contents(paths: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sfu.data.features.place import cache_root
+from sfu.data.features.store import cache_root
 from sfu.data.load import extract_features, load_dataset, load_image_parts
 from sfu.data.seal import real_places
 from sfu.data.settings import NO_BACKBONE

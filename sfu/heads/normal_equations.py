@@ -8,25 +8,21 @@ Shapes: C classes, E parameters of each (1 and p where they share them).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sfu.cache_dir import cache_dir
 from sfu.errors import SolverError
-from sfu.files import write_tensors
 from sfu.heads.newton_cg import Optimum
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.build import products_of
 from sfu.operators.conjugate_gradients import conjugate_gradients
+from sfu.store import Store, cache_dir, key_of
 
 if TYPE_CHECKING:
     from sfu.heads.linearised.core import Core
@@ -38,14 +34,16 @@ _SECONDS = 60.0
 
 @dataclass
 class Checkpoint:
-    """Where training has come, kept in a file from time to time, so that it can be taken up again.
+    """How far training has come, cached from time to time so that an interrupted training continues there.
 
     Attributes:
-        path: The file; it is removed when training is done.
-        seconds: Between two writes.
+        key: A digest of all that decides the optimum, so that no other training finds this checkpoint.
+        store: Where it is cached.
+        seconds: Least time between two writes.
     """
 
-    path: Path
+    key: str
+    store: Store = field(default_factory=lambda: Store(cache_dir("training")))
     seconds: float = _SECONDS
 
     def __post_init__(self) -> None:
@@ -53,32 +51,27 @@ class Checkpoint:
         self._last = time.monotonic()
 
     def read(self, like_CE: Tensor) -> Tensor | None:
-        """The parameters kept, if there are any of this shape."""
-        from safetensors.torch import load_file
-
-        try:
-            found = load_file(self.path)["parameters"]
-        except Exception:  # absent or damaged: training starts afresh
+        """Return the cached parameters, if there are any of this shape."""
+        found = (self.store.read_tensors(self.key) or {}).get("parameters")
+        if found is None or found.shape != like_CE.shape or not torch.isfinite(found).all():
             return None
-        return found.to(like_CE) if found.shape == like_CE.shape and torch.isfinite(found).all() else None
+        return found.to(like_CE)
 
-    def keep(self, parameters_CE: Tensor) -> None:
-        """Write, if it is time."""
+    def write(self, parameters_CE: Tensor) -> None:
+        """Cache the parameters, if it is time to."""
         if time.monotonic() - self._last >= self.seconds:
-            write_tensors(self.path, {"parameters": parameters_CE})
+            self.store.write_tensors(self.key, {"parameters": parameters_CE})
             self._last = time.monotonic()
 
     def remove(self) -> None:
-        """Training is done."""
-        self.path.unlink(missing_ok=True)
+        """Remove the checkpoint, once training is done."""
+        self.store.remove(self.key)
 
 
 def checkpoint_of(core: Core, fingerprint: str, config: RunConfig, dtype: torch.dtype) -> Checkpoint:
-    """The checkpoint of one training: named by all that decides its optimum, so that no other run takes it up."""
-    head, loss = config.head, config.loss
-    record = [core.digest, fingerprint, head.l2, head.dtype, str(dtype), vars(loss)]
-    key = hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    return Checkpoint(cache_dir("training") / f"{key}.safetensors")
+    """Return the checkpoint of one training."""
+    head, loss = config.head, {name: str(value) for name, value in vars(config.loss).items()}
+    return Checkpoint(key_of([core.digest, fingerprint, head.l2, head.dtype, str(dtype), loss]))
 
 
 def solve_normal_equations(
@@ -96,17 +89,17 @@ def solve_normal_equations(
     Args:
         objective: Of a loss whose output Hessian does not depend on the parameters.
         rows: The rows.
-        start_CE: Where to start, unless a checkpoint is further.
+        start_CE: Where to start, unless there is a checkpoint.
         tolerance: Gradient norm.
         max_iterations: Products at most.
         progress: Called with (products done, at most).
-        checkpoint: Where to keep what was reached.
+        checkpoint: Caches how far the solve has come.
 
     Raises:
         SolverError: More products would be needed, or the gradient stagnates above the tolerance.
     """
-    kept_CE = None if checkpoint is None else checkpoint.read(start_CE)
-    point_CE = start_CE if kept_CE is None else kept_CE
+    cached_CE = None if checkpoint is None else checkpoint.read(start_CE)
+    point_CE = start_CE if cached_CE is None else cached_CE
     here = objective.linearize(rows, point_CE)
     operator = products_of(objective, rows, here.hessians, start_CE.shape[0])
     precondition = operator.preconditioner().at(0.0)
@@ -118,7 +111,7 @@ def solve_normal_equations(
             if progress is not None:
                 progress(so_far + done, max_iterations)
             if checkpoint is not None:
-                checkpoint.keep(base_CE + moved_CE)
+                checkpoint.write(base_CE + moved_CE)
 
         found = conjugate_gradients(
             operator.matmul, -here.gradient_CE, precondition,

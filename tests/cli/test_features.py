@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from sfu.cache_dir import cache_dir
 from sfu.cli import features as features_cli
-from sfu.data.features.listing import list_stores
+from sfu.data.features.store import cached_features
+from sfu.store import cache_dir
 
 DIGITS = ["dataset=digits", "backbone=pixels"]
 
@@ -25,30 +26,30 @@ def command(*arguments: str, folder: Path, **environment: str) -> subprocess.Com
 
 
 def test_extract_ls_and_rm(tmp_path, capsys):
-    assert "No features are kept" in command("ls", folder=tmp_path).stdout
+    assert "No features are cached" in command("ls", folder=tmp_path).stdout
     done = command("extract", *DIGITS, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1,797 images in" in done.stdout
-    (info,) = list_stores(cache_dir("features"))
+    (entry,) = cached_features(cache_dir("features"))
     listing = command("ls", folder=tmp_path).stdout
-    assert info.key[:12] in listing
+    assert entry.key[:12] in listing
     assert all(len(line) <= 80 for line in listing.splitlines()[:-1])
     for word in ("digits", "pixels", "1,797", "1/1"):
         assert word in listing
-    features_cli.main(["rm", info.key[:6]])
-    assert "removed" in capsys.readouterr().out
-    assert list_stores(cache_dir("features")) == []
+    features_cli.main(["rm", entry.key[:6]])
+    assert "Removed 1 entry" in capsys.readouterr().out
+    assert cached_features(cache_dir("features")) == []
     assert not list(cache_dir("features").iterdir())
 
 
 def test_unfinished_and_all(capsys):
     features_cli.main(["extract", *DIGITS])
-    (info,) = list_stores(cache_dir("features"))
+    (entry,) = cached_features(cache_dir("features"))
     features_cli.main(["rm", "--unfinished"])
     assert "Nothing to remove" in capsys.readouterr().out
-    (info.folder / "chunk-00000.safetensors").unlink()
+    shutil.rmtree(next(path for path in entry.folder.iterdir() if path.is_dir()))
     features_cli.main(["rm", "--unfinished"])
-    assert not info.folder.exists()
+    assert not entry.folder.exists()
     features_cli.main(["extract", *DIGITS])
     (cache_dir("features") / "notes").mkdir()
     features_cli.main(["rm", "--all"])
@@ -77,11 +78,11 @@ def test_mistakes_are_explained(capsys, arguments, message):
 
 def test_features_under_extraction_are_not_removed(capsys):
     features_cli.main(["extract", *DIGITS])
-    (info,) = list_stores(cache_dir("features"))
-    with FileLock(info.folder.with_suffix(".lock")), pytest.raises(SystemExit):
+    (entry,) = cached_features(cache_dir("features"))
+    with FileLock(entry.folder.with_name(f".{entry.key}.lock")), pytest.raises(SystemExit):
         features_cli.main(["rm", "--all"])
-    assert "is being extracted by a run" in capsys.readouterr().err
-    assert info.folder.exists()
+    assert "is in use by a run" in capsys.readouterr().err
+    assert entry.folder.exists()
 
 
 def test_an_experiment_under_torchrun_is_told_what_to_do(tmp_path):

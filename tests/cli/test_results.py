@@ -9,12 +9,13 @@ import time
 import pytest
 
 from sfu.cli.results import main
-from sfu.experiment.result_store import ResultStore
+from sfu.experiment.result_store import result_store
+from sfu.store import Store
 
 
-def filled(root) -> ResultStore:
+def filled(root) -> Store:
     """A head, a row and a run; the row is ten days old. Head and row share a large file."""
-    store = ResultStore(root)
+    store = result_store(root)
     large = bytes(2 << 20)
     for key, name in (("a", "head.json"), ("b", "row.json"), ("c", "metrics.json")):
 
@@ -37,7 +38,7 @@ def test_what_is_kept_is_listed_and_a_shared_file_counts_once(tmp_path, capsys):
     assert re.search(r"^row +1 +2\.0 MiB", shown, re.M)
     assert re.search(r"^3 in .*, 2\.0 MiB in all\.$", shown, re.M)
     main(["ls", "--cache", str(tmp_path / "none")])
-    assert "No results are kept" in capsys.readouterr().out
+    assert "No results are cached" in capsys.readouterr().out
 
 
 def test_what_is_old_or_everything_goes_and_so_does_what_the_killed_left(tmp_path, capsys):
@@ -60,8 +61,8 @@ def test_what_is_old_or_everything_goes_and_so_does_what_the_killed_left(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["rm"], "rm needs --all or --unused DAYS"), (["rm", "--all", "--unused", "3"], "rm needs --all or --unused DAYS"),
-     (["rm", "--unused", "-1"], r"--unused -1; give a number of days of at least 0"),
-     (["rm", "--unused", "nan"], r"--unused nan; give a number")],
+     (["rm", "--unused", "-1"], r"--unused -1 is no number of days"),
+     (["rm", "--unused", "nan"], r"--unused nan is no number of days")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stop:

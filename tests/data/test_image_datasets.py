@@ -18,8 +18,8 @@ from sfu.data.datasets.caltech256 import Caltech256
 from sfu.data.datasets.cifar import Cifar10, Cifar100
 from sfu.data.datasets.digits import Digits
 from sfu.data.datasets.stanford_dogs import StanfordDogs
+from sfu.data.download import Archive
 from sfu.data.download import fetch as fetching
-from sfu.data.download.archive import Archive
 from sfu.data.images.decode import ImageError
 from sfu.errors import ConfigError, DataError
 from tests.data.image_samples import (

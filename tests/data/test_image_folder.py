@@ -9,7 +9,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from sfu.data.datasets.base import Dataset
 from sfu.data.datasets.image_folder import ImageFolder as Folder
-from sfu.data.images.listing import IMAGE_ENDINGS
+from sfu.data.images.files import IMAGE_ENDINGS
 from sfu.errors import ConfigError, DataError
 from tests.data.image_samples import write_classes, write_folder
 

@@ -10,12 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from sfu.errors import ArtifactError
 from sfu.experiment import keys
 from sfu.experiment.cache import StageCache
 from sfu.experiment.job import open_cache
 from sfu.experiment.keys import stage_keys
-from sfu.experiment.result_store import ResultStore
+from sfu.experiment.result_store import result_store
 from sfu.losses import Objective
 from sfu.settings import Reuse
 from tests.conftest import make_arrays
@@ -31,7 +30,7 @@ def configured(feature_file, **changes):
 
 
 def cached_run(config, folder):
-    cache = StageCache(ResultStore(), stage_keys(config))
+    cache = StageCache(result_store(), stage_keys(config))
     return run(config, folder, cache=cache), cache
 
 
@@ -111,7 +110,7 @@ def test_a_run_from_the_cache_is_the_run(feature_file, tmp_path):
     assert figures(first) == figures(again)
     assert same(plain, first)
     assert [row["seconds"] for row in again["rows"].values()] == [row["seconds"] for row in first["rows"].values()]
-    whole = StageCache(ResultStore(), stage_keys(config)).restore_run(tmp_path / "whole")
+    whole = StageCache(result_store(), stage_keys(config)).restore_run(tmp_path / "whole")
     assert figures(whole) == figures(first)
     for path in (tmp_path / "first").rglob("*.safetensors"):
         assert (tmp_path / "whole" / path.relative_to(tmp_path / "first")).read_bytes() == path.read_bytes()
@@ -127,7 +126,7 @@ def test_paths_are_cached_and_no_file_of_the_store_strays_into_a_run(feature_fil
     assert len(again["neg_grad"]["test_accuracy"]) > 2
     (tmp_path / "again" / "metrics.json").write_text(json.dumps(metrics))
     cache.save_run(tmp_path / "again")
-    assert StageCache(ResultStore(), stage_keys(config)).restore_run(tmp_path / "whole") is not None
+    assert StageCache(result_store(), stage_keys(config)).restore_run(tmp_path / "whole") is not None
     heads = [sorted(path.name for path in (tmp_path / name / "heads").iterdir()) for name in ("first", "whole")]
     assert heads[0] == heads[1]
 
@@ -167,31 +166,13 @@ def test_a_row_that_failed_is_not_cached(feature_file, tmp_path):
 def test_a_damaged_entry_is_made_again(feature_file, tmp_path, caplog):
     config = configured(feature_file, methods=["original", "retrained"])
     cached_run(config, tmp_path / "a")
-    store, key = ResultStore(), stage_keys(config).rows["retrained"]
+    store, key = result_store(), stage_keys(config).rows["retrained"]
     head = store.root / key / "head.safetensors"
     head.write_bytes(head.read_bytes()[:-8] + b"\0" * 7 + b"\1")
     metrics, cache = cached_run(config, tmp_path / "b")
     assert cache.reused == ["head", "original"]
     assert "damaged" in caplog.text
     assert metrics["rows"]["retrained"]["distance"] == pytest.approx(0, abs=1e-9)
-
-
-def test_an_entry_is_whole_or_absent(tmp_path):
-    store = ResultStore(tmp_path)
-
-    def dies(folder):
-        (folder / "half").write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        store.put("a" * 32, dies)
-    assert store.find("a" * 32) is None
-    assert [path.name for path in tmp_path.iterdir()] == []
-    (store.root / ("a" * 32)).mkdir()  # a folder without its entry.json
-    assert store.find("a" * 32) is None
-    store.put("b" * 32, lambda folder: (folder / "x").write_text("first"))
-    store.put("b" * 32, lambda folder: (folder / "x").write_text("second"))
-    assert (store.find("b" * 32) / "x").read_text() == "first"
 
 
 def test_jobs_side_by_side_compute_a_stage_once(feature_file):
@@ -203,7 +184,7 @@ def test_jobs_side_by_side_compute_a_stage_once(feature_file):
         return "result"
 
     def job():
-        result = StageCache(ResultStore(), stages).cached(
+        result = StageCache(result_store(), stages).cached(
             stages.head, make, lambda result, entry: (entry / "it").write_text(result),
             lambda entry: (entry / "it").read_text(), waiting=lambda: waited.append(1),
         )  # fmt: skip
@@ -217,12 +198,6 @@ def test_jobs_side_by_side_compute_a_stage_once(feature_file):
     assert waited
 
 
-def test_a_store_that_cannot_be_written_says_what_to_do(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match="set SFU_CACHE to a folder you can write to, or reuse=never"):
-        ResultStore(tmp_path / "file" / "results").put("c" * 32, lambda folder: None)
-
-
 def test_single_runs_leave_the_store_alone(feature_file):
     config = configured(feature_file)
     assert open_cache(config, in_sweep=False) is None
@@ -230,4 +205,4 @@ def test_single_runs_leave_the_store_alone(feature_file):
     always = open_cache(dataclasses.replace(config, reuse=Reuse.always), in_sweep=False)
     assert always.available() == []
     assert not always.has_run()
-    assert not ResultStore().root.exists()
+    assert not result_store().root.exists()

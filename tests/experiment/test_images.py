@@ -224,7 +224,7 @@ def test_a_retained_image_or_its_features_cannot_be_opened(tmp_path, folder, thr
         else:
             from safetensors.torch import load_file
 
-            load_file(next((tmp_path / "sfu-cache" / "features").glob("*/chunk-00000.safetensors")))
+            load_file(next((tmp_path / "sfu-cache" / "features").glob("*/*/features.safetensors")))
 
     probe = Probe(reach, augmentations=("flip",) if augmenting else ())
     metrics = run(image_config(folder), tmp_path / "run", methods={"probe": probe})

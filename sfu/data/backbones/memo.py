@@ -1,58 +1,54 @@
-"""What decides a backbone's features, remembered, so that a run whose features are kept need not build it again.
+"""Remember what decides a backbone's features, so that a run whose features are cached need not build the backbone.
 
-Building a network to find its digest costs seconds (importing its library above all). The memo is believed as long as
-the settings, the versions of the libraries and a weights file's path, size, inode and times are the same.
+Building a network to find its digest costs seconds (importing its library above all). A record is found again as long
+as the settings, the versions of the libraries, and a weights file's path, size, inode and times are the same.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfu.cache_dir import cache_dir
 from sfu.errors import ArtifactError
 from sfu.files import write_text
+from sfu.store import Store, cache_dir, key_of
 
 if TYPE_CHECKING:
-    from sfu.settings import BackboneConfig
+    from sfu.data.settings import BackboneSettings
 
-_SCHEMA = 1
+_SCHEMA = 2
 _NO_EFFECT = ("batch_size", "workers", "cache")
+_RECORD = "record.json"
 
 
-def recall(config: BackboneConfig) -> dict[str, Any] | None:
-    """The record of the backbone of ``config``, or ``None`` if it was not built before."""
-    try:
-        found = json.loads(_path(config).read_text(encoding="utf-8"))
-        record = found["record"]
-        known = found["sha256"] == _digest(record) and isinstance(record, dict)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return record if known else None
+def recall(config: BackboneSettings) -> dict[str, Any] | None:
+    """Return the record of the backbone of ``config``, or ``None`` if it was not built before."""
+    folder = Store(cache_dir("backbones")).find(_key(config))
+    return None if folder is None else json.loads((folder / _RECORD).read_bytes())
 
 
-def remember(config: BackboneConfig, record: dict[str, Any]) -> None:
-    """Keep ``record``; where that cannot be written, the next run is slower and nothing else."""
-    try:
-        write_text(_path(config), json.dumps({"record": record, "sha256": _digest(record)}, indent=2) + "\n")
-    except ArtifactError:
-        return
+def remember(config: BackboneSettings, record: dict[str, Any]) -> None:
+    """Cache ``record``; if that is impossible, the next run is slower and nothing else."""
+    text = json.dumps(record, indent=2) + "\n"
+    with suppress(ArtifactError):
+        store = Store(cache_dir("backbones"))
+        store.put(_key(config), lambda folder: write_text(folder / _RECORD, text), replace=True)
 
 
-def _path(config: BackboneConfig) -> Path:
+def _key(config: BackboneSettings) -> str:
     settings: dict[str, Any] = {key: value for key, value in vars(config).items() if key not in _NO_EFFECT}
     settings["versions"] = {name: _version(name) for name in ("torch", config.library)}
     settings["schema"] = _SCHEMA
     if config.weights not in ("default", "none"):
-        settings["file"] = _file(Path(config.weights).expanduser())
-    return cache_dir("backbones") / f"{_digest(settings)[:32]}.json"
+        settings["file"] = _state(Path(config.weights).expanduser())
+    return key_of(settings)
 
 
-def _file(path: Path) -> list[Any]:
+def _state(path: Path) -> list[Any]:
     try:
         status = os.stat(path)
     except OSError:
@@ -65,7 +61,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -37,8 +37,8 @@ class TimmModels(BackboneLibrary, name="timm"):
         except Exception as error:  # the hub's client raises many kinds
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
-                f"timm cannot make backbone.name={settings.name} with backbone.weights={settings.weights} ({first}). Without a "
-                "network, set backbone.weights to a file of weights."
+                f"timm cannot make backbone.name={settings.name} with backbone.weights={settings.weights} ({first}). "
+                "Without a network, set backbone.weights to a file of weights."
             ) from error
         if local:
             classifier = model.pretrained_cfg.get("classifier") or ()

@@ -12,10 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from sfu.cache_dir import cache_dir
 from sfu.errors import ConfigError
 from sfu.registry import add_modules
 from sfu.schema import Choice, setting
+from sfu.store import cache_dir
 
 if TYPE_CHECKING:
     from sfu.data.images.image_set import ImageSet

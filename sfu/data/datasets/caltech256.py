@@ -21,7 +21,7 @@ from sfu.errors import DataError
 from sfu.schema import setting
 
 if TYPE_CHECKING:
-    from sfu.data.download.archive import Archive
+    from sfu.data.download import Archive
     from sfu.data.images.image_set import ImageSet
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Caltech256(PublicDataset, name="caltech256"):
         Raises:
             DataError: They are missing and cannot be fetched, or the folder has gaps.
         """
-        from sfu.data.download.obtain import obtain
+        from sfu.data.download import obtain
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import FileImages
 
@@ -70,7 +70,7 @@ class Caltech256(PublicDataset, name="caltech256"):
         Raises:
             DataError: Neither is there, and ``dataset.download=false``; or the folder lacks categories.
         """
-        from sfu.data.download.obtain import require_obtainable
+        from sfu.data.download import require_obtainable
 
         root = self._root()
         files = require_obtainable([_archive()], root, self.download)
@@ -83,7 +83,7 @@ class Caltech256(PublicDataset, name="caltech256"):
 
 
 def _archive() -> Archive:
-    from sfu.data.download.archive import Archive
+    from sfu.data.download import Archive
 
     return Archive(
         "https://data.caltech.edu/records/nyy15-4j048/files/256_ObjectCategories.tar",

@@ -20,7 +20,7 @@ from sfu.errors import DataError
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
 
-    from sfu.data.download.archive import Archive
+    from sfu.data.download import Archive
     from sfu.data.images.image_set import ImageSet
 
 
@@ -38,7 +38,7 @@ class Cifar(PublicDataset):
         Raises:
             DataError: They are missing and cannot be fetched, or a file is not the published one.
         """
-        from sfu.data.download.obtain import obtain
+        from sfu.data.download import obtain
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import ArrayImages
 
@@ -61,7 +61,7 @@ class Cifar(PublicDataset):
         Raises:
             DataError: Files are missing, and ``dataset.download=false``.
         """
-        from sfu.data.download.obtain import require_obtainable
+        from sfu.data.download import require_obtainable
 
         reader, root = self.reader(), self.root_folder()
         files = require_obtainable([_archive(reader)], root, self.download)
@@ -93,7 +93,7 @@ class Cifar100(Cifar, name="cifar100"):
 
 
 def _archive(reader: type[CIFAR10]) -> Archive:
-    from sfu.data.download.archive import Archive
+    from sfu.data.download import Archive
 
     return Archive(reader.url, reader.filename, "md5", reader.tgz_md5, (reader.base_folder,))
 

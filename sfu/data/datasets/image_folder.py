@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sfu.data.datasets.base import ImageDataset
+from sfu.data.images.files import IMAGE_ENDINGS, files_below, is_image, subfolders
 from sfu.data.images.labels_csv import LabelledFiles, read_labels_csv
-from sfu.data.images.listing import IMAGE_ENDINGS, files_below, is_image, subfolders
 from sfu.errors import ConfigError, DataError
 from sfu.schema import setting
 

@@ -21,7 +21,7 @@ from sfu.errors import DataError
 from sfu.schema import setting
 
 if TYPE_CHECKING:
-    from sfu.data.download.archive import Archive
+    from sfu.data.download import Archive
     from sfu.data.images.image_set import ImageSet
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class StanfordDogs(PublicDataset, name="stanford_dogs"):
         Raises:
             DataError: Something is missing and cannot be fetched, or lists and folders contradict each other.
         """
-        from sfu.data.download.obtain import obtain
+        from sfu.data.download import obtain
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import FileImages
 
@@ -70,7 +70,7 @@ class StanfordDogs(PublicDataset, name="stanford_dogs"):
         Raises:
             DataError: Something is missing, and ``dataset.download=false``.
         """
-        from sfu.data.download.obtain import require_obtainable
+        from sfu.data.download import require_obtainable
 
         return require_obtainable(_archives(), self._root(), self.download)
 
@@ -79,7 +79,7 @@ class StanfordDogs(PublicDataset, name="stanford_dogs"):
 
 
 def _archives() -> tuple[Archive, ...]:
-    from sfu.data.download.archive import Archive
+    from sfu.data.download import Archive
 
     return (
         Archive(

@@ -1,1 +1,1 @@
-"""Features extracted once and kept."""
+"""Features of images, extracted once and cached."""

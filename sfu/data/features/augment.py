@@ -1,7 +1,7 @@
 """Augmented copies of images, for more curvature from the forget set alone.
 
-Every augmentation keeps the image's size, depends on nothing but the image (and, for a random one, its number), and
-goes before the backbone's own transform. Shapes: K channels, H rows, W columns.
+Every augmentation preserves the image's size, depends only on the image (and, if it is random, on its number), and is
+applied before the backbone's own transform. Shapes: K channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -19,36 +19,31 @@ from sfu.data.images.images import Images
 
 
 class AugmentedImages(Images):
-    """Every image changed by one augmentation; the same numbers every time."""
+    """Images changed by one augmentation, in the same way every time."""
 
     def __init__(self, images: Images, name: str) -> None:
-        """Keep both; ``name`` is that of an augmentation."""
-        self._images, self._augmentation = images, name
+        """Wrap ``images``; ``name`` is that of an :class:`Augmentation`."""
+        self._images, self._name = images, name
         self.channels = images.channels
 
     def __len__(self) -> int:
-        """N."""
         return len(self._images)
 
     def decode(self, index: int) -> Tensor:
-        """Decode, then augment."""
         image = self._images.decode(index).contiguous()
-        seed = zlib.crc32(f"{self._augmentation} {index}".encode())
-        return Augmentation.named(self._augmentation)()(image, torch.Generator().manual_seed(seed))
+        seed = zlib.crc32(f"{self._name} {index}".encode())
+        return Augmentation.named(self._name)()(image, torch.Generator().manual_seed(seed))
 
     def name(self, index: int) -> str:
-        """That of the image, and the augmentation."""
-        return f"{self._images.name(index)} ({self._augmentation})"
+        return f"{self._images.name(index)} ({self._name})"
 
     def take(self, rows: Sequence[int] | Tensor) -> AugmentedImages:
-        """Some of them; a random augmentation goes by the new numbers."""
-        return AugmentedImages(self._images.take(rows), self._augmentation)
+        """Return some of them; a random augmentation depends on the new numbers."""
+        return AugmentedImages(self._images.take(rows), self._name)
 
     def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
-        """Over that of the images and the augmentation."""
-        return hashlib.sha256(f"{self._augmentation} {self._images.fingerprint(reading)}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._name} {self._images.fingerprint(reading)}".encode()).hexdigest()
 
     @property
     def paths(self) -> list[Path]:
-        """Those of the images."""
         return self._images.paths

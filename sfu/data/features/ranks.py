@@ -1,4 +1,4 @@
-"""Several processes at one extraction, as torchrun starts them: each its share of the chunks, on one shared disk."""
+"""Several processes that share one extraction, as torchrun starts them; each writes its chunks to a shared disk."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_LONG = timedelta(days=7)  # the last chunk of one rank may take far longer than the others' wait by default
+_LONG = timedelta(days=7)  # a rank may wait for another's last chunk far longer than the default timeout
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all."""
+    """The place of this process among all that share an extraction."""
 
     rank: int = 0
     size: int = 1
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait for all processes."""
         if self.size > 1:
             import torch.distributed
 
             torch.distributed.barrier()
 
     def gathered(self, mine: str) -> list[str]:
-        """What every process has to say."""
+        """Return the strings of all processes, this one's being ``mine``."""
         answers = [mine] * self.size
         if self.size > 1:
             import torch.distributed
@@ -40,18 +40,18 @@ class Ranks:
 
 
 def launched_by_torchrun() -> bool:
-    """Whether this process is one of several started by torchrun, or in its way."""
+    """Return whether this is one of several processes started by torchrun, or like it."""
     return "RANK" in os.environ and "MASTER_ADDR" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def local_share() -> int:
-    """How many cores there are for each process of this machine."""
+    """Return how many cores there are for each process on this machine."""
     return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Ranks]:
-    """Join the group torchrun describes (nccl for CUDA, gloo otherwise); alone, if there is none."""
+    """Join the process group that torchrun describes (nccl for CUDA, gloo otherwise), if there is one."""
     if not launched_by_torchrun():
         yield Ranks()
         return
@@ -66,7 +66,7 @@ def joined(device: torch.device) -> Iterator[Ranks]:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """The device of this process: ``cuda`` becomes the GPU of its local rank."""
+    """Return the device of this process: ``cuda`` becomes the GPU of its local rank."""
     if device.type == "cuda" and device.index is None and launched_by_torchrun():
         import torch
 

@@ -1,39 +1,52 @@
-"""Extracted features on disk: one folder for each content, in chunks that are each whole or absent.
+"""The cache of extracted features: one entry for each content, which is itself a store of chunks.
 
-A folder is named by the SHA-256 of everything that decides what features come out (weights, transform, dtype,
-pooling, images), so nothing in it is ever out of date. Inside lie ``about.json`` (that record, and what to show to
-people) and one safetensors file a chunk, with the digest of its content. A chunk that is damaged, or belongs elsewhere,
-is not believed.
+The key covers everything that decides which features come out (weights, transform, dtype, pooling, images). Chunks are
+written one by one, so an interrupted extraction continues at the first chunk that is missing or damaged.
 
-Shapes: M rows of a chunk, D features.
+Shapes: N images, M of them (of a chunk) that can be decoded, D features.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from sfu.errors import ArtifactError
-from sfu.files import acquire_lock, write_tensors, write_text
+from sfu.files import write_tensors, write_text
+from sfu.store import Entry, Store, cache_dir, key_of
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from sfu.data.settings import BackboneSettings
+
+VIEWS = "forget-sets"
 CHUNK_ROWS = 2048
 READERS = 4  # threads that read chunks
-_ABOUT = "about.json"
+_SCHEMA = 2
+_FEATURES, _DAMAGED = "features.safetensors", "damaged.json"
 _EXTRA_SPACE = 1.05
 
 
+def cache_root(config: BackboneSettings) -> Path:
+    """Return ``backbone.cache``, or ``features`` in sfu's cache folder."""
+    return Path(config.cache).expanduser() if config.cache else cache_dir("features")
+
+
+def views_folder(config: BackboneSettings) -> Path:
+    """Return the folder for features of augmented forget images, the only one that source-free methods may open."""
+    return cache_root(config) / VIEWS
+
+
 @dataclass(frozen=True)
-class Chunk:
+class FeatureChunk:
     """Features of some consecutive images.
 
     Attributes:
@@ -46,116 +59,121 @@ class Chunk:
     rows_M: Tensor
     damaged: dict[int, str] = field(default_factory=dict)
 
-    def digest(self) -> str:
-        """SHA-256 over everything."""
-        digest = hashlib.sha256(json.dumps(_by_text(self.damaged), sort_keys=True).encode())
-        for tensor in (self.features_MD, self.rows_M):
-            values = tensor.contiguous().numpy()
-            digest.update(f"{values.dtype} {values.shape}\n".encode())
-            digest.update(values.reshape(-1).view("uint8").data)
-        return digest.hexdigest()
+
+@dataclass(frozen=True)
+class Features:
+    """Features of a sequence of images.
+
+    Attributes:
+        features_MD: Those of the images that could be decoded, float32 (float64 from a float64 backbone), on the CPU.
+        rows_M: Their numbers, ascending.
+        damaged: What is wrong with each of the others, by number.
+        folder: Where they are cached.
+    """
+
+    features_MD: Tensor
+    rows_M: Tensor
+    damaged: dict[int, str]
+    folder: Path
 
 
 class FeatureStore:
-    """The folder of one content."""
+    """The cached features of one sequence of images under one backbone."""
 
-    def __init__(self, root: Path, record: Mapping[str, object], n_images: int) -> None:
-        """Name the folder; nothing is written yet.
+    def __init__(self, root: Path, record: Mapping[str, object], n_images: int, chunk_rows: int = CHUNK_ROWS) -> None:
+        """Name the entry; nothing is written yet.
 
         Args:
-            root: Folder of all stores.
+            root: Folder of the feature cache.
             record: Everything that decides the features.
             n_images: How many images there are.
+            chunk_rows: Images in a chunk.
         """
-        self.record = json.loads(json.dumps({"schema": SCHEMA, **record, "n_images": n_images}))
-        self.key = hashlib.sha256(json.dumps(self.record, sort_keys=True).encode()).hexdigest()[:32]
+        self.record = {"schema": _SCHEMA, **record, "n_images": n_images}
+        self.key, self.n_images, self._chunk_rows = key_of(self.record), n_images, chunk_rows
         self.folder = root / self.key
-        self.n_images = n_images
+        advice = "Set backbone.cache to a folder you can write to, or free some space."
+        self._entries, self._chunks = Store(root, advice=advice), Store(self.folder, advice=advice)
 
     @property
     def n_chunks(self) -> int:
         """Number of chunks."""
-        return -(-self.n_images // CHUNK_ROWS)
+        return -(-self.n_images // self._chunk_rows)
 
     def rows(self, index: int) -> range:
-        """Numbers of the images of a chunk."""
-        return range(index * CHUNK_ROWS, min((index + 1) * CHUNK_ROWS, self.n_images))
+        """Return the numbers of the images of a chunk."""
+        return range(index * self._chunk_rows, min((index + 1) * self._chunk_rows, self.n_images))
 
-    @contextmanager
-    def locked(self, waiting: Any = None) -> Iterator[None]:
-        """Alone on this content: one process extracts, the others wait, on one machine or a shared disk.
-
-        The lock goes with the process that holds it, however that ends. ``waiting()`` is called if there is a wait.
+    def locked(self, waiting: Callable[[], object]) -> AbstractContextManager[None]:
+        """Hold the entry's lock: one run extracts while the others wait, on one machine or a shared disk.
 
         Raises:
-            ArtifactError: The folder cannot be written.
+            ArtifactError: The cache cannot be written.
         """
-        try:
-            lock = acquire_lock(lock_path(self.folder), waiting)
-        except OSError as error:
-            raise ArtifactError(
-                f"cannot use the feature cache {self.folder.parent} ({error}); set backbone.cache to a folder you can "
-                "write to."
-            ) from error
-        try:
-            yield
-        finally:
-            lock.release()
+        return self._entries.locked(self.key, waiting)
 
-    def write_about(self, shown: Mapping[str, object]) -> None:
-        """Write ``about.json``: the record, and ``shown`` for people. Its time of change is that of its last use."""
-        write_text(self.folder / _ABOUT, json.dumps({**self.record, "shown": dict(shown)}, indent=2) + "\n")
+    def begin(self, shown: Mapping[str, object]) -> None:
+        """Describe the entry, with ``shown`` for people, and clear leftovers of killed runs; only while locked."""
+        self._chunks.remove_leftovers(older_than=0.0)
+        shown = {**shown, "chunks": self.n_chunks}
+        self._entries.describe(self.key, {"record": self.record, "shown": shown})
 
     def touch(self) -> bool:
-        """Note that the store was used now; ``False`` if ``about.json`` is not there."""
-        try:
-            os.utime(self.folder / _ABOUT)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            pass  # a read-only cache can be used, too
-        return True
+        """Mark the entry as used now, and return whether it is there."""
+        return self._entries.touch(self.key)
 
-    def tidy(self) -> None:
-        """Remove what a process that was killed while writing left behind; only while :meth:`locked`."""
-        for path in self.folder.glob(".*"):
-            path.unlink(missing_ok=True)
+    def load(self) -> Features | None:
+        """Return all chunks as one, or ``None`` if one is missing or damaged."""
+        damaged: dict[int, str] = {}
+        features_ND = torch.empty(0, 0)
+        decoded_N = torch.zeros(self.n_images, dtype=torch.bool)
+        with ThreadPoolExecutor(READERS) as pool:
+            for chunk in pool.map(self.read, range(self.n_chunks)):
+                if chunk is None:
+                    pool.shutdown(cancel_futures=True)
+                    return None
+                damaged |= chunk.damaged
+                if chunk.rows_M.numel():
+                    if not decoded_N.any():
+                        features_ND = chunk.features_MD.new_empty(self.n_images, chunk.features_MD.shape[1])
+                    features_ND[chunk.rows_M] = chunk.features_MD
+                    decoded_N[chunk.rows_M] = True
+        features_MD = features_ND[decoded_N] if damaged and decoded_N.any() else features_ND
+        return Features(features_MD, decoded_N.nonzero().squeeze(1), damaged, self.folder)
 
-    def write_damaged(self, messages: Sequence[str]) -> Path:
-        """List the images that cannot be decoded, one a line."""
-        path = self.folder / "damaged.txt"
-        write_text(path, "\n".join(messages) + "\n")
-        return path
+    def read(self, index: int) -> FeatureChunk | None:
+        """Return a chunk, or ``None`` if it is missing or damaged."""
+        from safetensors.torch import load_file
 
-    def read(self, index: int) -> Chunk | None:
-        """A chunk, or ``None`` if it is absent, damaged or foreign."""
-        from safetensors import safe_open
-
-        path = self.path(index)
-        if not path.is_file():
+        folder = self._chunks.find(self._chunk_key(index))
+        if folder is None:
             return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["chunk"])
-                chunk = Chunk(
-                    file.get_tensor("features"),
-                    file.get_tensor("rows"),
-                    {int(row): what for row, what in about["damaged"].items()},
-                )
-            believed = about["key"] == self.key and about["sha256"] == chunk.digest() and self._covers(chunk, index)
-        except Exception:  # safetensors, JSON and missing keys raise many kinds; each means the same
-            return None
-        return chunk if believed else None
+        tensors = load_file(folder / _FEATURES)
+        damaged = json.loads((folder / _DAMAGED).read_bytes())
+        return FeatureChunk(tensors["features"], tensors["rows"], {int(row): what for row, what in damaged.items()})
 
-    def write(self, index: int, chunk: Chunk) -> None:
+    def has(self, index: int) -> bool:
+        """Return whether a chunk is there, without checking its content."""
+        return self._chunks.has(self._chunk_key(index))
+
+    def write(self, index: int, chunk: FeatureChunk) -> None:
         """Write a chunk.
 
         Raises:
-            ArtifactError: It cannot be written (full disk); the chunks before it are kept.
+            ArtifactError: It cannot be written (full disk); the chunks before it stay.
         """
-        about = {"key": self.key, "sha256": chunk.digest(), "damaged": _by_text(chunk.damaged)}
-        tensors = {"features": chunk.features_MD, "rows": chunk.rows_M}
-        write_tensors(self.path(index), tensors, {"chunk": json.dumps(about)})  # one entry: their order is not fixed
+
+        def files(folder: Path) -> None:
+            write_tensors(folder / _FEATURES, {"features": chunk.features_MD, "rows": chunk.rows_M})
+            write_text(folder / _DAMAGED, json.dumps(chunk.damaged, sort_keys=True) + "\n")
+
+        self._chunks.put(self._chunk_key(index), files)
+
+    def write_damaged(self, messages: Sequence[str]) -> Path:
+        """List the images that cannot be decoded in ``damaged.txt``, one a line."""
+        path = self.folder / "damaged.txt"
+        write_text(path, "\n".join(messages) + "\n")
+        return path
 
     def require_space(self, bytes_per_row: int, n_rows: int) -> None:
         """Refuse to begin what cannot be finished.
@@ -163,27 +181,30 @@ class FeatureStore:
         Raises:
             ArtifactError: The disk has too little room for ``n_rows`` more rows.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         free, needed = shutil.disk_usage(self.folder).free, int(bytes_per_row * n_rows * _EXTRA_SPACE)
         if needed > free:
             raise ArtifactError(
-                f"the features need {needed / 2**20:.1f} MiB but {self.folder.parent} has {free / 2**20:.1f} MiB free; "
-                "make room (sfu-features ls, sfu-features rm), or set backbone.cache to another disk."
+                f"the features need {needed / 2**20:.1f} MiB, but {self.folder.parent} has {free / 2**20:.1f} MiB "
+                "free. Make room (sfu-features ls, sfu-features rm), or set backbone.cache to another disk."
             )
 
-    def path(self, index: int) -> Path:
-        """The file of a chunk."""
-        return self.folder / f"chunk-{index:05d}.safetensors"
-
-    def _covers(self, chunk: Chunk, index: int) -> bool:
-        numbers = sorted([*chunk.rows_M.tolist(), *chunk.damaged])
-        return numbers == list(self.rows(index)) and chunk.features_MD.shape[0] == chunk.rows_M.shape[0]
+    def _chunk_key(self, index: int) -> str:
+        rows = self.rows(index)
+        return key_of([self.key, rows.start, rows.stop])
 
 
-def lock_path(folder: Path) -> Path:
-    """The lock of the store in ``folder``."""
-    return folder.with_suffix(".lock")
+def cached_features(root: Path) -> list[Entry]:
+    """Return the entries of a feature cache, the last used first."""
+    entries = [*Store(root).entries(), *Store(root / VIEWS).entries()]
+    return sorted(entries, key=lambda entry: entry.used, reverse=True)
 
 
-def _by_text(damaged: Mapping[int, str]) -> dict[str, str]:
-    return {str(row): what for row, what in sorted(damaged.items())}
+def count_chunks(entry: Entry) -> tuple[int, int]:
+    """Return how many chunks of an entry are there and how many it needs (0 if that is unknown)."""
+    return len(Store(entry.folder).entries()), int(entry.about.get("shown", {}).get("chunks", 0))
+
+
+def is_unfinished(entry: Entry) -> bool:
+    """Return whether a chunk is known to be missing; their contents are checked when they are read."""
+    there, needed = count_chunks(entry)
+    return there < needed

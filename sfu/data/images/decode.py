@@ -1,4 +1,4 @@
-"""One image file to 8-bit pixels, whatever its mode, depth and orientation.
+"""Decode one image file to 8-bit pixels, whatever its mode, depth and orientation.
 
 Shapes: K channels (1 or 3), H rows, W columns.
 """
@@ -23,18 +23,17 @@ class ImageError(DataError):
 
 
 def decode_image(data: bytes, channels: int = 3) -> Tensor:
-    """Pixels of an encoded image, uint8 ``[K, H, W]`` (channels last in memory), upright.
+    """Return the upright pixels of an encoded image, uint8 ``[K, H, W]`` (channels last in memory).
 
-    EXIF orientation is applied. Greyscale of 16 bits is scaled to 8 (65535 becomes 255); CMYK, palettes and one-bit
-    images are converted; an alpha channel is dropped, as torchvision's loader does. Of an animation the first frame is
-    taken.
+    The EXIF orientation is applied. 16-bit greyscale is scaled to 8 bits (65535 becomes 255); CMYK, palette and one-bit
+    images are converted; an alpha channel is dropped, as torchvision's loader does. An animation gives its first frame.
 
     Args:
         data: The file's bytes.
         channels: K: 3 for RGB, 1 for greyscale.
 
     Raises:
-        ImageError: The bytes are no image, are cut short, or hold numbers without a fixed range (floating point).
+        ImageError: The bytes are no image, are truncated, or hold floating-point numbers, which have no fixed range.
     """
     try:
         image: Image.Image = Image.open(io.BytesIO(data))
@@ -50,12 +49,12 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
     except MemoryError:
         raise
     except OSError as error:
-        if "not available" in str(error):  # a codec that this Pillow lacks is no damage
+        if "not available" in str(error):  # this Pillow lacks a codec; the image may be fine
             raise DataError(
-                f"Pillow cannot read this kind of image here ({error}); install a Pillow that can."
+                f"Pillow cannot read this kind of image here ({error}). Install a Pillow that can."
             ) from error
         raise ImageError(f"is damaged ({error})") from None
-    except Exception as error:  # on broken files Pillow's plugins raise whatever their parsers stumble on
+    except Exception as error:  # on damaged files, Pillow's plugins raise errors of many types
         raise ImageError(f"is damaged ({error})") from None
     return torch.from_numpy(pixels.reshape(image.height, image.width, channels)).permute(2, 0, 1)
 

@@ -1,4 +1,4 @@
-"""A labelled image dataset as a dataset file hands it over, before features are extracted.
+"""A labelled image dataset, as a dataset module returns it before features are extracted.
 
 Shapes: N images of both parts together.
 """
@@ -15,12 +15,12 @@ from sfu.errors import DataError
 
 @dataclass(frozen=True)
 class ImageSet:
-    """All images of a dataset in one fixed order that depends on no seed, so that features are extracted once.
+    """All images of a dataset, in one order that depends on no seed, so that features are extracted once.
 
     Attributes:
-        images: The images, those of the test part too.
+        images: The images of the training and the test part.
         labels_N: Class indices ``0 .. C-1``, int64.
-        is_test_N: Which images are the test part; ``None`` if one is yet to be drawn (``dataset.test_fraction``).
+        is_test_N: Which images belong to the test part; ``None`` if one must be drawn (``dataset.test_fraction``).
         class_names: C names.
     """
 
@@ -33,17 +33,17 @@ class ImageSet:
         """Check the lengths.
 
         Raises:
-            DataError: There are no images, or the arrays do not belong together.
+            DataError: There are no images, or the lengths differ.
         """
         n_images = len(self.images)
         if n_images == 0:
             raise DataError("the dataset holds no image.")
         lengths = {len(self.labels_N), n_images, *([] if self.is_test_N is None else [len(self.is_test_N)])}
         if len(lengths) > 1:
-            raise DataError(f"{n_images} images, {len(self.labels_N)} labels and a test part that do not fit together.")
+            raise DataError(f"{n_images} images, {len(self.labels_N)} labels and the test part do not fit together.")
 
     def limited(self, per_class: int | None) -> ImageSet:
-        """The first ``per_class`` images of each class and part, in order; everything for ``None``."""
+        """Return the first ``per_class`` images of each class and part, in order; all of them for ``None``."""
         if per_class is None:
             return self
         part_N = np.zeros_like(self.labels_N) if self.is_test_N is None else self.is_test_N.astype(np.int64)
@@ -54,6 +54,6 @@ class ImageSet:
         return self.rows(np.sort(order[place_N < per_class]))
 
     def rows(self, index: np.ndarray) -> ImageSet:
-        """Some of the images with all that belongs to them."""
+        """Return some of the images, with their labels and parts."""
         is_test_N = None if self.is_test_N is None else self.is_test_N[index]
         return ImageSet(self.images.take(index.tolist()), self.labels_N[index], is_test_N, self.class_names)

@@ -1,4 +1,4 @@
-"""A sequence of images that can be decoded one by one, named, fingerprinted and cut down to some rows.
+"""Sequences of images that can be decoded one by one, named, digested and reduced to some rows.
 
 Shapes: N images, K channels (1 or 3), H rows, W columns.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sfu.data.images.decode import ImageError, decode_image
-from sfu.data.images.fingerprint import file_digests
+from sfu.data.images.files import file_digests
 from sfu.errors import DataError
 
 
@@ -29,46 +29,45 @@ class Images(ABC):
     channels: int
 
     @abstractmethod
-    def __len__(self) -> int:
-        """N."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def decode(self, index: int) -> Tensor:
-        """Pixels of one image, uint8 ``[K, H, W]``.
+        """Return the pixels of one image, uint8 ``[K, H, W]``.
 
         Raises:
-            ImageError: It cannot be decoded; the message names it.
+            ImageError: The image cannot be decoded; the message names it.
         """
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call one image in messages."""
+        """Return what to call one image in messages."""
 
     @abstractmethod
     def take(self, rows: Sequence[int] | Tensor) -> Images:
-        """Some of the images, in the order given, from which no other image can be reached."""
+        """Return some of the images, in the order given; no other image can be reached from them."""
 
     @abstractmethod
     def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
-        """SHA-256 over the contents of all images in order, 64 hex digits.
+        """Return a SHA-256 over the contents of all images in order, 64 hex digits.
 
-        ``reading`` is called with the number of files if they must be read for that.
+        ``reading`` is called with the number of files if they must be read.
         """
 
     @property
     @abstractmethod
     def paths(self) -> list[Path]:
-        """The files that decoding opens; none if the images are in memory."""
+        """The files that decoding opens; empty if the images are in memory."""
 
 
 class ArrayImages(Images):
     """Images of one size, in memory."""
 
     def __init__(self, pixels: np.ndarray, what: str) -> None:
-        """Keep ``pixels``, uint8 ``[N, H, W]`` or ``[N, H, W, K]``; ``what`` names the dataset in messages.
+        """Wrap ``pixels``, uint8 ``[N, H, W]`` or ``[N, H, W, K]``; ``what`` names the dataset in messages.
 
         Raises:
-            DataError: They are of another dtype or shape.
+            DataError: The pixels have another dtype or shape.
         """
         if pixels.ndim == 3:
             pixels = pixels[..., None]
@@ -79,30 +78,24 @@ class ArrayImages(Images):
         self._what = what
 
     def __len__(self) -> int:
-        """N."""
         return len(self.pixels_NHWK)
 
     def decode(self, index: int) -> Tensor:
-        """A copy of one image's pixels."""
         return torch.from_numpy(self.pixels_NHWK[index].transpose(2, 0, 1).copy())
 
     def name(self, index: int) -> str:
-        """Its number."""
         return f"image {index} of {self._what}"
 
     def take(self, rows: Sequence[int] | Tensor) -> ArrayImages:
-        """Copies of some images."""
         return ArrayImages(self.pixels_NHWK[np.asarray(rows, dtype=np.int64)], self._what)
 
     def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
-        """Over shape and bytes."""
         digest = hashlib.sha256(f"array {self.pixels_NHWK.shape}".encode())
         digest.update(self.pixels_NHWK.data)
         return digest.hexdigest()
 
     @property
     def paths(self) -> list[Path]:
-        """None: the images are in memory."""
         return []
 
 
@@ -110,21 +103,18 @@ class FileImages(Images):
     """Images in files, of any sizes, read when they are decoded."""
 
     def __init__(self, paths: Sequence[Path | str], channels: int = 3) -> None:
-        """Keep the paths; nothing is opened yet."""
         self._paths = [str(path) for path in paths]
         self.channels = channels
 
     def __len__(self) -> int:
-        """N."""
         return len(self._paths)
 
     def decode(self, index: int) -> Tensor:
-        """Read and decode one file."""
         path = self._paths[index]
         try:
             with open(path, "rb") as file:
                 data = file.read()
-        except OSError as error:  # of the machine, not of the image: never to be kept as damage
+        except OSError as error:  # the image may be fine, so this must not be cached as damage
             raise DataError(f"{path} cannot be read ({error.strerror}).") from error
         try:
             return decode_image(data, self.channels)
@@ -132,15 +122,12 @@ class FileImages(Images):
             raise ImageError(f"{path} {error}") from None
 
     def name(self, index: int) -> str:
-        """Its path."""
         return self._paths[index]
 
     def take(self, rows: Sequence[int] | Tensor) -> FileImages:
-        """Paths of some images."""
         return FileImages([self._paths[int(row)] for row in rows], self.channels)
 
     def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
-        """Over every file's own digest and the number of channels; files seen before are not read again."""
         digest = hashlib.sha256(f"files {self.channels}".encode())
         for one in file_digests(self._paths, reading):
             digest.update(one)
@@ -148,5 +135,4 @@ class FileImages(Images):
 
     @property
     def paths(self) -> list[Path]:
-        """All of them."""
         return [Path(path) for path in self._paths]

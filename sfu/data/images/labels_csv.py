@@ -1,4 +1,4 @@
-"""Labels of image files from a CSV file: columns ``file``, ``label`` and, if there is an official split, ``split``.
+"""Read labels of image files from a CSV file with columns ``file``, ``label`` and, optionally, ``split``.
 
 Shapes: N files.
 """
@@ -23,13 +23,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class LabelledFiles:
-    """Files in the order of their names, whatever the order of the rows.
+    """Files sorted by name, whatever the order of the rows.
 
     Attributes:
         files: N paths, relative to the folder of images.
         labels_N: Class indices, int64.
         is_test_N: Where ``split`` is ``test``; ``None`` without such a column.
-        class_names: The labels, sorted; integers are class indices already.
+        class_names: The labels, sorted. Integers are class indices.
     """
 
     files: list[str]
@@ -48,28 +48,30 @@ class _Row(NamedTuple):
 def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int | None) -> LabelledFiles:
     """Read and check the labels of files below ``folder``.
 
-    Labels are names, numbered in sorted order, unless all of them are integers: those are class indices from 0.
+    If all labels are integers, they are class indices from 0. Otherwise they are names, numbered in sorted order.
 
     Args:
-        path: The CSV file, UTF-8, with a header; further columns are ignored.
+        path: The CSV file, UTF-8, with a header. Other columns are ignored.
         folder: The folder of images, for messages.
         present: Paths of the files below it, relative to it.
-        n_classes: ``dataset.n_classes``: bounds integer labels, and allows some not to occur.
+        n_classes: ``dataset.n_classes``, an upper bound of integer labels, of which some may then be absent.
 
     Raises:
-        DataError: The file cannot be read or has no such columns, or rows are wrong: each is named by its line.
+        DataError: The file cannot be read, lacks a column, or has wrong rows; the message names their lines.
     """
     rows, has_split = _read_rows(path)
-    problems = _problems(rows, present, folder, has_split)
+    first_lines: dict[str, int] = {}
+    found = (_problem(row, present, folder, first_lines.setdefault(row.file, row.line), has_split) for row in rows)
+    problems = [f"line {row.line}: {problem}" for row, problem in zip(rows, found, strict=True) if problem]
     if problems:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
-        raise DataError(f"dataset.labels_csv={path}: {'; '.join(problems[:_SHOWN])}{more}.")
+        raise DataError(f"dataset.labels_csv={path}: {'; '.join(problems[:_SHOWN])}{more}. Correct these rows.")
     rows.sort()
     labels_N, names = _numbered([row.label for row in rows], path, n_classes)
     is_test_N = np.array([row.split == "test" for row in rows]) if has_split else None
     if is_test_N is not None and (is_test_N.all() or not is_test_N.any()):
         raise DataError(
-            f"dataset.labels_csv={path}: every row has split {rows[0].split}; leave the column out to have a test part "
+            f"dataset.labels_csv={path}: every row has split {rows[0].split}. Leave the column out to have a test part "
             "drawn."
         )
     return LabelledFiles([row.file for row in rows], labels_N, is_test_N, names)
@@ -99,8 +101,8 @@ def _positions(columns: list[str], path: Path) -> tuple[int, int, int]:
     lacking = [name for name in _NEEDED if name not in columns]
     if lacking:
         raise DataError(
-            f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}; its first line names "
-            f"{', '.join(columns) or 'nothing'}. Needed: file,label and optionally split, separated by commas."
+            f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
+            f"{', '.join(columns) or 'nothing'}. It must name file,label and optionally split, separated by commas."
         )
     return columns.index("file"), columns.index("label"), columns.index("split") if "split" in columns else len(columns)
 
@@ -110,29 +112,20 @@ def _normal(file: str) -> str:
     return os.path.normpath(file) if "./" in file or "//" in file else file
 
 
-def _problems(rows: list[_Row], present: Set[str], folder: Path, has_split: bool) -> list[str]:
-    problems = []
-    first_lines: dict[str, int] = {}
-    for row in rows:
-        first = first_lines.setdefault(row.file, row.line)
-        good_split = not has_split or row.split in _SPLITS
-        if not (row.file in present and row.label and good_split and first == row.line):
-            problems.append(f"line {row.line}: {_what_is_wrong(row, present, folder, first)}")
-    return problems
-
-
-def _what_is_wrong(row: _Row, present: Set[str], folder: Path, first: int) -> str:
+def _problem(row: _Row, present: Set[str], folder: Path, first: int, has_split: bool) -> str | None:
     if not row.file:
         return "no file"
-    if os.path.isabs(row.file) or row.file.split(os.sep)[0] == "..":
-        return f"{row.file!r} lies outside dataset.path={folder}; files are given relative to it"
     if row.file not in present:
+        if os.path.isabs(row.file) or row.file.split(os.sep)[0] == "..":
+            return f"{row.file!r} is outside dataset.path={folder}; files are given relative to it"
         return f"{row.file!r} does not exist below dataset.path={folder}"
     if first != row.line:
         return f"{row.file!r} is in line {first} already"
     if not row.label:
         return f"no label for {row.file!r}"
-    return f"split {row.split!r} of {row.file!r} is neither train nor test"
+    if has_split and row.split not in _SPLITS:
+        return f"split {row.split!r} of {row.file!r} is neither train nor test"
+    return None
 
 
 def _numbered(labels: list[str], path: Path, n_classes: int | None) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -153,6 +146,6 @@ def _numbered(labels: list[str], path: Path, n_classes: int | None) -> tuple[np.
     if n_classes is None and unused:
         raise DataError(
             f"dataset.labels_csv={path}: integer labels are class indices 0 .. {count - 1}, but {unused} of these do "
-            "not occur; count from 0 without gaps, use names, or state dataset.n_classes."
+            "not occur. Count from 0 without gaps, use names, or set dataset.n_classes."
         )
     return np.array(numbers, dtype=np.int64), tuple(str(number) for number in range(count))

@@ -1,7 +1,7 @@
-"""Train the weights w_c of a core on images that are public: cross-entropy, momentum, one cycle of the rate.
+"""Train the weights w_c of a core on public images: cross-entropy, momentum, one cycle of the learning rate.
 
-The result is kept under a key of all that decides it, and an epoch at a time while it lasts, so that a run that was
-stopped goes on, and a sweep trains one core. No user's image may be among those given: w_c is never unlearned.
+The weights are cached, after every epoch too, so that an interrupted run continues and a sweep trains one core. No
+user's image may be among the public ones, because w_c is never unlearned.
 
 Shapes: B images of a batch, M public images, S pixels a side.
 """
@@ -9,21 +9,18 @@ Shapes: B images of a batch, M public images, S pixels a side.
 from __future__ import annotations
 
 import hashlib
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from sfu.cache_dir import cache_dir
 from sfu.data.images.images import Images
 from sfu.errors import SolverError
-from sfu.files import write_tensors
 from sfu.heads.linearised.network import Network
+from sfu.store import Store, cache_dir, key_of
 
 if TYPE_CHECKING:
     from sfu.settings import PretrainConfig
@@ -78,8 +75,8 @@ def pretrain(
     Raises:
         SolverError: The loss became NaN or infinite.
     """
-    place = _Place(network, public, config, class_layer_alone)
-    if place.fetch(network):
+    cached = _CachedCore(network, public, config, class_layer_alone)
+    if cached.load(network):
         return
     finished, network = network, network.on(device, public.pixels[0])
     trained = _trainable(network, class_layer_alone)
@@ -88,7 +85,7 @@ def pretrain(
     )
     steps = -(-len(public.pixels) // config.batch_size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=max(2, config.epochs * steps))
-    begun = place.resume(network, optimizer, trained)
+    begun = cached.resume(network, optimizer, trained)
     if say is not None:
         some = f" (from epoch {begun + 1})" if begun else ""
         say(f"training the core on {len(public.pixels):,} public images, {config.epochs} epochs{some}")
@@ -110,9 +107,9 @@ def pretrain(
                 progress(epoch * steps + done, config.epochs * steps)
         if not torch.isfinite(loss):
             raise SolverError(f"training the core diverged in epoch {epoch + 1}; lower head.pretrain.lr={config.lr:g}.")
-        place.keep(network, optimizer, trained, epoch + 1)
-    _put(finished, network.state())
-    place.finish(finished)
+        cached.save_epoch(network, optimizer, trained, epoch + 1)
+    _copy_into(finished, network.state())
+    cached.save(finished)
 
 
 def _trainable(network: Network, class_layer_alone: bool) -> list[nn.Parameter]:
@@ -151,8 +148,8 @@ def _moved(images: Tensor, drawn: torch.Generator) -> Tensor:
     return images.roll((down, right), (2, 3))
 
 
-class _Place:
-    """The files of one core."""
+class _CachedCore:
+    """The cache of one core: its final weights, and the last complete epoch while training lasts."""
 
     def __init__(self, network: Network, public: Public, config: PretrainConfig, class_layer_alone: bool) -> None:
         record = {
@@ -160,56 +157,44 @@ class _Place:
             "transform": asdict(network.transform), "public": public.digest,
             "pretrain": asdict(config), "class_layer_alone": class_layer_alone, "torch": torch.__version__,
         }  # fmt: skip
-        key = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]
-        self._done: Path = cache_dir("cores") / f"{key}.safetensors"
-        self._partial: Path = cache_dir("cores") / f"{key}.partial.safetensors"
+        self._store = Store(cache_dir("cores"))
+        self._final, self._partial = key_of({**record, "state": "final"}), key_of({**record, "state": "partial"})
 
-    def fetch(self, network: Network) -> bool:
-        """Load the finished weights, if they are there and whole."""
-        found = _read(self._done)
-        return found is not None and _put(network, found)
+    def load(self, network: Network) -> bool:
+        """Load the final weights, and return whether they were there."""
+        found = self._store.read_tensors(self._final)
+        if found is not None:
+            _copy_into(network, found)
+        return found is not None
 
     def resume(self, network: Network, optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> int:
-        """Load the last whole epoch; the number of epochs done."""
-        found = _read(self._partial)
-        if found is None or not _put(network, found):
+        """Load the last complete epoch, and return the number of epochs done."""
+        found = self._store.read_tensors(self._partial)
+        if found is None:
             return 0
+        _copy_into(network, found)
         for index, tensor in enumerate(trained):
             if f"momentum.{index}" in found:
                 optimizer.state[tensor]["momentum_buffer"] = found[f"momentum.{index}"].to(tensor)
         return int(found["epochs"])
 
-    def keep(
+    def save_epoch(
         self, network: Network, optimizer: torch.optim.Optimizer, trained: list[nn.Parameter], epochs: int
     ) -> None:
-        """Write a whole epoch."""
         momentum = {
             f"momentum.{index}": optimizer.state[tensor]["momentum_buffer"]
             for index, tensor in enumerate(trained)
             if optimizer.state.get(tensor, {}).get("momentum_buffer") is not None
         }
-        write_tensors(self._partial, {**network.state(), **momentum, "epochs": torch.tensor(epochs)})
+        self._store.write_tensors(self._partial, {**network.state(), **momentum, "epochs": torch.tensor(epochs)})
 
-    def finish(self, network: Network) -> None:
-        """Write the result, and forget the way to it."""
-        write_tensors(self._done, network.state())
-        self._partial.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> dict[str, Tensor] | None:
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except Exception:  # absent or damaged: it is made again
-        return None
+    def save(self, network: Network) -> None:
+        """Cache the final weights, and remove the last epoch."""
+        self._store.write_tensors(self._final, network.state())
+        self._store.remove(self._partial)
 
 
-def _put(network: Network, found: dict[str, Tensor]) -> bool:
-    state = network.state()
-    if any(name not in found or found[name].shape != tensor.shape for name, tensor in state.items()):
-        return False
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(found[name])
-    return True
+@torch.no_grad()
+def _copy_into(network: Network, weights: dict[str, Tensor]) -> None:
+    for name, tensor in network.state().items():
+        tensor.copy_(weights[name])

@@ -15,6 +15,7 @@ from sfu.heads.train import train_head
 from sfu.losses import Rows, make_loss
 from sfu.operators import build_operator
 from sfu.settings import HeadConfig, Structure, Training
+from sfu.store import Store, key_of
 from tests.heads.linearised.tiny import CPU, C, N, tiny_case
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -125,7 +126,7 @@ def test_training_that_stagnates_says_so_and_where():
 
 def test_training_goes_on_from_its_checkpoint(tmp_path):
     case = tiny_case(2, l2=1e-3)
-    path = tmp_path / "training" / "x.safetensors"
+    store, key = Store(tmp_path), key_of("x")
     options = {"seed": 0, "device": CPU, "dtype": torch.float64, "core": case.core}
     config = HeadConfig(name="linearised", l2=1e-3, tolerance=1e-9, max_iterations=3000)
     ticks: list[int] = []
@@ -137,15 +138,16 @@ def test_training_goes_on_from_its_checkpoint(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train_head(case.features, case.labels, C, config, case.loss, progress=stop,
-                   checkpoint=Checkpoint(path, seconds=0.0), **options)  # fmt: skip
-    kept = Checkpoint(path).read(torch.zeros(1, case.core.n_parameters).double())
-    begun, reached = (float(case.gradient(torch.arange(N), w).norm()) for w in (torch.zeros_like(kept), kept))
+                   checkpoint=Checkpoint(key, store, seconds=0.0), **options)  # fmt: skip
+    cached = Checkpoint(key, store).read(torch.zeros(1, case.core.n_parameters).double())
+    begun, reached = (float(case.gradient(torch.arange(N), w).norm()) for w in (torch.zeros_like(cached), cached))
     assert reached < 0.2 * begun
-    head = train_head(case.features, case.labels, C, config, case.loss, checkpoint=Checkpoint(path), **options)
+    head = train_head(case.features, case.labels, C, config, case.loss, checkpoint=Checkpoint(key, store), **options)
     torch.testing.assert_close(head.parameters_CE[0], case.optimum(torch.arange(N)), rtol=1e-4, atol=1e-6)
-    assert not path.exists()
-    path.write_bytes(b"damaged")
-    assert Checkpoint(path).read(kept) is None
+    assert not store.has(key)
+    store.write_tensors(key, {"parameters": cached})
+    (tmp_path / key / "tensors.safetensors").write_bytes(b"damaged")
+    assert Checkpoint(key, store).read(cached) is None
 
 
 def test_one_layer_is_the_linear_head_with_an_offset():

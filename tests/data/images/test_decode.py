@@ -140,7 +140,7 @@ def test_a_damaged_file_is_named(tmp_path):
         FileImages([path]).decode(0)
     with pytest.raises(DataError, match=r"absent\.jpg cannot be read \(No such file") as raised:
         FileImages([tmp_path / "absent.jpg"]).decode(0)
-    assert not isinstance(raised.value, ImageError)  # it may be back tomorrow: never kept as damage
+    assert not isinstance(raised.value, ImageError)  # the file may be back tomorrow, so this is not cached as damage
 
 
 _HEADS = [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0"]

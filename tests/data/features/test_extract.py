@@ -1,4 +1,4 @@
-"""Features extracted once: kept by content, resumed at the chunk reached, shared by jobs, not believed when damaged."""
+"""Features extracted once: cached by content, resumed at the chunk reached, shared by jobs, made again if damaged."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from sfu.data.backbones.network import Network
 from torch import nn
 
 from sfu.cli import features as features_cli
 from sfu.data.backbones import pixels
-from sfu.data.backbones.network import Network
+from sfu.data.backbones.memo import remember
 from sfu.data.backbones.transform import ImageTransform
-from sfu.data.features import store as store_module
-from sfu.data.features.augment import AUGMENTATIONS, AugmentedImages
+from sfu.data.features.augment import AugmentedImages
 from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
 from sfu.data.images.images import ArrayImages, FileImages
-from sfu.errors import ArtifactError, ConfigError, DataError
+from sfu.errors import ArtifactError, DataError
 from sfu.settings import BackboneConfig
 
 CPU = torch.device("cpu")
@@ -52,19 +51,14 @@ class Counting(ArrayImages):
         return super().decode(index)
 
 
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch):
-    monkeypatch.setattr(store_module, "CHUNK_ROWS", 16)
-
-
 @pytest.fixture
 def images() -> Counting:
     return Counting(np.random.default_rng(0).integers(0, 256, size=(50, 6, 5, 3), dtype=np.uint8))
 
 
-def extractor(cache: Path, **settings) -> Extractor:
+def extractor(cache: Path, *, progress=None, say=lambda sentence: None, **settings) -> Extractor:
     config = BackboneConfig(**{"name": "pixels", "cache": str(cache), "batch_size": 7, **settings})
-    return Extractor(config, CPU, say=lambda sentence: None)
+    return Extractor(config, CPU, progress=progress, say=say, chunk_rows=16)
 
 
 def expected(images: ArrayImages) -> torch.Tensor:
@@ -72,7 +66,13 @@ def expected(images: ArrayImages) -> torch.Tensor:
 
 
 def chunks(cache: Path) -> list[Path]:
-    return sorted(cache.glob("*/chunk-*.safetensors"))
+    """The folders of all chunks, in the order of their images."""
+    folders = [path.parent for path in cache.glob("*/*/features.safetensors")]
+    return sorted(folders, key=lambda folder: load_file(folder / "features.safetensors")["rows"].tolist())
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # --- extracted once
@@ -80,7 +80,7 @@ def chunks(cache: Path) -> list[Path]:
 
 def test_features_are_those_of_every_image_in_order_and_are_extracted_once(tmp_path, images):
     progress: list[tuple[int, int]] = []
-    first = Extractor(extractor(tmp_path).config, CPU, progress=lambda *at: progress.append(at)).extract(images)
+    first = extractor(tmp_path, progress=lambda *at: progress.append(at)).extract(images)
     torch.testing.assert_close(first.features_MD, expected(images), rtol=0, atol=1e-7)
     assert first.rows_M.tolist() == list(range(50))
     assert sorted(images.decoded) == list(range(50))
@@ -147,21 +147,19 @@ def test_an_interrupted_extraction_goes_on_at_the_chunk_it_had_reached(tmp_path,
     images.decoded.clear()
     images.stop_at = 40
     with pytest.raises(KeyboardInterrupt):
-        extractor(tmp_path / "cut").extract(images)
-    assert [path.name for path in chunks(tmp_path / "cut")] == [f"chunk-0000{i}.safetensors" for i in (0, 1)]
+        extractor(tmp_path / "stopped").extract(images)
+    assert len(chunks(tmp_path / "stopped")) == 2
     images.stop_at = None
     images.decoded.clear()
-    resumed = extractor(tmp_path / "cut").extract(images)
+    resumed = extractor(tmp_path / "stopped").extract(images)
     assert sorted(images.decoded) == list(range(32, 50))
     assert resumed.features_MD.equal(whole.features_MD)
-    for one, other in zip(chunks(tmp_path / "whole"), chunks(tmp_path / "cut"), strict=True):
-        assert one.read_bytes() == other.read_bytes()
+    for one, other in zip(chunks(tmp_path / "whole"), chunks(tmp_path / "stopped"), strict=True):
+        assert files(one) == files(other)
 
 
 _SLOW_JOB = """
 import sys, time, numpy as np, torch
-from sfu.data.features import store
-store.CHUNK_ROWS = 16
 from sfu.data.features.extract import Extractor
 from sfu.data.images.images import ArrayImages
 from sfu.settings import BackboneConfig
@@ -171,7 +169,7 @@ class Slow(ArrayImages):
         time.sleep(float(seconds))
         return super().decode(index)
 config = BackboneConfig(name="pixels", cache=cache, batch_size=7, workers=1)
-Extractor(config, torch.device("cpu")).extract(Slow(np.load(pixels), "slow"))
+Extractor(config, torch.device("cpu"), chunk_rows=16).extract(Slow(np.load(pixels), "slow"))
 """
 
 
@@ -202,41 +200,40 @@ def test_a_process_killed_outright_leaves_whole_chunks_and_no_lock(tmp_path):
 # --- damaged and foreign files
 
 
-def _damage_by_cutting(path: Path) -> None:
+def _cut_short(chunk: Path) -> None:
+    path = chunk / "features.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
 
 
-def _damage_one_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
+def _one_bit(chunk: Path) -> None:
+    data = bytearray((chunk / "features.safetensors").read_bytes())
     data[-100] ^= 1
-    path.write_bytes(data)
+    (chunk / "features.safetensors").write_bytes(data)
 
 
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
+def _empty(chunk: Path) -> None:
+    (chunk / "features.safetensors").write_bytes(b"")
 
 
-def _from_another_place(path: Path) -> None:
-    shutil.copy(path.with_name("chunk-00000.safetensors"), path)
+def _another_chunk(chunk: Path) -> None:
+    other = next(path for path in chunk.parent.iterdir() if path.is_dir() and path != chunk)
+    shutil.rmtree(chunk)
+    shutil.copytree(other, chunk)
 
 
-def _of_another_content(path: Path) -> None:
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["chunk"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    about["key"] = "0" * 32
-    save_file(tensors, path, {"chunk": json.dumps(about)})
+def _of_another_content(chunk: Path) -> None:
+    about = json.loads((chunk / "entry.json").read_text())
+    (chunk / "entry.json").write_text(json.dumps({**about, "key": "0" * 32}))
 
 
-def _without_a_digest(path: Path) -> None:
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file({**tensors, "features": tensors["features"] + 1}, path)
+def _without_digests(chunk: Path) -> None:
+    about = json.loads((chunk / "entry.json").read_text())
+    (chunk / "entry.json").write_text(json.dumps({"key": about["key"]}))
 
 
 @pytest.mark.parametrize(
     "damage",
-    [_damage_by_cutting, _damage_one_bit, _empty, _from_another_place, _of_another_content, _without_a_digest],
+    [_cut_short, _one_bit, _empty, _another_chunk, _of_another_content, _without_digests],
     ids=lambda damage: damage.__name__.strip("_"),
 )
 def test_a_chunk_that_is_damaged_or_foreign_is_made_again_and_no_other(tmp_path, images, damage):
@@ -247,9 +244,9 @@ def test_a_chunk_that_is_damaged_or_foreign_is_made_again_and_no_other(tmp_path,
     assert sorted(images.decoded) == list(range(32, 48))
 
 
-def test_the_folder_of_about_may_be_missing_or_damaged(tmp_path, images):
+def test_the_description_of_an_entry_may_be_missing_or_damaged(tmp_path, images):
     whole = extractor(tmp_path).extract(images)
-    (about,) = tmp_path.glob("*/about.json")
+    (about,) = tmp_path.glob("*/entry.json")
     about.write_text("{")
     assert extractor(tmp_path).extract(images).features_MD.equal(whole.features_MD)
     about.unlink()
@@ -259,14 +256,13 @@ def test_the_folder_of_about_may_be_missing_or_damaged(tmp_path, images):
 def test_a_memo_of_a_backbone_that_is_not_what_it_was_is_noticed(tmp_path, images):
     first = extractor(tmp_path / "cache", name="resnet18", weights="none")
     key = first.store(images).key
-    (memo,) = (tmp_path / "sfu-cache" / "backbones").iterdir()
-    found = json.loads(memo.read_text())
-    memo.write_text(json.dumps({**found, "record": {**found["record"], "weights": "0" * 64}}))
-    assert extractor(tmp_path / "cache", name="resnet18", weights="none").store(images).key == key  # not believed
-    from sfu.data.backbones.memo import remember
-
-    remember(first.config, {**found["record"], "weights": "0" * 64})
-    with pytest.raises(DataError, match="not what it was when it was last built"):
+    (path,) = (tmp_path / "sfu-cache" / "backbones").glob("*/record.json")
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "weights": "0" * 64}))
+    again = extractor(tmp_path / "cache", name="resnet18", weights="none")
+    assert again.store(images).key == key  # a damaged record is not used
+    remember(first.config, {**found, "weights": "0" * 64})
+    with pytest.raises(DataError, match="is not the network it was when it was last built"):
         extractor(tmp_path / "cache", name="resnet18", weights="none").extract(images)
     extractor(tmp_path / "cache", name="resnet18", weights="none").extract(images)
 
@@ -278,7 +274,7 @@ def test_damaged_images_stop_the_extraction_by_name(tmp_path, images):
     images.damaged = {20, 21, 22, 49}  # the last of them two chunks later
     with pytest.raises(ImageError, match=r"4 of 50 images cannot.*image 20 of counted.*and 1 more, listed in .*=skip"):
         extractor(tmp_path).extract(images)
-    assert len(chunks(tmp_path)) == 1  # what came before is kept
+    assert len(chunks(tmp_path)) == 1  # what came before stays
     (listed,) = tmp_path.glob("*/damaged.txt")
     assert [line.split()[1] for line in listed.read_text().splitlines()] == ["20", "21", "22", "49"]
 
@@ -286,9 +282,9 @@ def test_damaged_images_stop_the_extraction_by_name(tmp_path, images):
 def test_or_they_are_left_out_and_listed(tmp_path, images):
     images.damaged = {0, 20, 49}
     found = extractor(tmp_path).extract(images, fail_on_damage=False)
-    kept = [index for index in range(50) if index not in images.damaged]
-    assert found.rows_M.tolist() == kept
-    torch.testing.assert_close(found.features_MD, expected(images)[kept], rtol=0, atol=1e-7)
+    decoded = [index for index in range(50) if index not in images.damaged]
+    assert found.rows_M.tolist() == decoded
+    torch.testing.assert_close(found.features_MD, expected(images)[decoded], rtol=0, atol=1e-7)
     assert sorted(found.damaged) == [0, 20, 49]
     with pytest.raises(ImageError, match="image 0 of counted is damaged"):  # what was skipped once is not forgotten
         extractor(tmp_path).extract(images)
@@ -307,7 +303,7 @@ def test_a_whole_chunk_of_damage_and_nothing_but_damage(tmp_path, images):
 
 def test_too_little_room_is_said_before_the_first_chunk(monkeypatch, tmp_path, images):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(ArtifactError, match=r"need 0\.0 MiB but .* has 0\.0 MiB free; make room \(sfu-features ls"):
+    with pytest.raises(ArtifactError, match=r"need 0\.0 MiB, but .* has 0\.0 MiB free\. Make room \(sfu-features ls"):
         extractor(tmp_path).extract(images)
     assert chunks(tmp_path) == []
 
@@ -332,7 +328,7 @@ def test_a_full_disk_keeps_what_was_written(monkeypatch, tmp_path, images):
 
 def test_a_cache_that_cannot_be_written_names_the_setting(tmp_path, images):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match=r"set backbone\.cache to a folder"):
+    with pytest.raises(ArtifactError, match=r"Set backbone\.cache to a folder"):
         extractor(tmp_path / "file").extract(images)
 
 
@@ -385,11 +381,12 @@ def test_neither_batches_nor_threads_change_the_features(tmp_path, images, setti
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_what_a_killed_writer_left_is_cleared_away_and_a_lost_about_is_written_again(tmp_path, images):
+def test_what_a_killed_writer_left_is_cleared_away_and_a_lost_description_is_written_again(tmp_path, images):
     extractor(tmp_path).extract(images)
-    (about,) = tmp_path.glob("*/about.json")
-    left = about.with_name(".chunk-00001.safetensors.123")
-    left.write_bytes(b"half")
+    (about,) = tmp_path.glob("*/entry.json")
+    left = about.with_name(".0123.4567")
+    left.mkdir()
+    (left / "half").write_bytes(b"half")
     about.unlink()
     extractor(tmp_path).extract(images)
     assert not left.exists()
@@ -410,14 +407,14 @@ def test_while_another_job_extracts_the_same_features_this_one_waits(tmp_path, i
     cache = tmp_path / "cache"
     other = slow_job(cache, tmp_path / "pixels.npy", 0.05, n_chunks=1)
     said: list[str] = []
-    found = Extractor(extractor(cache).config, CPU, say=said.append).extract(images)
+    found = extractor(cache, say=said.append).extract(images)
     assert other.wait() == 0
     assert said == ["waiting for another run that extracts the same features"]
     assert images.decoded == []
     torch.testing.assert_close(found.features_MD, expected(images), rtol=0, atol=1e-7)
 
 
-def test_two_ranks_give_the_same_bytes_as_one_process(monkeypatch, tmp_path):
+def test_two_ranks_give_the_same_bytes_as_one_process(tmp_path):
     """A real network under torchrun (gloo), over more than one chunk of the real size."""
     rng = np.random.default_rng(2)
     for label in ("a", "b"):
@@ -435,44 +432,7 @@ def test_two_ranks_give_the_same_bytes_as_one_process(monkeypatch, tmp_path):
         [*torchrun, "-m", "sfu.cli.features", *settings, f"backbone.cache={tmp_path / 'two'}"],
         check=True, env=environment, timeout=240, capture_output=True,
     )  # fmt: skip
-    monkeypatch.setattr(store_module, "CHUNK_ROWS", 2048)
     features_cli.main([*settings, f"backbone.cache={tmp_path / 'one'}"])
-    ours, theirs = ({path.name: path.read_bytes() for path in chunks(tmp_path / cache)} for cache in ("one", "two"))
+    ours, theirs = ([files(chunk) for chunk in chunks(tmp_path / cache)] for cache in ("one", "two"))
     assert len(ours) == 2
     assert ours == theirs
-
-
-# --- augmented images
-
-
-@pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_augmentations_keep_the_size_and_are_the_same_every_time(name):
-    images = ArrayImages(np.random.default_rng(3).integers(0, 256, size=(2, 9, 12, 3), dtype=np.uint8), "x")
-    augmented = AugmentedImages(images, name)
-    first = augmented.decode(1)
-    assert first.shape == (3, 9, 12)
-    assert first.dtype == torch.uint8
-    assert first.equal(augmented.decode(1))
-    assert not first.equal(images.decode(1))
-    assert len(augmented.take([1])) == 1
-    assert name in augmented.name(0)
-
-
-def test_what_the_augmentations_do():
-    ramp = np.tile(np.arange(16, dtype=np.uint8) * 10, (16, 1))[None, ..., None]
-    images = ArrayImages(ramp, "x")
-    whole = images.decode(0)
-    assert AugmentedImages(images, "flip").decode(0).equal(whole.flip(-1))
-    cropped = AugmentedImages(images, "crop").decode(0)[0, 8].int()
-    assert int(cropped[-1] - cropped[0]) == pytest.approx(150 * 13 / 15, abs=12)  # 14 of 16 columns, stretched
-    bright = AugmentedImages(images, "brightness").decode(0).float()
-    assert float((bright / whole.clamp(min=1))[0, 0, 1:].std()) < 0.05
-
-
-def test_unknown_and_repeated_augmentations_are_refused():
-    from sfu.data.features.augment import check_augmentations
-
-    with pytest.raises(ConfigError, match=r"curvature\.augment=\['spin'\] names spin; there are flip, crop"):
-        check_augmentations(["spin"], "curvature.augment")
-    with pytest.raises(ConfigError, match="twice"):
-        check_augmentations(["flip", "flip"], "curvature.augment")

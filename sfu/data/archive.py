@@ -1,40 +1,72 @@
-"""Extract a tar archive so that nothing lands outside its folder and nothing half extracted is ever believed."""
+"""Extract a tar archive: nothing lands outside its folder, and a half-extracted entry is never used."""
 
 from __future__ import annotations
 
 import errno
 import gzip
+import logging
 import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from sfu.data.download.progress import byte_progress
+from rich.console import Console
+from rich.errors import LiveError
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
 from sfu.errors import ArtifactError, DataError
 
-_GZIP = b"\x1f\x8b"
+log = logging.getLogger(__name__)
+
+Tick = Callable[[int, int | None], None]
 _Parts = tuple[str, ...]
+_GZIP = b"\x1f\x8b"
+
+
+@contextmanager
+def byte_progress(description: str) -> Iterator[Tick]:
+    """Show ``description`` until the block ends: a bar on a terminal, one line in the log elsewhere.
+
+    The value is called with the bytes done and, if known, the bytes in all.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        log.info("%s", description)
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(binary_units=True))
+    bar = Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True)
+    task = bar.add_task(description, total=None)
+    try:
+        bar.start()
+    except LiveError:  # something else is drawing on this terminal
+        log.info("%s", description)
+    try:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+    finally:
+        bar.stop()
 
 
 def extract(archive: Path, entries: Sequence[str], folder: Path) -> None:
-    """Put the ``entries`` at the top of a tar file into ``folder``; those already there stay as they are.
+    """Put the ``entries`` at the top of a tar file into ``folder``; those that are there already stay as they are.
 
-    Everything is extracted into a hidden folder beside them first, and moved when the last byte has been read.
+    Everything is extracted into a hidden folder first, and moved once the last byte has been read.
 
     Raises:
         DataError: The archive is damaged, lacks an entry, or holds a member that would land outside.
         ArtifactError: There is no room for it.
     """
     if not hasattr(tarfile, "data_filter"):
-        raise DataError("this Python cannot extract archives safely (no tarfile.data_filter); use 3.11.4 or later.")
+        raise DataError("this Python cannot extract archives safely (no tarfile.data_filter). Use 3.11.4 or later.")
     needed = _extracted_size(archive)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ArtifactError(
-            f"extracting {archive} takes {needed / 2**20:,.0f} MiB and {folder} has {free / 2**20:,.0f} MiB free; "
-            "free some space or choose another folder by dataset.root."
+            f"extracting {archive} takes {needed / 2**20:,.0f} MiB, but {folder} has {free / 2**20:,.0f} MiB free. "
+            "Free some space, or choose another folder by dataset.root."
         )
     temporary = folder / f".{archive.name}.extracting"
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
@@ -42,13 +74,13 @@ def extract(archive: Path, entries: Sequence[str], folder: Path) -> None:
         _extract_all(archive, temporary, needed)
         lacking = [entry for entry in entries if not (temporary / entry).exists()]
         if lacking:
-            raise DataError(f"{archive} holds no {' and no '.join(lacking)}; it is not the published archive.")
+            raise DataError(f"{archive} holds no {' and no '.join(lacking)}, so it is not the published archive.")
         for entry in entries:
             if not (folder / entry).exists():
                 (temporary / entry).replace(folder / entry)
     except OSError as error:
-        remedy = "free some space" if error.errno == errno.ENOSPC else "choose another folder by dataset.root"
-        raise ArtifactError(f"cannot extract {archive} to {folder} ({error}); {remedy} and run again.") from error
+        remedy = "Free some space" if error.errno == errno.ENOSPC else "Choose another folder by dataset.root"
+        raise ArtifactError(f"{archive} cannot be extracted to {folder} ({error}). {remedy} and run again.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -67,11 +99,11 @@ def _extract_all(archive: Path, folder: Path, size: int) -> None:
     except tarfile.FilterError as error:
         raise DataError(f"{archive} is not safe to extract: {error}.") from error
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{archive} is cut short or damaged ({error}); remove it and run again.") from error
+        raise DataError(f"{archive} is cut short or damaged ({error}). Remove it and run again.") from error
 
 
 def _refuse_outsiders(member: tarfile.TarInfo, links: set[_Parts], archive: Path) -> None:
-    """Refuse what the ``data`` filter lets pass: absolute names it would shorten, and ways that lead through links."""
+    """Refuse what tarfile's ``data`` filter allows: absolute names, which it shortens, and paths through links."""
     name = _inside(member.name)
     places = [name]
     if name and member.issym():
@@ -80,14 +112,14 @@ def _refuse_outsiders(member: tarfile.TarInfo, links: set[_Parts], archive: Path
         places.append(_inside(member.linkname))
     if any(place is None or _starts_with_one_of(place, links) for place in places):
         raise DataError(
-            f"{archive} is not safe to extract: its member {member.name!r} leads outside or through a link."
+            f"{archive} is not safe to extract: its member {member.name!r} leads outside or through a link. Remove it."
         )
     if name and len(places) > 1:
         links.add(name)
 
 
 def _inside(path: str, start: _Parts = ()) -> _Parts | None:
-    """Where a relative path leads from the folder ``start``; ``None`` if outside, or down and up again."""
+    """Return where a relative path leads from the folder ``start``; ``None`` if outside, or down and up again."""
     parts = PurePosixPath(path).parts
     ups = next((count for count, part in enumerate(parts) if part != ".."), len(parts))
     if path.startswith("/") or ".." in parts[ups:] or ups > len(start):
@@ -100,7 +132,7 @@ def _starts_with_one_of(place: _Parts, links: set[_Parts]) -> bool:
 
 
 def _extracted_size(archive: Path) -> int:
-    """Bytes of the tar file itself; a gzip stream ends with its uncompressed size (modulo 4 GiB)."""
+    """Return the bytes of the tar file itself; a gzip stream ends with its uncompressed size (modulo 4 GiB)."""
     try:
         with archive.open("rb") as file:
             if file.read(2) != _GZIP:

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sfu.data.download import extract as extracting
-from sfu.data.download.archive import Archive
-from sfu.data.download.extract import extract
-from sfu.data.download.obtain import obtain
+from sfu.data.archive import extract
+from sfu.data.download import Archive, obtain
 from sfu.errors import ArtifactError, DataError
 from tests.data.image_samples import pack, write_folder
 
@@ -120,18 +118,18 @@ def test_too_little_space_is_noticed_first(tmp_path, monkeypatch, name):
     pack(tmp_path / name, write_folder(tmp_path / "source", [f"things/{n}.jpg" for n in range(50)]), ["things"])
     usage = namedtuple("usage", "total used free")(0, 0, 20_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ArtifactError, match=r"MiB free; free some space or choose another folder by dataset\.root"):
+    with pytest.raises(ArtifactError, match=r"MiB free\. Free some space, or choose another folder by dataset\.root"):
         extract(tmp_path / name, ["things"], tmp_path)
 
 
 def test_pythons_without_the_filter_are_refused(tmp_path, monkeypatch):
-    monkeypatch.delattr(extracting.tarfile, "data_filter")
-    with pytest.raises(DataError, match=r"use 3\.11\.4 or later"):
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(DataError, match=r"Use 3\.11\.4 or later"):
         extract(tmp_path / "things.tar", ["things"], tmp_path)
 
 
 def test_archive_of_something_else_is_refused(tmp_path):
     pack(tmp_path / "things.tar", write_folder(tmp_path / "source", NAMES), ["things"])
-    with pytest.raises(DataError, match=r"holds no stuff and no more; it is not the published archive"):
+    with pytest.raises(DataError, match=r"holds no stuff and no more, so it is not the published archive"):
         extract(tmp_path / "things.tar", ["things", "stuff", "more"], tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["source", "things.tar"]

@@ -1,4 +1,4 @@
-"""Sequences of images: cut down without a way back, fingerprinted by content, limited per class."""
+"""Sequences of images: parts from which no other image can be reached, digests by content, limits per class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sfu.data.images import fingerprint
+from sfu.data.images.files import file_digests
 from sfu.data.images.image_set import ImageSet
 from sfu.data.images.images import ArrayImages, FileImages
 from sfu.errors import DataError
@@ -62,26 +62,22 @@ def test_a_fingerprint_follows_content_and_order_not_names(tmp_path, files):
     assert FileImages(files).fingerprint() != whole
 
 
-@pytest.fixture
-def settled(monkeypatch):
-    """Files count as settled at once."""
-    monkeypatch.setattr(fingerprint, "_SETTLED_SECONDS", -60.0)
+def test_digests_are_cached_until_a_file_changes(files):
+    read: list[int] = []
 
+    def digests() -> list[bytes]:
+        return file_digests([str(path) for path in files], read.append, settled_seconds=-60.0)
 
-def test_files_seen_before_are_not_read_again_but_changed_ones_are(monkeypatch, files, settled):
-    first = FileImages(files).fingerprint()
-    read = []
-    real = fingerprint._digest
-    monkeypatch.setattr(fingerprint, "_digest", lambda path: read.append(path) or real(path))
-    assert FileImages(files).fingerprint() == first
-    assert read == []
+    first = digests()
+    assert digests() == first
+    assert read == [len(files)]
     status = files[0].stat()
     data = bytearray(files[0].read_bytes())
     data[-1] ^= 1
     files[0].write_bytes(data)
     os.utime(files[0], ns=(status.st_atime_ns, status.st_mtime_ns))  # as if nothing had happened
-    assert FileImages(files).fingerprint() != first
-    assert len(read) == len(files)
+    assert digests() != first
+    assert read == [len(files)] * 2
 
 
 def test_files_that_changed_a_moment_ago_are_read_every_time(tmp_path, files):
@@ -92,21 +88,23 @@ def test_files_that_changed_a_moment_ago_are_read_every_time(tmp_path, files):
     assert told == [len(files)]
 
 
-def test_a_damaged_memo_is_made_again(tmp_path, files, settled):
-    first = FileImages(files).fingerprint()
-    (memo,) = (tmp_path / "sfu-cache" / "fingerprints").iterdir()
-    body = bytearray(memo.read_bytes())
+def test_damaged_digests_are_made_again(tmp_path, files):
+    paths = [str(path) for path in files]
+    first = file_digests(paths, settled_seconds=-60.0)
+    (cached,) = (tmp_path / "sfu-cache" / "fingerprints").glob("*/digests.bin")
+    body = bytearray(cached.read_bytes())
     body[40] ^= 1
-    memo.write_bytes(body)
-    assert FileImages(files).fingerprint() == first
-    assert memo.read_bytes() != bytes(body)
+    cached.write_bytes(body)
+    assert file_digests(paths, settled_seconds=-60.0) == first
+    assert cached.read_bytes() != bytes(body)
 
 
-def test_without_a_place_for_memos_fingerprints_are_still_made(monkeypatch, tmp_path, files):
+def test_without_a_cache_fingerprints_are_still_made(monkeypatch, tmp_path, files):
     (tmp_path / "file").write_text("")
-    first = FileImages(files).fingerprint()
+    paths = [str(path) for path in files]
+    first = file_digests(paths, settled_seconds=-60.0)
     monkeypatch.setenv("SFU_CACHE", str(tmp_path / "file" / "below"))
-    assert FileImages(files).fingerprint() == first
+    assert file_digests(paths, settled_seconds=-60.0) == first
 
 
 def test_a_missing_file_is_named(files):

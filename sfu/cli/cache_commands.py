@@ -1,0 +1,57 @@
+"""What ``sfu-features`` and ``sfu-results`` share: the commands ``ls`` and ``rm`` on the entries of a cache."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sfu.errors import ArtifactError, SfuError
+from sfu.store import Entry, Store, cache_dir
+
+Command = Callable[[Namespace], None]
+
+
+def add_ls_and_rm(add_parser: Callable[..., ArgumentParser], kind: str) -> ArgumentParser:
+    """Add the commands ``ls`` and ``rm`` for a kind of cache; return the parser of ``rm`` for options of its own."""
+    listing = add_parser("ls", help="show what is cached, the last used first")
+    removing = add_parser("rm", help="remove what is cached")
+    for command in (listing, removing):
+        command.add_argument("--cache", type=Path, default=cache_dir(kind), help="folder (default: %(default)s)")
+    removing.add_argument("--all", action="store_true", help="everything")
+    return removing
+
+
+def run_command(parser: ArgumentParser, commands: Mapping[str, Command], arguments: list[str] | None) -> None:
+    """Parse the arguments and run the command; exit with 1 after a clear message if it fails."""
+    given = parser.parse_args(arguments)
+    try:
+        commands[given.command](given)
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; what is in the cache stays there.", file=sys.stderr)
+        sys.exit(130)
+    except (SfuError, OSError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def remove_entries(entries: Sequence[Entry], root: Path) -> None:
+    """Remove entries and say so; those that a run is using stay.
+
+    Raises:
+        ArtifactError: An entry cannot be removed; the others are.
+    """
+    problems: list[ArtifactError] = []
+    for entry in entries:
+        try:
+            Store(entry.folder.parent).remove(entry.key)
+        except ArtifactError as error:
+            problems.append(error)
+    removed = len(entries) - len(problems)
+    if removed:
+        print(f"Removed {removed:,} {'entry' if removed == 1 else 'entries'} from {root}.")
+    elif not problems:
+        print(f"Nothing to remove in {root}.")
+    if problems:
+        raise problems[0]

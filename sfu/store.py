@@ -1,0 +1,284 @@
+"""Caches on disk: every entry lies under a key that is a digest of everything that decides its content.
+
+Because keys follow content, an entry is never out of date. An entry is a folder of files with their SHA-256 digests in
+``entry.json``. It is written to a temporary folder and renamed into place, so an interrupted write never leaves a
+partial entry. A damaged entry is dropped when it is read, and whoever needs it makes it again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from sfu.errors import ArtifactError
+from sfu.files import acquire_lock, write_tensors, write_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+_ABOUT, _TENSORS = "entry.json", "tensors.safetensors"
+_KEY = re.compile(r"[0-9a-f]{32}")
+_LARGE = 1 << 20  # bytes: larger files are shared by hard links, if the store does that
+_DAY = 86_400.0
+
+
+def cache_dir(kind: str) -> Path:
+    """Return ``$SFU_CACHE/kind``, or ``sfu/kind`` in the user's cache folder (``$XDG_CACHE_HOME`` if that is set)."""
+    from platformdirs import user_cache_path
+
+    given = os.environ.get("SFU_CACHE")
+    return (Path(given).expanduser() if given else user_cache_path("sfu", appauthor=False)) / kind
+
+
+def key_of(record: object) -> str:
+    """Return 32 hex digits that stand for a JSON value."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry as it lies on the disk.
+
+    Attributes:
+        folder: Its folder; the name is the key.
+        about: The content of ``entry.json``; empty if that is missing or damaged.
+        used: When it was last used.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+    used: datetime
+
+    @classmethod
+    def read(cls, folder: Path) -> Entry:
+        """Describe the entry in ``folder`` without checking its files."""
+        path = folder / _ABOUT
+        try:
+            about = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            about = {}
+        used = (path if path.is_file() else folder).stat().st_mtime
+        return cls(folder, about if isinstance(about, dict) else {}, datetime.fromtimestamp(used, UTC))
+
+    @property
+    def key(self) -> str:
+        """32 hex digits."""
+        return self.folder.name
+
+
+def size_of(entries: Iterable[Entry]) -> int:
+    """Return the bytes that entries take on the disk; a file that several of them share counts once."""
+    files = [path.stat() for entry in entries for path in entry.folder.rglob("*") if path.is_file()]
+    return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())
+
+
+class Store:
+    """A folder of entries."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        advice: str = "Free some space, or set SFU_CACHE to a folder you can write to.",
+        share_large_files: bool = False,
+    ) -> None:
+        """Name the folder; nothing is written yet.
+
+        Args:
+            root: The folder.
+            advice: Ends the message if the folder cannot be written.
+            share_large_files: Store files of equal content once, as hard links.
+        """
+        self.root, self._advice, self._shares = root, advice, share_large_files
+
+    def find(self, key: str) -> Path | None:
+        """Return the folder of an entry after checking its digests, and mark it as used; ``None`` if there is none."""
+        folder, about = self.root / key, self._read_about(key)
+        if about is None:
+            return None
+        if not _is_whole(folder, about):
+            if self._read_about(key) != about:  # another process replaced the entry meanwhile
+                return self.find(key)
+            log.warning("the cached entry %s is damaged and will be made again", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        self.touch(key)
+        return folder
+
+    def has(self, key: str) -> bool:
+        """Return whether there is an entry, without checking its digests."""
+        return (self.root / key / _ABOUT).is_file()
+
+    def touch(self, key: str) -> bool:
+        """Mark an entry as used now, and return whether there is one."""
+        with suppress(OSError):  # a read-only cache can be used, too
+            os.utime(self.root / key / _ABOUT)
+        return self.has(key)
+
+    def put(self, key: str, write: Callable[[Path], object], *, replace: bool = False) -> None:
+        """Make an entry of the files that ``write`` writes into the folder it is given.
+
+        Args:
+            key: The key.
+            write: Writes the files.
+            replace: Replace an entry that is there; otherwise it stays.
+
+        Raises:
+            ArtifactError: The entry cannot be written.
+        """
+        temporary = self.root / f".{key}.{uuid4().hex}"
+        made = temporary / "new"
+        try:
+            made.mkdir(parents=True)
+            write(made)
+            digests = {path.name: _digest(path) for path in sorted(made.iterdir())}
+            for name, digest in digests.items():
+                self._share(made / name, digest)
+            write_text(made / _ABOUT, json.dumps({"key": key, "files": digests}, indent=2) + "\n")
+            if replace or not self.has(key):
+                self._move_into_place(made, temporary / "old", key)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def describe(self, key: str, about: Mapping[str, object]) -> None:
+        """Write ``entry.json`` of an entry that is a store of its own, to which parts are added one by one.
+
+        :meth:`find` is not for such an entry, but for its parts.
+
+        Raises:
+            ArtifactError: It cannot be written.
+        """
+        write_text(self.root / key / _ABOUT, json.dumps({"key": key, **about}, indent=2) + "\n")
+
+    def read_tensors(self, key: str) -> dict[str, Tensor] | None:
+        """Return the tensors of an entry written by :meth:`write_tensors`, or ``None`` if there is none."""
+        from safetensors.torch import load
+
+        folder = self.find(key)
+        try:
+            return None if folder is None else load((folder / _TENSORS).read_bytes())
+        except FileNotFoundError:  # another process is replacing the entry
+            return None
+
+    def write_tensors(self, key: str, tensors: Mapping[str, Tensor]) -> None:
+        """Make an entry of tensors, or replace the one that is there.
+
+        Raises:
+            ArtifactError: The entry cannot be written.
+        """
+        self.put(key, lambda folder: write_tensors(folder / _TENSORS, tensors), replace=True)
+
+    @contextmanager
+    def locked(self, key: str, waiting: Callable[[], object] | None = None) -> Iterator[None]:
+        """Hold the lock of a key, so that one process makes the entry while the others wait.
+
+        Raises:
+            ArtifactError: The folder cannot be written.
+        """
+        try:
+            lock = acquire_lock(self._lock_path(key), waiting)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def entries(self) -> list[Entry]:
+        """Return all entries, the last used first; other files and folders are ignored."""
+        folders = list(self.root.iterdir()) if self.root.is_dir() else []
+        found = [Entry.read(folder) for folder in folders if _KEY.fullmatch(folder.name) and folder.is_dir()]
+        return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+    def remove(self, key: str) -> None:
+        """Remove an entry, if there is one.
+
+        Raises:
+            ArtifactError: A run is using the entry, or it cannot be removed.
+        """
+        from filelock import FileLock, Timeout
+
+        folder, lock_path = self.root / key, self._lock_path(key)
+        if not folder.exists():
+            return
+        try:
+            with FileLock(lock_path).acquire(timeout=0):
+                shutil.rmtree(folder)
+                lock_path.unlink(missing_ok=True)
+        except Timeout:
+            raise ArtifactError(f"{key[:12]} is in use by a run. Wait until it ends, or stop it first.") from None
+        except OSError as error:
+            raise ArtifactError(f"{folder} cannot be removed ({error}).") from error
+
+    def remove_leftovers(self, older_than: float = _DAY) -> None:
+        """Remove what interrupted writes left behind so many seconds ago, and shared files that no entry uses."""
+        for path in self.root.glob(".*"):
+            about = path.stat()
+            if path.is_dir() and about.st_mtime <= time.time() - older_than:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix == ".blob" and about.st_nlink == 1:
+                path.unlink(missing_ok=True)
+
+    def _read_about(self, key: str) -> bytes | None:
+        try:
+            return (self.root / key / _ABOUT).read_bytes()
+        except OSError:
+            return None
+
+    def _move_into_place(self, made: Path, old: Path, key: str) -> None:
+        folder = self.root / key
+        with suppress(FileNotFoundError):
+            folder.rename(old)
+        try:
+            made.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else another process was faster
+                raise
+
+    def _share(self, path: Path, digest: str) -> None:
+        if not self._shares or path.stat().st_size < _LARGE:
+            return
+        blob = self.root / f".{digest}.blob"
+        with suppress(OSError):  # no hard links here, or another process made it first: a copy will do
+            if blob.exists() and _digest(blob) == digest:
+                os.link(blob, linked := path.with_name("linked"))
+                linked.replace(path)
+            else:
+                os.link(path, blob)
+
+    def _lock_path(self, key: str) -> Path:
+        return self.root / f".{key}.lock"
+
+    def _unwritable(self, error: OSError) -> ArtifactError:
+        return ArtifactError(f"the cache {self.root} cannot be written ({error}). {self._advice}")
+
+
+def _is_whole(folder: Path, about: bytes) -> bool:
+    try:
+        found = json.loads(about)
+        files = found["files"].items()
+        return found["key"] == folder.name and all(_digest(folder / name) == digest for name, digest in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
