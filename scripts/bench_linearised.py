@@ -56,12 +56,12 @@ def situation(arguments: argparse.Namespace, layers: int, count: int, classes: i
 
     torch.manual_seed(0)
     device = torch.device(arguments.device)
-    cut = split_network(models.get_model(arguments.network, weights=None, num_classes=classes), layers)
+    split = split_network(models.get_model(arguments.network, weights=None, num_classes=classes), layers)
     with torch.no_grad():
         images = torch.randn(count, 3, arguments.size, arguments.size)
-        activations = torch.cat([cut.trunk(batch) for batch in images.split(256)])
-    core = Core.of(cut.top, activations[:2], components=cut.components).to(device)
-    return cut.top.to(device), with_batch_size(core, arguments.batch_size), activations, torch.arange(count) % classes
+        activations = torch.cat([split.trunk(batch) for batch in images.split(256)])
+    core = Core.of(split.top, activations[:2], components=split.components).to(device)
+    return split.top.to(device), with_batch_size(core, arguments.batch_size), activations, torch.arange(count) % classes
 
 
 def row(arguments: argparse.Namespace, layers: int, count: int, classes: int) -> None:

@@ -80,7 +80,7 @@ def situation(data: FeatureData, loss: str, l2: float, n_forget: int, seed: int)
     request = ForgetRequest(head, features[forget], labels[forget])
     retained = RetainedSet(features[keep], labels[keep])
     retrained = Retrained(config).unlearn(request, MethodContext(), retained).head.parameters_CE
-    rows = head.rows(retained.features_RD, retained.labels_R, keep=True)
+    rows = head.rows(retained.features_RD, retained.labels_R, cache=True)
     structure = Structure.shared if quadratic else Structure.products
     hessian = build_operator(head.objective(), rows, head.parameters_CE, structure)
     return request, Truth(retrained, hessian, squared_norm(head.parameters_CE - retrained, hessian))

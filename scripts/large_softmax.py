@@ -48,7 +48,7 @@ def main() -> None:
     forget, keep = order[: len(labels) // 10], order[len(labels) // 10 :]
     request = ForgetRequest(head, features[forget], labels[forget])
     retained = RetainedSet(features[keep], labels[keep])
-    rows = head.rows(retained.features_RD, retained.labels_R, keep=True)
+    rows = head.rows(retained.features_RD, retained.labels_R, cache=True)
     hessian = build_operator(head.objective(), rows, head.parameters_CE, Structure.products)
     methods: dict[str, UnlearningMethod] = {
         "retrained": Retrained(config),

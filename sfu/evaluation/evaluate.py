@@ -70,7 +70,7 @@ class Evaluator:
         self._test = (data.test_features_TD, data.test_labels_T)
         self._forgotten_classes = self._forget[1].unique()
         self._n_splits, self._seed = membership_splits, seed
-        self._rows = original.rows(*self._retain, keep=True)
+        self._rows = original.rows(*self._retain, cache=True)
         self._objective = original.objective_of(self._rows.weight)
         self._hessian = build_operator(self._objective, self._rows, original.parameters_CE, Structure.products)
         self._original, self._retrained = original, retrained
@@ -110,7 +110,7 @@ class Evaluator:
         """Accuracies, in per cent, at each point of a path of parameters."""
         found: dict[str, list[float]] = {"test_accuracy": [], "forget_accuracy": []}
         for key, labelled in (("test_accuracy", self._test), ("forget_accuracy", self._forget)):
-            rows = self._original.rows(*labelled, keep=True)
+            rows = self._original.rows(*labelled, cache=True)
             for start in range(0, len(path), _POINTS):
                 found[key] += accuracies(rows, torch.stack(list(path[start : start + _POINTS])))
         return found

@@ -21,10 +21,9 @@ from sfu.experiment.result_store import GRAM, ResultStore
 from sfu.experiment.stages import RowResult
 from sfu.files import copy_file, write_tensors, write_text
 from sfu.heads.base import Head
-from sfu.heads.linear import LinearHead
+from sfu.heads.files import load_head
 from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.files import CORE_PREFIX, load_head
-from sfu.heads.linearised.head import LinearisedHead
+from sfu.heads.linearised.network import CORE_PREFIX
 from sfu.results.artifacts import read_metrics
 from sfu.unlearning.base import UnlearningResult
 
@@ -59,7 +58,7 @@ class StageResults:
             kept = self._store.find(self._keys.head)
             if kept is not None:
                 self.reused.append(_HEAD)
-                return read_head(kept / _HEAD, core).to(device)
+                return load_head(kept / _HEAD, core).to(device)
             made = make()
             self._store.put(self._keys.head, lambda folder: made.save(folder / _HEAD))
             return made
@@ -161,15 +160,9 @@ def _read_row(folder: Path, original: Head) -> RowResult:
 
 
 def _read_outcome(about: dict[str, Any], folder: Path, stem: str, original: Head) -> UnlearningResult:
-    core = original.core if isinstance(original, LinearisedHead) else None
-    head = read_head(folder / stem, core).to(original.parameters_CE.device)
+    head = load_head(folder / stem, original.shared_core).to(original.parameters_CE.device)
     path: tuple[Tensor, ...] = ()
     if (folder / f"{stem}.{_PATH}").is_file():
         path = tuple(load_file(folder / f"{stem}.{_PATH}")["path"].to(head.parameters_CE.device))
     trials = [_read_outcome(trial, folder, _TRIAL.format(n), original) for n, trial in enumerate(about.pop("trials"))]
     return UnlearningResult(head, path=path, trials=tuple(trials), **about)
-
-
-def read_head(stem: Path, core: Core | None) -> Head:
-    """A head of either kind."""
-    return LinearHead.load(stem) if core is None else load_head(stem, core)

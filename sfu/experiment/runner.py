@@ -29,7 +29,6 @@ from sfu.experiment.stages import Prepared, RowResult
 from sfu.experiment.validate import resolve_device, resolve_dtype, validate
 from sfu.files import write_text
 from sfu.heads.base import Head
-from sfu.heads.linearised.head import LinearisedHead
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import METRICS_SCHEMA, finite, save_split, write_json
 from sfu.seeds import resolve_seeds
@@ -125,14 +124,6 @@ def run(
     about = _about(context, prepared, folder, overrides or [])
     about |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
     return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": rows}))
-
-
-def _about_core(head: Head) -> dict[str, Any]:
-    """The linearised layers, for the record."""
-    if not isinstance(head, LinearisedHead):
-        return {}
-    core = head.core
-    return {"layers": list(core.components), "n_parameters": core.n_parameters, "core": core.digest}
 
 
 def _check_augmentations(config: RunConfig, methods: dict[str, UnlearningMethod]) -> None:
@@ -253,7 +244,7 @@ def _about(context: _Context, prepared: Prepared, folder: Path, overrides: list[
         "head": {
             "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
             "gradient_norm": float(head.gradient_CE.norm()), "loss": head.loss.as_json(),
-            **_about_core(head),
+            **head.about(),
         },
     }  # fmt: skip
 

@@ -1,7 +1,7 @@
-r"""The optimum of a quadratic objective by products alone: conjugate gradients on :math:`H d = -g`, and again.
+r"""The optimum of a quadratic objective by products alone: conjugate gradients on :math:`H d = -g`, restarted.
 
-A solve ends at what the precision of the products allows; then the gradient is measured, and another solve begins from
-there, until the gradient is small enough or no longer falls. What is returned is measured, never a recurrence's claim.
+A solve ends at what the precision of the products allows. Then the gradient is measured, and another solve starts from
+there, until the gradient is small enough or no longer falls. The gradient that is returned is a measured one.
 
 Shapes: C classes, E parameters of each (1 and p where they share them).
 """
@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from sfu.cache_dir import cache_dir
-from sfu.errors import SolverError
 from sfu.files import write_tensors
-from sfu.heads.newton_cg import Optimum
+from sfu.heads.optimum import Optimum, not_reached
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.build import products_of
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from sfu.settings import RunConfig
 
 _STALLED = 0.5  # a solve that leaves more of the gradient than this has stalled
+_REMEDY = "or compute in head.dtype=float64"
 _SECONDS = 60.0
 
 
@@ -94,19 +94,19 @@ def solve_normal_equations(
     """Minimise a quadratic objective until ``|gradient| <= tolerance``.
 
     Args:
-        objective: Of a loss whose output Hessian does not depend on the parameters.
-        rows: The rows.
-        start_CE: Where to start, unless a checkpoint is further.
+        objective: Objective with a loss whose output Hessian does not depend on the parameters.
+        rows: Training rows.
+        start_CE: Where to start if there is no checkpoint.
         tolerance: Gradient norm.
-        max_iterations: Products at most.
-        progress: Called with (products done, at most).
-        checkpoint: Where to keep what was reached.
+        max_iterations: Largest number of products.
+        progress: Called with (products done, largest number).
+        checkpoint: Where to save progress.
 
     Raises:
-        SolverError: More products would be needed, or the gradient stagnates above the tolerance.
+        SolverError: It takes more than ``max_iterations`` products, or the gradient stagnates above the tolerance.
     """
-    kept_CE = None if checkpoint is None else checkpoint.read(start_CE)
-    point_CE = start_CE if kept_CE is None else kept_CE
+    saved_CE = None if checkpoint is None else checkpoint.read(start_CE)
+    point_CE = start_CE if saved_CE is None else saved_CE
     here = objective.linearize(rows, point_CE)
     operator = products_of(objective, rows, here.hessians, start_CE.shape[0])
     precondition = operator.preconditioner().at(0.0)
@@ -133,17 +133,10 @@ def solve_normal_equations(
         if left <= tolerance:
             break
         if products >= max_iterations:
-            raise SolverError(_unfinished(min(left, size), tolerance, f"after head.max_iterations={max_iterations}"))
+            raise not_reached(min(left, size), tolerance, f"after head.max_iterations={max_iterations}", _REMEDY)
         if not left < _STALLED * size:
-            raise SolverError(_unfinished(min(left, size), tolerance, "and stagnates there"))
+            raise not_reached(min(left, size), tolerance, "and stagnates there", _REMEDY)
         size = left
     if checkpoint is not None:
         checkpoint.remove()
     return Optimum(point_CE, here.gradient_CE, steps, products)
-
-
-def _unfinished(size: float, tolerance: float, when: str) -> str:
-    return (
-        f"training reached a gradient norm of {size:.1e}, not head.tolerance={tolerance:g}, {when}. Raise head.l2, "
-        "head.tolerance or head.max_iterations, or compute in head.dtype=float64."
-    )

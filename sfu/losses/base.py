@@ -1,12 +1,12 @@
-r"""What a loss must offer. Everything is a function of the outputs :math:`z = W a` of one example.
+r"""The interface of a loss, as a function of the outputs :math:`z = W a` of one example.
 
 With :math:`l(z, y)` convex in z, the derivatives in the parameters follow from those in the outputs by the design row
 a:
 
 .. math:: \nabla_W\, l = \nabla_z l \; a^T, \qquad \nabla^2_W\, l = \nabla^2_z l \otimes a a^T
 
-so a loss is its value, its slope :math:`\nabla_z l` and its :math:`C \times C` output Hessian. The latter is never
-formed: for every loss here it is a diagonal, less a rank one for softmax.
+so a loss is its value, its slope :math:`\nabla_z l` and its :math:`C \times C` output Hessian. The output Hessian is
+never formed: it is a diagonal, minus a rank-one matrix for softmax.
 
 Shapes: N rows, C classes; outputs are ``[N, ..., C]``, the axes between holding several parameter points. B blocks of
 values: C for a loss that is a sum over classes, else 1.
@@ -37,7 +37,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True)
 class Constants:
-    r"""What theory asks of a loss, as a function of its outputs; an infinity says that there is no such bound.
+    r"""Bounds on the derivatives of a loss in its outputs; infinite where there is none.
 
     Multiply by powers of the largest row norm for the parameters: ``|grad| <= C |a|``, and
     :math:`\|\nabla^2 l(W) - \nabla^2 l(W')\| \le \gamma \|W - W'\| |a|^3`.
@@ -66,28 +66,33 @@ class OutputHessian:
     rank_one: Tensor | None = None
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """The product with vectors of the outputs' shape (broadcast over the middle axes)."""
+        """Multiply vectors of the outputs' shape (broadcast over the middle axes)."""
         if self.rank_one is None:
             return self.diagonal * vectors
         along = (self.rank_one * vectors).sum(-1, keepdim=True)
         return self.diagonal * vectors - self.rank_one * along
 
     def dense(self) -> Tensor:
-        """The matrices themselves, ``[N, ..., C, C]``."""
+        """Return the matrices, ``[N, ..., C, C]``."""
         full = torch.diag_embed(self.diagonal)
         if self.rank_one is not None:
             full = full - self.rank_one[..., :, None] * self.rank_one[..., None, :]
         return full
 
-    def single(self) -> OutputHessian:
-        """In float32; where both are one tensor, as for softmax, they stay one."""
+    def to_float32(self) -> OutputHessian:
+        """Convert; where both are one tensor, as for softmax, they stay one."""
         diagonal = self.diagonal.float()
         if self.rank_one is None:
             return OutputHessian(diagonal)
         return OutputHessian(diagonal, diagonal if self.rank_one is self.diagonal else self.rank_one.float())
 
+    def unsqueeze(self) -> OutputHessian:
+        """Insert an axis before the last, to apply it to several vectors a row, ``[N, M, C]``."""
+        rank_one = None if self.rank_one is None else self.rank_one[:, None]
+        return OutputHessian(self.diagonal[:, None], rank_one)
+
     def trace(self) -> Tensor:
-        """Of each row's matrix, ``[N, ...]``."""
+        """Trace of each row's matrix, ``[N, ...]``."""
         trace = self.diagonal.sum(-1)
         return trace if self.rank_one is None else trace - self.rank_one.square().sum(-1)
 
@@ -117,7 +122,7 @@ class Loss(ABC):
         """
         weights = self.class_weights
         if weights is not None and not all(math.isfinite(w) and w > 0 for w in weights):
-            raise ConfigError(f"loss.class_weights={list(weights)}; finite numbers above 0 are needed, one a class.")
+            raise ConfigError(f"loss.class_weights={list(weights)}. Give a finite number above 0 for each class.")
 
     @property
     @abstractmethod
@@ -142,7 +147,7 @@ class Loss(ABC):
         return self.layout is not Layout.dense
 
     def row_weights(self, labels_N: Tensor, sample_weights_N: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Weight of each example: its own times its class's, ``[N]``; ``None`` if all are 1.
+        """Return each example's sample weight times its class weight, ``[N]``, or ``None`` if all are 1.
 
         Raises:
             ConfigError: There are fewer class weights than classes among the labels.
@@ -151,23 +156,23 @@ class Loss(ABC):
             return None if sample_weights_N is None else sample_weights_N.to(labels_N.device, dtype)
         if labels_N.numel() and int(labels_N.max()) >= len(self.class_weights):
             raise ConfigError(
-                f"loss.class_weights has {len(self.class_weights)} entries but a label is {int(labels_N.max())}; give "
-                "one weight for every class."
+                f"loss.class_weights has {len(self.class_weights)} entries but a label is {int(labels_N.max())}. Give "
+                "one weight for each class."
             )
         of_class_N = torch.tensor(self.class_weights, dtype=dtype, device=labels_N.device)[labels_N]
         return of_class_N if sample_weights_N is None else of_class_N * sample_weights_N.to(of_class_N)
 
     def as_json(self) -> dict[str, Any]:
-        """Name and parameters, from which :func:`sfu.losses.registry.loss_from_json` makes the loss again."""
+        """Return the name and parameters; :func:`sfu.losses.registry.loss_from_json` reads them."""
         return {"name": self.name, **asdict(self)}
 
 
 def signs(labels_N: Tensor, like: Tensor) -> Tensor:
-    """1 for the label's class, -1 for the others, in the shape of :func:`one_hot`."""
+    """Return 1 for the label's class and -1 for the others, in the shape of :func:`one_hot`."""
     return 2 * one_hot(labels_N, like) - 1
 
 
 def one_hot(labels_N: Tensor, like: Tensor) -> Tensor:
-    """``[N, 1, ..., C]`` zeros and ones that broadcast against outputs ``[N, ..., C]``."""
+    """Return zeros and ones ``[N, 1, ..., C]`` that broadcast against outputs ``[N, ..., C]``."""
     hot = torch.nn.functional.one_hot(labels_N, like.shape[-1]).to(like.dtype)
     return hot.reshape(labels_N.shape[0], *[1] * (like.ndim - 2), like.shape[-1])

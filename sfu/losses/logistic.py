@@ -19,7 +19,7 @@ from sfu.losses.base import Constants, Layout, Loss, OutputHessian, signs
 
 @dataclass(frozen=True)
 class Logistic(Loss):
-    """Stable at any output: softplus and the sigmoid of a signed output never overflow nor cancel."""
+    """One-vs-rest logistic loss. Softplus and the sigmoid of a signed output neither overflow nor cancel."""
 
     name: ClassVar[str] = "logistic"
     layout: ClassVar[Layout] = Layout.blocks
@@ -27,7 +27,7 @@ class Logistic(Loss):
 
     @property
     def constants(self) -> Constants:
-        r"""Of one class.
+        r"""Bounds for one class.
 
         With :math:`s = \sigma(z)` the slope is :math:`\sigma(-tz) < 1`; the second derivative :math:`s(1-s) \le 1/4`;
         the third :math:`s(1-s)(1-2s)` is largest at :math:`s = \tfrac12 - \tfrac1{2\sqrt3}`, where it is
@@ -36,14 +36,11 @@ class Logistic(Loss):
         return Constants(1.0, 0.25, 1 / (6 * math.sqrt(3)))
 
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``softplus(-t z)`` of each class."""
         return softplus(-signs(labels_N, outputs) * outputs, threshold=50)
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``-t sigmoid(-t z)``."""
         sign = signs(labels_N, outputs)
         return -sign * (-sign * outputs).sigmoid()
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
-        """``sigmoid(z) sigmoid(-z)``: the labels play no part."""
         return OutputHessian(outputs.sigmoid() * (-outputs).sigmoid())

@@ -15,7 +15,7 @@ from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
 
 @dataclass(frozen=True)
 class Quadratic(Loss):
-    """Its output Hessian is the identity: one E x E block serves all classes, wherever the parameters are.
+    """The squared error. Its output Hessian is the identity, so one E x E block serves all classes at any parameters.
 
     Attributes:
         target_scale: s, the value of the hot target.
@@ -27,14 +27,14 @@ class Quadratic(Loss):
     layout: ClassVar[Layout] = Layout.shared
 
     def __post_init__(self) -> None:
-        """Check the scale.
+        """Check the class weights and the scale.
 
         Raises:
             ConfigError: It is not a finite number above 0.
         """
         super().__post_init__()
         if not (math.isfinite(self.target_scale) and self.target_scale > 0):
-            raise ConfigError(f"loss.target_scale={self.target_scale}; a finite number above 0 is needed.")
+            raise ConfigError(f"loss.target_scale={self.target_scale}. Give a finite number above 0.")
 
     @property
     def constants(self) -> Constants:
@@ -42,13 +42,10 @@ class Quadratic(Loss):
         return Constants(math.inf, 1.0, 0.0)
 
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``1/2 (z_c - s [c = y])^2`` of each class."""
         return 0.5 * self.slopes(outputs, labels_N).square()
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``z - s e_y``."""
         return outputs - self.target_scale * one_hot(labels_N, outputs)
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
-        """The identity."""
         return OutputHessian(torch.ones_like(outputs))

@@ -1,6 +1,6 @@
 """Curvature as a linear operator on the parameters: explicit blocks or products with the rows, one interface."""
 
-from sfu.operators.base import CurvatureOperator, DampedInverse, Solution
+from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 from sfu.operators.build import build_operator
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.plan import DENSE_LIMIT, Plan, plan_structure
@@ -11,9 +11,9 @@ __all__ = [
     "CurvatureOperator",
     "DampedInverse",
     "ExplicitOperator",
+    "LinearSolution",
     "Plan",
     "ProductOperator",
-    "Solution",
     "build_operator",
     "plan_structure",
 ]

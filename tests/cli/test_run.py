@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from sfu.cli import run as cli
 from sfu.experiment import sweep
 from sfu.experiment.job import line_of_job
-from sfu.heads.linear import LinearHead
+from sfu.heads.files import load_head
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["logger=none", "methods=[original,retrained,closed_form]", "evaluation.membership_splits=2"]
@@ -77,7 +77,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
     assert config["head"]["l2"] == 5e-4
     assert config["forget"]["fraction"] == 0.1
     assert json.loads((out / "status.json").read_text())["state"] == "finished"
-    assert LinearHead.load(out / "heads" / "closed_form").n_features == 12
+    assert load_head(out / "heads" / "closed_form").n_features == 12
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -23,14 +23,13 @@ def test_accuracy_and_agreement_by_hand():
     assert agreement(logits, logits * 3) == 100.0
 
 
-def test_accuracies_of_many_points_are_those_of_each(monkeypatch):
-    monkeypatch.setattr("sfu.losses.rows.CHUNK_ROWS", 7)
+def test_accuracies_of_many_points_are_those_of_each():
     drawn = torch.Generator().manual_seed(0)
     features, points = torch.randn(30, 4, generator=drawn).double(), torch.randn(5, 3, 5, generator=drawn).double()
     labels = torch.arange(30) % 3
     head = LinearHead(points[0], torch.zeros(3, 5).double(), 0.0, 30, bias=True)
     each = [accuracy(replace(head, parameters_CE=point).logits(features), labels) for point in points]
-    assert accuracies(head.rows(features, labels), points) == pytest.approx(each)
+    assert accuracies(head.rows(features, labels, chunk_rows=7), points) == pytest.approx(each)
     assert len(set(each)) > 1
 
 

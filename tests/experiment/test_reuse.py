@@ -220,10 +220,10 @@ def test_jobs_side_by_side_compute_a_stage_once(feature_file, tmp_path):
 
         StageResults(ResultStore(), stage_keys(config)).head(make, torch.device("cpu"), lambda: waited.append(1))
 
-    from sfu.heads.linear import LinearHead
+    from sfu.heads.files import load_head
 
     assert head["rows"]
-    trained = LinearHead.load(tmp_path / "x" / "heads" / "original")
+    trained = load_head(tmp_path / "x" / "heads" / "original")
     threads = [threading.Thread(target=job) for _ in range(3)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]

@@ -14,7 +14,7 @@ from sfu.experiment.resources import measured
 from sfu.experiment.runner import run
 from sfu.experiment.validate import resolve_device, validate
 from sfu.files import replacing, write_text
-from sfu.heads.linear import LinearHead
+from sfu.heads.files import load_head
 from sfu.results.artifacts import finite, read_metrics, remove_results, write_json
 from sfu.seeds import PURPOSES, resolve_seeds
 from sfu.settings import (
@@ -69,7 +69,7 @@ def test_all_rows_on_real_digits(tmp_path):
         assert row["test_gap"] == pytest.approx(row["test_accuracy"] - rows["retrained"]["test_accuracy"])
         assert row["seconds"] > 0
         assert row["peak_memory_mb"] > 10
-        saved = LinearHead.load(tmp_path / "heads" / name)
+        saved = load_head(tmp_path / "heads" / name)
         assert saved.n_classes == 10
     split = load_file(tmp_path / "split.safetensors")
     assert split["forget_indices"].numel() == 144

@@ -183,10 +183,10 @@ def test_the_structure_is_chosen_by_size():
 def test_what_will_not_fit_is_refused_before_it_starts_and_the_cheaper_is_named(monkeypatch):
     monkeypatch.setattr(plan_module, "available_memory", lambda device: 1 << 30)
     with pytest.raises(
-        ConfigError, match=r"blocks needs about 15\.6 GiB .*has 1\.0 GiB; curvature\.structure=products"
+        ConfigError, match=r"blocks needs about 15\.6 GiB .*has 1\.0 GiB\. Set curvature\.structure=products"
     ):
         plan_structure(Layout.blocks, 1000, 836, 1000, CPU, Structure.blocks)
     assert plan_structure(Layout.blocks, 1000, 836, 1000, CPU).structure is Structure.products
-    with pytest.raises(ConfigError, match=r"structure=shared does not fit the loss; it can be auto, dense, blocks"):
+    with pytest.raises(ConfigError, match=r"shared does not fit the loss\. Choose one of auto, dense, blocks"):
         plan_structure(Layout.dense, 3, 5, 10, CPU, Structure.shared)
     assert memory_estimate(Structure.dense, 3, 5, 10, copies=2) == 8 * 2 * 15**2

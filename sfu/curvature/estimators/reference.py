@@ -85,7 +85,7 @@ class Reference(HessianEstimator):
         head = request.head
         key = (head.parameters_CE.data_ptr(), head.parameters_CE.dtype, observation.operator.structure)
         if self._cached is None or self._cached[0] != key:
-            rows = head.rows(self._features, head.logits(self._features).argmax(1), keep=True)
+            rows = head.rows(self._features, head.logits(self._features).argmax(1), cache=True)
             structure = Structure(observation.operator.structure)
             made = build_operator(head.objective(), rows, head.parameters_CE, structure)
             self._cached = (key, head.parameters_CE, made)

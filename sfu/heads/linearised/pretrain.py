@@ -1,7 +1,7 @@
-"""Train the weights w_c of a core on images that are public: cross-entropy, momentum, one cycle of the rate.
+"""Train the weights w_c of a core on public images: cross-entropy, momentum, one cycle of the learning rate.
 
-The result is kept under a key of all that decides it, and an epoch at a time while it lasts, so that a run that was
-stopped goes on, and a sweep trains one core. No user's image may be among those given: w_c is never unlearned.
+The result is cached under a key of everything that decides it, so a sweep trains one core. Every epoch is saved, so a
+run that was stopped goes on. No user's image may be among the public ones, because w_c is never unlearned.
 
 Shapes: B images of a batch, M public images, S pixels a side.
 """
@@ -38,7 +38,7 @@ class Public:
     Attributes:
         pixels: uint8 ``[K, S, S]`` each.
         labels_M: Class indices.
-        digest: Of the images and labels.
+        digest: Digest of the images and labels.
     """
 
     pixels: list[Tensor]
@@ -64,14 +64,14 @@ def pretrain(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Train ``network`` in place, or fetch its weights from the cache.
+    """Train ``network`` in place, or load its weights from the cache.
 
     Args:
         network: Trunk and top.
-        public: What to train on.
+        public: The training set.
         config: The ``head.pretrain`` settings.
         device: Where to train.
-        class_layer_alone: Leave all but the last component's weights as they are.
+        class_layer_alone: Train the last component's weights only.
         progress: Called with (batches done, batches in all).
         say: Called with a sentence when training begins.
 
@@ -109,7 +109,7 @@ def pretrain(
             if progress is not None:
                 progress(epoch * steps + done, config.epochs * steps)
         if not torch.isfinite(loss):
-            raise SolverError(f"training the core diverged in epoch {epoch + 1}; lower head.pretrain.lr={config.lr:g}.")
+            raise SolverError(f"training the core diverged in epoch {epoch + 1}. Lower head.pretrain.lr={config.lr:g}.")
         place.keep(network, optimizer, trained, epoch + 1)
     _put(finished, network.state())
     place.finish(finished)
@@ -131,7 +131,7 @@ def _mode(network: Network, *, train: bool) -> None:
 def _batches(
     network: Network, public: Public, config: PretrainConfig, epoch: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every image once, in an order of the epoch's own."""
+    """Yield every image once, in a random order that only depends on the seed and the epoch."""
     drawn = torch.Generator().manual_seed(config.seed * 100_003 + epoch)
     for index in torch.randperm(len(public.pixels), generator=drawn).split(config.batch_size):
         if len(index) == 1 and len(public.pixels) > 1:
@@ -143,7 +143,7 @@ def _batches(
 
 
 def _moved(images: Tensor, drawn: torch.Generator) -> Tensor:
-    """Half of them mirrored, and all shifted alike by up to an eighth of their side."""
+    """Mirror half of the images, and shift all alike by up to an eighth of their side."""
     mirrored = (torch.rand(images.shape[0], generator=drawn) < 0.5).to(images.device)
     images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
     most = images.shape[-1] // 8

@@ -115,7 +115,7 @@ class DeltaGrad(UnlearningMethod):
             DivergedError: The path does not converge with this ``lr``.
         """
         head, kept = request.head, remaining(retained, request, "delta_grad")
-        rows = head.rows(kept.features_ND, kept.labels_N, kept.weights_N, keep=True)
+        rows = head.rows(kept.features_ND, kept.labels_N, kept.weights_N, cache=True)
         objective = head.objective()
         of_gone, of_kept = (_Gradient(objective, some, head) for some in (request.data(keep=True), rows))
         share = request.weight / head.total_weight

@@ -12,7 +12,7 @@ from sfu.curvature.estimators.registry import make_estimator
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError
 from sfu.losses import make_loss
-from sfu.operators.base import DampedInverse, Solution
+from sfu.operators.base import DampedInverse, LinearSolution
 from sfu.operators.lifted import LiftedInverse
 from sfu.operators.products import ProductOperator
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
@@ -82,7 +82,7 @@ def test_a_step_that_was_not_solved_is_withheld(deep, monkeypatch):
     """With l2 = 0 and single-precision passes, conjugate gradients may end further off than where they began."""
 
     def lost(self, right_CE, rho=0.0):
-        return Solution(1e3 * right_CE, "conjugate_gradients", 4e2, 2000, False)
+        return LinearSolution(1e3 * right_CE, "conjugate_gradients", 4e2, 2000, False)
 
     monkeypatch.setattr(ProductOperator, "solve", lost)
     config = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
@@ -298,5 +298,5 @@ def test_estimators_that_need_feature_rows_say_so(case, estimator):
 
 
 def test_structures_with_matrices_are_refused(case):
-    with pytest.raises(ConfigError, match=r"curvature\.structure=shared does not fit .*; it can be auto, products"):
+    with pytest.raises(ConfigError, match=r"curvature\.structure=shared does not fit .*Choose one of auto, products"):
         newton(case, estimator="closed_form", structure=Structure.shared)
