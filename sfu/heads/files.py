@@ -37,7 +37,9 @@ def load_head(stem: Path, core: Core | None = None) -> Head:
                 f"{settings} has schema {about['schema']}, but this sfu reads schema {readable} of {about['kind']} "
                 "heads. Use the sfu that wrote it."
             )
-        head = kind.restored(about, load_file(tensors), stem, core)
+        # copies are aligned in memory as new tensors are, so products with them give the same bits
+        arrays = {name: tensor.clone() for name, tensor in load_file(tensors).items()}
+        head = kind.restored(about, arrays, stem, core)
     except ArtifactError:
         raise
     except FileNotFoundError as error:

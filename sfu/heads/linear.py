@@ -74,7 +74,9 @@ class LinearHead(Head, name="linear"):
             ConfigError: The loss is unknown.
         """
         if not isinstance(module, torch.nn.Linear):
-            raise DataError(f"the module must be a torch.nn.Linear, not a {type(module).__name__}. Give the classifier layer.")
+            raise DataError(
+                f"the module must be a torch.nn.Linear, not a {type(module).__name__}. Give the classifier layer alone."
+            )
         parameters = module.weight.detach().double()
         if module.bias is not None:
             parameters = torch.cat([parameters, module.bias.detach().double()[:, None]], dim=1)
@@ -129,7 +131,7 @@ class LinearHead(Head, name="linear"):
 
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
         design_NE = design_matrix(features_ND, self.bias, parameters_CE.device, parameters_CE.dtype)
-        return outputs_of(design_NE, parameters_CE.contiguous())  # the same bits whatever the strides
+        return outputs_of(design_NE, parameters_CE.contiguous())  # the same bits before and after saving
 
     def squared_pulls(self, features_BD: Tensor, cotangent_BC: Tensor, share_B: Tensor) -> Tensor:
         design_BE = design_matrix(features_BD, self.bias, self.parameters_CE.device, self.parameters_CE.dtype)

@@ -66,8 +66,7 @@ def split_network(network: nn.Module, layers: int, negative_slope: float = 0.0) 
     if not 1 <= layers <= len(found):
         names = ", ".join(component.name for component in found)
         raise ConfigError(
-            f"head.layers={layers}. {type(network).__name__} has 1 to {len(found)} components to linearise, from the "
-            f"end: {names}."
+            f"head.layers={layers}. {type(network).__name__} has 1 to {len(found)} components, from the end: {names}."
         )
     at = found[layers - 1].before
     top = _graph_module(network, _after(graph, at))
