@@ -113,6 +113,18 @@ def test_original_and_retrained_are_the_ends_of_the_scale():
     assert last["retain_gradient_norm"] == pytest.approx(0.0, abs=1e-12)
 
 
+def test_the_divergence_on_the_forget_set_is_from_retrained():
+    """KL(Retrained || head), not the other way round, by hand: the forget row is (2, 0)."""
+    data, split, (original, retrained, _) = tiny()
+    head = replace(original, parameters_CE=torch.tensor([[0.0, 0.0], [0.5 * math.log(3.0), 0.0]]).double())
+    uniform = replace(retrained, parameters_CE=torch.zeros(2, 2).double())
+    found = Evaluator(data, split, original, uniform).evaluate(head)["forget_kl"]
+    assert found == pytest.approx(0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75), rel=1e-6)
+    swapped = Evaluator(data, split, original, head).evaluate(uniform)["forget_kl"]
+    assert swapped == pytest.approx(0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5), rel=1e-6)
+    assert found != pytest.approx(swapped, rel=0.05)
+
+
 def test_no_distance_when_retraining_changes_nothing():
     data, split, (original, _, unlearned) = tiny()
     assert Evaluator(data, split, original, original).evaluate(unlearned)["distance"] is None
