@@ -81,4 +81,4 @@ def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: flo
         gradient_CE = objective.gradient(rows, parameters_CE)
     if not float(gradient_CE.norm()) <= tolerance:
         raise not_reached(float(gradient_CE.norm()), tolerance, "and a step of refinement gains nothing")
-    return Optimum(parameters_CE, gradient_CE, 1, 3)
+    return Optimum(parameters_CE, gradient_CE)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from torch import Tensor
 from sfu.heads.optimum import Optimum, not_reached
 from sfu.losses.objective import Linearization, Objective
 from sfu.losses.rows import Rows
-from sfu.operators.base import LinearSolution
 from sfu.operators.build import build_operator, products_of
 from sfu.operators.conjugate_gradients import conjugate_gradients
 from sfu.operators.explicit import ExplicitOperator
@@ -48,7 +46,7 @@ class _Descent:
         self._objective, self._rows, self._rows_32 = objective, rows, rows_32
         self.point_CE, self.here = start_CE, objective.linearize(rows, start_CE)
         self._preconditioner: KroneckerPreconditioner | IdentityPreconditioner | None = None
-        self.steps, self.products = 0, 1
+        self.steps = 0
         self._first, self._target = self.size, target
         self._structure, self._enough = self._plan()
         self._by_matrix = False
@@ -61,13 +59,10 @@ class _Descent:
     def step(self) -> bool:
         """Take one step; return ``False`` if no step along the direction is better."""
         self.steps += 1
-        direction = self._direction()
-        self.products += direction.iterations
-        found = _search(self._objective, self._rows, self.point_CE, self.here, direction.value_CE)
+        found = _search(self._objective, self._rows, self.point_CE, self.here, self._direction())
         if found is None:
             return False
-        self.point_CE, self.here, tries = found
-        self.products += tries
+        self.point_CE, self.here = found
         return True
 
     def _plan(self) -> tuple[Structure, int]:
@@ -84,7 +79,7 @@ class _Descent:
             return plan.structure, self.point_CE.numel()
         return plan.structure, 2 * (n_classes * width if plan.structure is Structure.dense else width)
 
-    def _direction(self) -> LinearSolution:
+    def _direction(self) -> Tensor:
         if self._by_matrix:
             return self._exact_direction()
         operator = products_of(self._objective, self._rows, self.here.hessians, self.point_CE.shape[0])
@@ -103,16 +98,16 @@ class _Descent:
             max_iterations=max(100, self._enough),
         )
         self._by_matrix = not found.converged and self._structure is not Structure.products
-        return replace(found, value_CE=self._without_free_shift(found.value_CE))
+        return self._without_free_shift(found.value_CE)
 
-    def _exact_direction(self) -> LinearSolution:
+    def _exact_direction(self) -> Tensor:
         """Form the Hessian and factorise it."""
         operator = build_operator(self._objective, self._rows, self.point_CE, self._structure)
         assert isinstance(operator, ExplicitOperator)
         repeats = operator.regularized_K.shape[0] // self.point_CE.shape[1]
         blocks_BKK = operator.blocks_BKK + torch.diag(self._damping().repeat(repeats))
         found = ExplicitOperator(blocks_BKK, operator.n_classes, operator.regularized_E).solve(-self.here.gradient_CE)
-        return replace(found, value_CE=self._without_free_shift(found.value_CE))
+        return self._without_free_shift(found.value_CE)
 
     def _damping(self) -> Tensor:
         """Return a damping that bounds steps along flat directions (a hinge far from its corner, no ridge).
@@ -156,7 +151,7 @@ def minimize(
             raise not_reached(descent.size, tolerance, "and no shorter step lowers the objective")
         if progress is not None:
             progress(descent.steps, max_iterations)
-    return Optimum(descent.point_CE, descent.here.gradient_CE, descent.steps, descent.products)
+    return Optimum(descent.point_CE, descent.here.gradient_CE)
 
 
 def _rough(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float) -> Tensor:
@@ -170,21 +165,21 @@ def _rough(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float)
 
 def _search(
     objective: Objective, rows: Rows, point_CE: Tensor, here: Linearization, direction_CE: Tensor
-) -> tuple[Tensor, Linearization, int] | None:
-    """Shorten the step until the objective falls enough; return the point, what is known there and the tries.
+) -> tuple[Tensor, Linearization] | None:
+    """Shorten the step until the objective falls enough; return the point and what is known there.
 
     Where the fall is below rounding, a smaller gradient counts as progress.
     """
     slope, norm = float((here.gradient_CE * direction_CE).sum()), float(here.gradient_CE.norm())
     rounding = _ROUNDING * torch.finfo(point_CE.dtype).eps * abs(here.value)
     share = 1.0
-    for tries in range(1, _TRIES + 1):
+    for _ in range(_TRIES):
         trial_CE = point_CE + share * direction_CE
         there = objective.linearize(rows, trial_CE)
         fallen = there.value - here.value <= _SUFFICIENT * share * slope
         level = there.value - here.value <= rounding and float(there.gradient_CE.norm()) < norm
         if bool(torch.isfinite(there.gradient_CE).all()) and (fallen or level):
-            return trial_CE, there, tries
+            return trial_CE, there
         excess = there.value - here.value - share * slope  # above the tangent
         lowest = -slope * share / (2 * excess) if math.isfinite(excess) and excess > 0 else 0.5  # of a parabola
         share *= min(max(lowest, _SHORTEST), 0.5)

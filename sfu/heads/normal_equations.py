@@ -110,7 +110,7 @@ def solve_normal_equations(
     here = objective.linearize(rows, point_CE)
     operator = products_of(objective, rows, here.hessians, start_CE.shape[0])
     precondition = operator.preconditioner().at(0.0)
-    steps, products, size = 0, 1, float(here.gradient_CE.norm())
+    products, size = 1, float(here.gradient_CE.norm())
     while size > tolerance:
         reached_CE = point_CE
 
@@ -127,7 +127,7 @@ def solve_normal_equations(
         )  # fmt: skip
         trial_CE = point_CE + found.value_CE
         there = objective.linearize(rows, trial_CE)
-        steps, products, left = steps + 1, products + found.iterations + 1, float(there.gradient_CE.norm())
+        products, left = products + found.iterations + 1, float(there.gradient_CE.norm())
         if left < size:
             point_CE, here = trial_CE, there
         if left <= tolerance:
@@ -139,4 +139,4 @@ def solve_normal_equations(
         size = left
     if checkpoint is not None:
         checkpoint.remove()
-    return Optimum(point_CE, here.gradient_CE, steps, products)
+    return Optimum(point_CE, here.gradient_CE)

@@ -6,7 +6,7 @@ Shapes: B rows of a chunk, C classes, E = D features (+ 1 with bias), or ``[1, p
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,21 +22,11 @@ _STEPS = 16
 """Operations on one number besides the sums: slope, shares, the regulariser."""
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """Where training to the optimum ended.
-
-    Attributes:
-        parameters_CE: The parameters.
-        gradient_CE: Gradient of the mean objective there.
-        iterations: Steps on all rows.
-        products: Passes over all rows: one for each point that was evaluated, one for each Hessian product.
-    """
+class Optimum(NamedTuple):
+    """Where training to the optimum ended: the parameters, and the gradient of the mean objective there."""
 
     parameters_CE: Tensor
     gradient_CE: Tensor
-    iterations: int
-    products: int
 
 
 def not_reached(size: float, tolerance: float, when: str, remedy: str = "") -> SolverError:

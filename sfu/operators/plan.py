@@ -17,7 +17,6 @@ from sfu.settings import Structure
 DENSE_LIMIT = 2048
 """Largest C E for which coupled classes are held as one dense matrix."""
 _GIB = 2**30
-_VECTORS = 8  # of conjugate gradients, at one time
 _ALLOWED = {
     Layout.shared: (Structure.shared, Structure.products),
     Layout.blocks: (Structure.blocks, Structure.products),
@@ -32,12 +31,10 @@ class Plan:
 
     Attributes:
         structure: Never ``auto``.
-        bytes: Memory, working copies included.
         reason: Why, in a few words for messages.
     """
 
     structure: Structure
-    bytes: int
     reason: str
 
 
@@ -94,11 +91,7 @@ def plan_structure(
     """
     check_structure(layout, wanted)
     if layout is Layout.products:
-        return Plan(
-            Structure.products,
-            8 * _VECTORS * width,
-            f"{width} parameters shared by the classes: products",
-        )
+        return Plan(Structure.products, f"{width} parameters shared by the classes: products")
     memory = available_memory(device)
     if wanted is not Structure.auto:
         need = memory_estimate(wanted, n_classes, width, count, copies)
@@ -109,7 +102,7 @@ def plan_structure(
                 f"{width} parameters, but this machine has {memory / _GIB:.1f} GiB. Set curvature.structure=products, "
                 f"which needs {cheap / _GIB:.2f} GiB."
             )
-        return Plan(wanted, need, f"curvature.structure={wanted.value}")
+        return Plan(wanted, f"curvature.structure={wanted.value}")
     first = _ALLOWED[layout][0]
     need = memory_estimate(first, n_classes, width, count, copies)
     total = n_classes * width
@@ -120,5 +113,5 @@ def plan_structure(
             f"{first.value} would need {need / _GIB:.1f} GiB of {memory / _GIB:.1f} GiB, so products take its place"
         )
     else:
-        return Plan(first, need, f"C*E = {total}: {first.value}, {need / 2**20:.0f} MiB")
-    return Plan(Structure.products, memory_estimate(Structure.products, n_classes, width, count), reason)
+        return Plan(first, f"C*E = {total}: {first.value}, {need / 2**20:.0f} MiB")
+    return Plan(Structure.products, reason)

@@ -30,6 +30,7 @@ _VECTORS = 2048  # times classes, in one pass over the rows
 TOLERANCE = 1e-10
 MAX_ITERATIONS = 2000
 _UNITS = 10.0  # of the precision of the products
+_PROBES = 8
 
 
 class Part(NamedTuple):
@@ -49,14 +50,12 @@ class ProductOperator(FactoredOperator):
         ridge_E: Diagonal of the regulariser, ``l2 R``.
         regularized_E: Diagonal of R.
         n_classes: C.
-        probes: Random vectors of the estimated trace, where the classes share parameters.
     """
 
     parts: tuple[Part, ...]
     ridge_E: Tensor
     regularized_E: Tensor
     n_classes: int
-    probes: int = 8
 
     structure = "products"
 
@@ -123,7 +122,7 @@ class ProductOperator(FactoredOperator):
     def trace(self) -> float:
         """Return ``sum_i s_i tr(M_i) |a_i|^2 + C l2 tr(R)``, by Hutchinson's estimate if classes share parameters."""
         if self.shared:
-            return hutchinson_trace(self, self.probes)
+            return _hutchinson_trace(self)
         total = self.n_classes * float(self.ridge_E.sum())
         for part in self.parts:
             for chunk, hessian in zip(part.rows.linear_chunks(), part.hessians, strict=True):
@@ -176,14 +175,14 @@ class ProductOperator(FactoredOperator):
         return replace(self, parts=tuple(parts))
 
 
-def hutchinson_trace(operator: CurvatureOperator, probes: int) -> float:
-    """Return ``mean v^T H v`` over vectors of random signs, always the same ones."""
+def _hutchinson_trace(operator: CurvatureOperator) -> float:
+    """Return ``mean v^T H v`` over a few vectors of random signs, always the same ones."""
     like_E = operator.regularized_E
     generator = torch.Generator().manual_seed(0)
     total = 0.0
-    for _ in range(probes):
+    for _ in range(_PROBES):
         signs = torch.randint(0, 2, (operator.n_classes, like_E.shape[0]), generator=generator, dtype=torch.int8)
-        total += float(operator.quadratic(signs.to(like_E) * 2 - 1)) / probes
+        total += float(operator.quadratic(signs.to(like_E) * 2 - 1)) / _PROBES
     return total
 
 
