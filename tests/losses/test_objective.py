@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sfu.errors import ConfigError
 from sfu.losses import Layout, Objective, Quadratic, Rows, loss_from_config, make_loss
 from sfu.settings import LossConfig
-from tests.losses.test_losses import defined, every_loss
+from tests.losses.cases import defined, every_loss
 
 CPU = torch.device("cpu")
 
