@@ -83,14 +83,19 @@ def test_adam_comes_near_the_optimum_and_keeps_its_true_gradient():
 
 def test_adam_stops_early_when_nothing_improves():
     features, labels = tensors()
-    config = AdamConfig(lr=1e-2, batch_size=64, max_epochs=500, patience=2, tolerance=0.05)
-    epochs: list[tuple[int, int]] = []
-    head = HeadConfig(name="linear", l2=1e-2, training=Training.adam, adam=config)
-    train_head(
-        features, labels, 4, head, LossConfig(name="quadratic"), seed=0,
-        device=torch.device("cpu"), dtype=torch.float64, progress=lambda *t: epochs.append(t),
-    )  # fmt: skip
-    assert len(epochs) < 100
+
+    def epochs(patience: int) -> int:
+        config = AdamConfig(lr=1e-2, batch_size=64, max_epochs=500, patience=patience, tolerance=0.05)
+        done: list[tuple[int, int]] = []
+        head = HeadConfig(name="linear", l2=1e-2, training=Training.adam, adam=config)
+        train_head(
+            features, labels, 4, head, LossConfig(name="quadratic"), seed=0,
+            device=torch.device("cpu"), dtype=torch.float64, progress=lambda *t: done.append(t),
+        )  # fmt: skip
+        assert done == [(epoch, 500) for epoch in range(1, len(done) + 1)]
+        return len(done)
+
+    assert 2 < epochs(2) == epochs(7) - 5
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -227,6 +227,12 @@ def test_an_optimum_that_does_not_exist_is_warned_of(loss, caplog):
     few = torch.cat([(labels == c).nonzero()[:4, 0] for c in range(10)])
     fit(loss, features[few], labels[few], l2=0.0, tolerance=1e-3)
     assert "head.l2=0 and the training rows can be separated" in caplog.text
+    caplog.clear()
+    twice, wrong = torch.cat([few, few[:1]]), torch.cat([labels[few], (labels[few[:1]] + 1) % 10])
+    weights = torch.ones(41).double()
+    weights[-1] = 0
+    fit(loss, features[twice], wrong, l2=0.0, tolerance=1e-3, weights=weights)
+    assert "can be separated" in caplog.text  # a row without weight does not hold the weights back
 
 
 def test_losses_with_a_minimum_need_no_warning(caplog):
