@@ -96,28 +96,13 @@ class KrylovInverse(DampedInverse):
         return self._operator.shared and right_CE.numel() > self._limit
 
     def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
-        """Yield solutions; where there are many parameters, they are held in coordinates until their turn comes.
-
-        Every vector of the Krylov space is v = a g + A^T b with g the right-hand side: a number and an output-sized b.
-        """
+        """Yield solutions; where there are many parameters, they are held in coordinates until their turn comes."""
         if not self._in_coordinates(right_CE):
             yield from super().solutions(right_CE, rhos, floor=floor)
             return
-        flat, ridge = right_CE.reshape(-1), self._ridge
-
-        def product(vector: Tensor, vector_K: Tensor) -> tuple[Tensor, Tensor]:
-            cotangent_K = self._operator.apply_output_hessian(self._operator.push(vector.view_as(right_CE)))
-            image = self._operator.pull(cotangent_K).reshape(-1) + ridge * vector
-            return image, torch.cat([cotangent_K.new_zeros(1), cotangent_K]) + ridge * vector_K
-
-        right_K = flat.new_zeros(1 + self._operator.n_outputs)
-        right_K[0] = 1.0
-        found = multishift_in_coordinates(
-            product, flat, right_K, rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
-        )
-        self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
-        for value_K in found.values:
-            yield (value_K[0] * right_CE + self._operator.pull(value_K[1:]))[None]
+        share_M1, b_MK = self._coordinates(right_CE, rhos)
+        for share_1, b_K in zip(share_M1, b_MK, strict=True):
+            yield (share_1 * right_CE + self._operator.pull(b_K))[None]
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
@@ -127,29 +112,44 @@ class KrylovInverse(DampedInverse):
         ``<u, g>``, the outputs A u and those of the held-out rows are linear in u, so they follow the recurrences as
         coordinates, and with ``u = a g + A^T b`` its square is ``a <u, g> + <b, A u>``.
         """
-        operator = self._operator
         if not self._in_coordinates(right_CE) or len(rhos) == 1 or not isinstance(held_out, FactoredOperator):
             return super().scores(right_CE, rhos, held_out, floor=floor)
-        flat, ridge = right_CE.reshape(-1), self._ridge
-        sizes = [1, operator.n_outputs, 1, operator.n_outputs, held_out.n_outputs]
-
-        def linear_parts(vector: Tensor) -> list[Tensor]:
-            whole = vector.view_as(right_CE)
-            return [(vector @ flat)[None], operator.push(whole), held_out.push(whole)]
-
-        def product(vector: Tensor, vector_K: Tensor) -> tuple[Tensor, Tensor]:
-            share, b_K, _, outputs_K, _ = vector_K.split(sizes)
-            cotangent_K = operator.apply_output_hessian(outputs_K)
-            image = operator.pull(cotangent_K).reshape(-1) + ridge * vector
-            return image, torch.cat([ridge * share, cotangent_K + ridge * b_K, *linear_parts(image)])
-
-        start = [flat.new_ones(1), flat.new_zeros(operator.n_outputs), *linear_parts(flat)]
-        found = multishift_in_coordinates(
-            product, flat, torch.cat(start), rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
-        )
-        share_M1, b_MK, along_M1, outputs_MK, held_MK = found.values.split(sizes, 1)
+        share_M1, b_MK, outputs_MK, along_M1, held_MK = self._coordinates(right_CE, rhos, held_out)
         square_M = (share_M1 * along_M1).sum(1) + (b_MK * outputs_MK).sum(1)
         return along_M1[:, 0], held_out.quadratic_of(held_MK, square_M.clamp(min=0))
+
+    def _coordinates(
+        self, right_CE: Tensor, rhos: list[float], held_out: FactoredOperator | None = None
+    ) -> tuple[Tensor, ...]:
+        """Solve in coordinates: every vector of the Krylov space is u = a g + A^T b with g the right-hand side.
+
+        Returns:
+            For every rho a ``[M, 1]`` and b ``[M, K]``; with held-out rows, also A u, <u, g> and the held-out outputs.
+        """
+        operator, flat, ridge = self._operator, right_CE.reshape(-1), self._ridge
+        sizes = [1, operator.n_outputs]
+        if held_out is not None:
+            sizes += [operator.n_outputs, 1, held_out.n_outputs]
+
+        def linear_parts(vector: Tensor) -> list[Tensor]:
+            if held_out is None:
+                return []
+            whole = vector.view_as(right_CE)
+            return [operator.push(whole), (vector @ flat)[None], held_out.push(whole)]
+
+        def product(vector: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+            share_1, b_K, *known = coordinates.split(sizes)
+            outputs_K = known[0] if known else operator.push(vector.view_as(right_CE))
+            cotangent_K = operator.apply_output_hessian(outputs_K)
+            image = operator.pull(cotangent_K).reshape(-1) + ridge * vector
+            return image, torch.cat([ridge * share_1, cotangent_K + ridge * b_K, *linear_parts(image)])
+
+        start = torch.cat([flat.new_ones(1), flat.new_zeros(operator.n_outputs), *linear_parts(flat)])
+        found = multishift_in_coordinates(
+            product, flat, start, rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
+        )
+        self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
+        return found.values.split(sizes, 1)
 
     def _schur(self, vector_CD: Tensor) -> Tensor:
         if not self._has_bias:
