@@ -1,12 +1,13 @@
-"""What a Hessian product with a linearised network costs, against forward and backward, and how it grows.
+"""Compare a Hessian product with a linearised network to a forward and backward pass, and show how it grows.
 
     python scripts/bench_linearised.py --layers 1 2 3 --rows 256 512 --classes 10 100
     python scripts/bench_linearised.py --train --layers 3 --rows 2000 --l2 1
 
-For every N, K and C: p, seconds of one Hessian product over N rows, of one forward and backward pass of the linearised
-part over the same rows (the better of the library's convolutions and of small maps as products of matrices), their
-ratio, and the process's peak memory during the product. ``--train`` also trains and unlearns a tenth, on random images
-and labels, and shows time and peak memory. On a GPU: --device cuda.
+Every line gives, for N rows, K components and C classes: p, the seconds of one Hessian product over all rows, the
+seconds of one forward and backward pass of the linearised part over the same rows (with the library's convolutions, and
+with small maps as matrix products), the ratio of the product to the quicker pass, and the process's peak memory during
+the product. ``--train`` trains a head on random images and labels instead, unlearns a tenth, and shows time and peak
+memory. On a GPU: --device cuda.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sfu.unlearning.methods.newton import Newton
 
 
 def best(work: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
-    """Seconds of the quickest of some runs, and the peak memory of the last."""
+    """Return the seconds of the quickest of some runs, and the peak memory of the last in MiB."""
     work()
     seconds = []
     for _ in range(repeats):
@@ -44,7 +45,7 @@ def best(work: Callable[[], object], repeats: int, device: torch.device) -> tupl
 
 
 def forward_backward(top: nn.Module, rows: torch.Tensor, batch_size: int) -> None:
-    """The gradient of the sum of outputs in all parameters of the linearised part."""
+    """Compute the gradient of the sum of outputs in all parameters of the linearised part."""
     parameters = {name: tensor.detach().clone().requires_grad_() for name, tensor in top.named_parameters()}
     for batch in rows.split(batch_size):
         outputs = functional_call(top, parameters, (batch,))

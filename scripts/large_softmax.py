@@ -1,9 +1,9 @@
-"""A softmax head too large for any matrix: C D = 51,200 parameters, by products alone; seconds, distance, peak memory.
+"""Unlearn from a softmax head too large for a Hessian matrix (C D = 51,200): seconds, distance and peak memory.
 
     python scripts/large_softmax.py cifar10_512.npz
 
-The rows are real and the classes made: the ten of the file, each cut into --parts by the signs of random projections. A
-tenth is forgotten at l2 = 5e-4.
+The rows are real and the classes are made up: each of the file's ten is split into --parts by the largest of as many
+random projections. A tenth of the rows is forgotten, by default at l2 = 5e-4.
 """
 
 from __future__ import annotations
