@@ -190,3 +190,7 @@ def test_what_will_not_fit_is_refused_before_it_starts_and_the_cheaper_is_named(
     with pytest.raises(ConfigError, match=r"shared does not fit the loss\. Choose one of auto, dense, blocks"):
         plan_structure(Layout.dense, 3, 5, 10, CPU, Structure.shared)
     assert memory_estimate(Structure.dense, 3, 5, 10, copies=2) == 8 * 2 * 15**2
+    need = memory_estimate(Structure.blocks, 10, 512, 1000)  # a half may be asked for; sfu chooses a quarter at most
+    monkeypatch.setattr(plan_module, "available_memory", lambda device: 3 * need)
+    assert plan_structure(Layout.blocks, 10, 512, 1000, CPU).structure is Structure.products
+    assert plan_structure(Layout.blocks, 10, 512, 1000, CPU, Structure.blocks).structure is Structure.blocks
