@@ -208,6 +208,12 @@ def test_hessian_products_norms_and_trace(layers):
         signs = torch.randint(0, 2, (1, len(dense)), generator=generator, dtype=torch.int8).double()[0] * 2 - 1
         estimate += float(signs @ dense @ signs) / 8
     assert operator.trace() == pytest.approx(estimate, rel=1e-10)
+    few = build_operator(head.objective(), head.rows(case.features[:3], case.labels[:3]), head.parameters_CE,
+                         Structure.products)  # fmt: skip
+    p, curved = len(dense), min(len(dense), 3 * C)  # three rows curve no more than 3 C directions
+    mean = case.l2 + (few.trace() - case.l2 * p) / curved
+    assert few.damped().mean_eigenvalue == pytest.approx(mean, rel=1e-12)
+    assert curved < p
     solution = operator.solve(some[0])
     assert solution.converged
     torch.testing.assert_close(solution.value_CE[0], torch.linalg.solve(dense, some[0, 0]), rtol=1e-5, atol=1e-6)

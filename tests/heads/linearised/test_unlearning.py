@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -145,6 +147,8 @@ def test_a_fit_in_a_subspace_is_the_hessian_there_and_the_identity_elsewhere(dee
     solved = torch.linalg.solve(wanted + 0.3 * torch.eye(p).double(), some[0, 0])
     torch.testing.assert_close(operator.damped().solve(some[0], 0.3)[0], solved, rtol=1e-5, atol=1e-6)
     assert operator.solve(some[0], 0.3).residual < 1e-9
+    assert operator.damped().invertible
+    assert not dataclasses.replace(operator, rest=0.0).damped().invertible
     assert operator.trace() == pytest.approx(float(wanted.trace()), rel=1e-6)
     places = min(p, len(deep.forget) * C) - k
     trace = request.hessian(Structure.products).trace()  # an estimate, checked against dense algebra elsewhere
