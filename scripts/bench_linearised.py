@@ -1,12 +1,13 @@
-"""What a Hessian product with a linearised network costs, against forward and backward, and how it grows.
+"""Compare a Hessian product with a linearised network to a forward and backward pass, and show how it grows.
 
     python scripts/bench_linearised.py --layers 1 2 3 --rows 256 512 --classes 10 100
     python scripts/bench_linearised.py --train --layers 3 --rows 2000 --l2 1
 
-For every N, K and C: p, seconds of one Hessian product over N rows, of one forward and backward pass of the linearised
-part over the same rows (the better of the library's convolutions and of small maps as products of matrices), their
-ratio, and the process's peak memory during the product. ``--train`` also trains and unlearns a tenth, on random images
-and labels, and shows time and peak memory. On a GPU: --device cuda.
+Every line gives, for N rows, K components and C classes: p, the seconds of one Hessian product over all rows, the
+seconds of one forward and backward pass of the linearised part over the same rows (with the library's convolutions, and
+with small maps as matrix products), the ratio of the product to the quicker pass, and the process's peak memory during
+the product. ``--train`` trains a head on random images and labels instead, unlearns a tenth, and shows time and peak
+memory. On a GPU: --device cuda.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from sfu.heads.linearised.preflight import preflight, with_batch_size
 from sfu.heads.linearised.split_network import split_network
 from sfu.heads.train import train_head
 from sfu.losses import make_loss
-from sfu.operators import build_operator
+from sfu.operators.build import build_operator
 from sfu.request import ForgetRequest, MethodContext
 from sfu.settings import CurvatureConfig, Estimator, HeadConfig, Structure
 from sfu.unlearning.methods.newton import Newton
 
 
 def best(work: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
-    """Seconds of the quickest of some runs, and the peak memory of the last."""
+    """Return the seconds of the quickest of some runs, and the peak memory of the last in MiB."""
     work()
     seconds = []
     for _ in range(repeats):
@@ -44,7 +45,7 @@ def best(work: Callable[[], object], repeats: int, device: torch.device) -> tupl
 
 
 def forward_backward(top: nn.Module, rows: torch.Tensor, batch_size: int) -> None:
-    """The gradient of the sum of outputs in all parameters of the linearised part."""
+    """Compute the gradient of the sum of outputs in all parameters of the linearised part."""
     parameters = {name: tensor.detach().clone().requires_grad_() for name, tensor in top.named_parameters()}
     for batch in rows.split(batch_size):
         outputs = functional_call(top, parameters, (batch,))
@@ -56,12 +57,12 @@ def situation(arguments: argparse.Namespace, layers: int, count: int, classes: i
 
     torch.manual_seed(0)
     device = torch.device(arguments.device)
-    cut = split_network(models.get_model(arguments.network, weights=None, num_classes=classes), layers)
+    split = split_network(models.get_model(arguments.network, weights=None, num_classes=classes), layers)
     with torch.no_grad():
         images = torch.randn(count, 3, arguments.size, arguments.size)
-        activations = torch.cat([cut.trunk(batch) for batch in images.split(256)])
-    core = Core.of(cut.top, activations[:2], components=cut.components).to(device)
-    return cut.top.to(device), with_batch_size(core, arguments.batch_size), activations, torch.arange(count) % classes
+        activations = torch.cat([split.trunk(batch) for batch in images.split(256)])
+    core = Core.of(split.top, activations[:2], components=split.components).to(device)
+    return split.top.to(device), with_batch_size(core, arguments.batch_size), activations, torch.arange(count) % classes
 
 
 def row(arguments: argparse.Namespace, layers: int, count: int, classes: int) -> None:

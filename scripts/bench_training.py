@@ -1,10 +1,10 @@
-"""Training to the optimum against scikit-learn, in one run: seconds, gradient norm, difference of the weights.
+"""Compare training to the optimum with scikit-learn, in one run: seconds, gradient norm, difference of the weights.
 
     python scripts/bench_training.py cifar10_512.npz
 
-For l2 of 1e-5 and 5e-4: softmax against LogisticRegression (as it comes, and to our gradient norm), quadratic against
-RidgeClassifier, logistic and Huberised hinge alone. Gradient norms are of the same mean objective, in float64. Both
-sides run on as many threads as OMP_NUM_THREADS says.
+For each l2 (1e-5 and 5e-4 by default), softmax is compared with LogisticRegression (with its default tolerance, and to
+the gradient norm of sfu) and quadratic with RidgeClassifier; logistic and the Huberised hinge run alone. Gradient norms
+are those of the same mean objective in float64. Both sides use OMP_NUM_THREADS threads.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.train import train_head
 from sfu.losses import make_loss
-from sfu.operators import build_operator
+from sfu.operators.build import build_operator
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.seeds import derive_seed
 from sfu.settings import (

@@ -25,7 +25,8 @@ from sfu.data.load import load_dataset
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
 from sfu.losses import loss_names, make_loss
-from sfu.operators import CurvatureOperator, build_operator
+from sfu.operators.base import CurvatureOperator
+from sfu.operators.build import build_operator
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.seeds import derive_seed
 from sfu.settings import CurvatureConfig, DatasetConfig, Estimator, HeadConfig, Regularization, Structure
@@ -80,7 +81,7 @@ def situation(data: FeatureData, loss: str, l2: float, n_forget: int, seed: int)
     request = ForgetRequest(head, features[forget], labels[forget])
     retained = RetainedSet(features[keep], labels[keep])
     retrained = Retrained(config).unlearn(request, MethodContext(), retained).head.parameters_CE
-    rows = head.rows(retained.features_RD, retained.labels_R, keep=True)
+    rows = head.rows(retained.features_RD, retained.labels_R, cache=True)
     structure = Structure.shared if quadratic else Structure.products
     hessian = build_operator(head.objective(), rows, head.parameters_CE, structure)
     return request, Truth(retrained, hessian, squared_norm(head.parameters_CE - retrained, hessian))

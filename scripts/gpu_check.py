@@ -20,7 +20,7 @@ import torch
 from sfu.data.features.extract import Extractor
 from sfu.data.images.images import ArrayImages
 from sfu.experiment.pipeline import run
-from sfu.heads.linear import LinearHead
+from sfu.heads.files import load_head
 from sfu.operators.spectral import eigh
 from sfu.settings import BackboneConfig, DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
 
@@ -103,7 +103,7 @@ def main() -> None:
     sound = True
     print(f"{'method':22s} {'difference':>10s} {'cpu s':>8s} {there + ' s':>8s} {'cpu MiB':>9s} {there + ' MiB':>9s}")
     for name in METHODS:
-        one, other = (LinearHead.load(root / n / "heads" / name).parameters_CE for n in ("a", "b"))
+        one, other = (load_head(root / n / "heads" / name).parameters_CE for n in ("a", "b"))
         difference = float((one - other).norm() / one.norm())
         good = difference < TOLERANCE.get(name, 1e-7)
         sound &= good

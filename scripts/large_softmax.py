@@ -1,9 +1,9 @@
-"""A softmax head too large for any matrix: C D = 51,200 parameters, by products alone; seconds, distance, peak memory.
+"""Unlearn from a softmax head too large for a Hessian matrix (C D = 51,200): seconds, distance and peak memory.
 
     python scripts/large_softmax.py cifar10_512.npz
 
-The rows are real and the classes made: the ten of the file, each cut into --parts by the signs of random projections. A
-tenth is forgotten at l2 = 5e-4.
+The rows are real and the classes are made up: each of the file's ten is split into --parts by the largest of as many
+random projections. A tenth of the rows is forgotten, by default at l2 = 5e-4.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sfu.data.load import load_dataset
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
 from sfu.losses import Softmax
-from sfu.operators import build_operator
+from sfu.operators.build import build_operator
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import CurvatureConfig, DatasetConfig, Estimator, HeadConfig, Regularization, Structure
 from sfu.unlearning.base import UnlearningMethod
@@ -48,7 +48,7 @@ def main() -> None:
     forget, keep = order[: len(labels) // 10], order[len(labels) // 10 :]
     request = ForgetRequest(head, features[forget], labels[forget])
     retained = RetainedSet(features[keep], labels[keep])
-    rows = head.rows(retained.features_RD, retained.labels_R, keep=True)
+    rows = head.rows(retained.features_RD, retained.labels_R, cache=True)
     hessian = build_operator(head.objective(), rows, head.parameters_CE, Structure.products)
     methods: dict[str, UnlearningMethod] = {
         "retrained": Retrained(config),

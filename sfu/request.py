@@ -17,7 +17,8 @@ from torch import Tensor
 from sfu.errors import DataError
 from sfu.heads.base import Head
 from sfu.losses.rows import Rows, check_weights, design_matrix
-from sfu.operators import CurvatureOperator, build_operator
+from sfu.operators.base import CurvatureOperator
+from sfu.operators.build import build_operator
 from sfu.settings import Structure
 
 Cached = TypeVar("Cached")
@@ -243,7 +244,7 @@ class ForgetRequest:
 
     def data(self, *, keep: bool = False) -> Rows:
         """The forget rows as the head's loss sees them."""
-        return self.head.rows(self.features_FD, self.labels_F, self.weights_F, keep=keep)
+        return self.head.rows(self.features_FD, self.labels_F, self.weights_F, cache=keep)
 
     def retained_rows(self, retained: RetainedSet, *, progress: Callable[[int, int], None] | None = None) -> Rows:
         """The retained rows as the head's loss sees them; they must be what the training set keeps.
@@ -252,7 +253,7 @@ class ForgetRequest:
             DataError: They are not N - N_f rows, or do not weigh V - V_f.
         """
         head = self.head
-        rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, keep=True, progress=progress)
+        rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, cache=True, progress=progress)
         if rows.count != self.n_retain or not math.isclose(rows.weight, self.retained_weight, rel_tol=1e-9):
             raise DataError(
                 f"the retained set has {rows.count} rows of total weight {rows.weight:.12g}; the training set without "

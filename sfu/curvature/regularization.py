@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sfu.operators import CurvatureOperator, DampedInverse
+from sfu.operators.base import CurvatureOperator, DampedInverse
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue

@@ -19,7 +19,7 @@ from sfu.errors import ArtifactError, ConfigError
 from sfu.heads.base import Head
 from sfu.losses import Layout, Loss, Rows
 from sfu.losses.chunks import Chunk, TableChunk
-from sfu.operators import CurvatureOperator
+from sfu.operators.base import CurvatureOperator
 from sfu.operators.plan import available_memory
 from sfu.request import ForgetRequest
 from sfu.settings import Subspace

@@ -1,6 +1,6 @@
 """Score heads against Retrained, on data reloaded after unlearning is done.
 
-Shapes: R retained rows, F forget rows, T test rows, C classes, E = D (+ 1 with bias).
+Shapes: R retained rows, F forget rows, T test rows, C classes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sfu.data.split import ForgetSplit
 from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import MembershipScore, cross_entropy_per_sample, membership_attack
 from sfu.heads.base import Head
-from sfu.operators import build_operator
+from sfu.operators.build import build_operator
 from sfu.settings import Structure
 
 Metrics = dict[str, float | None]
 
 _POINTS = 16
-"""Of a path, evaluated in one pass over the rows."""
+"""Points of a path that are evaluated in one pass over the rows."""
 _COMPARISONS = (
     "test_gap", "remain_gap", "forget_gap", "mia_gap",
     "distance", "agreement", "forget_kl", "measured_distance_gain",
@@ -32,7 +32,7 @@ _COMPARISONS = (
 
 @dataclass(frozen=True)
 class _Scores:
-    """Accuracies and attack score of one head, and the outputs they came from (``test_TC``, ``forget_FC``)."""
+    """Accuracies and attack score of one head, and the outputs they came from."""
 
     test: float
     remain: float
@@ -43,7 +43,7 @@ class _Scores:
 
 
 class Evaluator:
-    """Holds what every row is compared with: the retained Hessian at Original (as products), Original and Retrained."""
+    """Compares heads with Original and Retrained, in the norm of the retained Hessian at Original."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Evaluator:
         membership_splits: int = 5,
         seed: int = 0,
     ) -> None:
-        """Compute the retained Hessian and Retrained's own scores.
+        """Compute the retained Hessian (as products) and Retrained's own scores.
 
         Args:
             data: The dataset.
@@ -63,30 +63,26 @@ class Evaluator:
             original: The head before unlearning.
             retrained: The head trained on the retained rows; ``None`` leaves every comparison with it out (``None``).
             membership_splits: Splits of the membership attack.
-            seed: Of the membership attack.
+            seed: Seed of the membership attack.
         """
         self._retain = (data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
         self._forget = (data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
         self._test = (data.test_features_TD, data.test_labels_T)
         self._forgotten_classes = self._forget[1].unique()
         self._n_splits, self._seed = membership_splits, seed
-        self._rows = original.rows(*self._retain, keep=True)
+        self._rows = original.rows(*self._retain, cache=True)
         self._objective = original.objective_of(self._rows.weight)
         self._hessian = build_operator(self._objective, self._rows, original.parameters_CE, Structure.products)
         self._original, self._retrained = original, retrained
-        self._reference_scores = None if retrained is None else self._scores(retrained)
-        self._nothing = 0.0 if retrained is None else self._from_retrained(original, retrained)
-
-    def _from_retrained(self, head: Head, retrained: Head) -> float:
-        """Squared distance."""
-        return squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
+        self._retrained_scores = None if retrained is None else self._scores(retrained)
+        self._nothing = 0.0 if retrained is None else self._squared_distance(original, retrained)
 
     def evaluate(self, head: Head) -> Metrics:
-        """All metrics of one head.
+        """Return all metrics of one head.
 
         Percentages are 0 to 100; gaps are the head's value minus Retrained's, in points. ``distance`` is
         ``|w - w_r| / |w* - w_r|`` in the norm of the retained data's Hessian at w* (0: Retrained, 1: nothing done), and
-        ``measured_distance_gain`` the fall of its squared numerator from doing nothing.
+        ``measured_distance_gain`` is how much the squared numerator falls from doing nothing.
         """
         scores = self._scores(head)
         gradient = self._objective.gradient(self._rows, head.parameters_CE)
@@ -101,26 +97,29 @@ class Evaluator:
         return metrics | self._compare(head, scores)
 
     def distance(self, head: Head) -> float | None:
-        """Distance to Retrained, 1 for nothing done; ``None`` if it is not known."""
+        """Return the distance to Retrained, 1 for nothing done; ``None`` if it is not known."""
         if self._retrained is None or not self._nothing > 0:
             return None
-        return math.sqrt(self._from_retrained(head, self._retrained) / self._nothing)
+        return math.sqrt(self._squared_distance(head, self._retrained) / self._nothing)
 
     def trade_off(self, path: Sequence[Tensor]) -> dict[str, list[float]]:
-        """Accuracies, in per cent, at each point of a path of parameters."""
+        """Return accuracies, in per cent, at each point of a path of parameters."""
         found: dict[str, list[float]] = {"test_accuracy": [], "forget_accuracy": []}
         for key, labelled in (("test_accuracy", self._test), ("forget_accuracy", self._forget)):
-            rows = self._original.rows(*labelled, keep=True)
+            rows = self._original.rows(*labelled, cache=True)
             for start in range(0, len(path), _POINTS):
                 found[key] += accuracies(rows, torch.stack(list(path[start : start + _POINTS])))
         return found
 
+    def _squared_distance(self, head: Head, retrained: Head) -> float:
+        return squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
+
     def _compare(self, head: Head, scores: _Scores) -> Metrics:
-        """The metrics that need Retrained."""
-        reference, retrained = self._reference_scores, self._retrained
+        """Return the metrics that need Retrained."""
+        reference, retrained = self._retrained_scores, self._retrained
         if reference is None or retrained is None:
             return dict.fromkeys(_COMPARISONS)
-        square, nothing = self._from_retrained(head, retrained), self._nothing
+        square, nothing = self._squared_distance(head, retrained), self._nothing
         mia, mia_reference = scores.membership.mean, reference.membership.mean
         values = (
             scores.test - reference.test,
@@ -135,19 +134,16 @@ class Evaluator:
         return dict(zip(_COMPARISONS, values, strict=True))
 
     def _scores(self, head: Head) -> _Scores:
-        test, remain, forget = (head.logits(part[0]) for part in (self._test, self._retain, self._forget))
+        test_TC, remain_RC, forget_FC = (head.logits(part[0]) for part in (self._test, self._retain, self._forget))
         same_class = torch.isin(self._test[1], self._forgotten_classes)
         membership = membership_attack(
-            cross_entropy_per_sample(forget, self._forget[1]),
-            cross_entropy_per_sample(test, self._test[1])[same_class.to(test.device)],
+            cross_entropy_per_sample(forget_FC, self._forget[1]),
+            cross_entropy_per_sample(test_TC, self._test[1])[same_class.to(test_TC.device)],
             n_splits=self._n_splits,
             seed=self._seed,
         )
-        return _Scores(
-            accuracy(test, self._test[1]),
-            accuracy(remain, self._retain[1]),
-            accuracy(forget, self._forget[1]),
-            membership,
-            test,
-            forget,
+        test, remain, forget = (
+            accuracy(outputs, part[1])
+            for outputs, part in ((test_TC, self._test), (remain_RC, self._retain), (forget_FC, self._forget))
         )
+        return _Scores(test, remain, forget, membership, test_TC, forget_FC)

@@ -1,7 +1,7 @@
 """The paper's membership-inference attack.
 
-A logistic regression on the per-sample cross-entropy tells examples of the forget set from test examples of the same
-classes, in equal numbers. 50 % means it cannot tell; Retrained's own score is what to read a method's against.
+A logistic regression on the per-sample cross-entropy tries to tell examples of the forget set from as many test
+examples of the same classes. At 50 % it cannot tell them apart; compare a method's score with Retrained's own.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class MembershipScore:
 
 
 def cross_entropy_per_sample(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
-    """Softmax cross-entropy of each row in nats, ``[N]``."""
+    """Return the softmax cross-entropy of each row in nats, ``[N]``."""
     return torch.nn.functional.cross_entropy(logits_NC, labels_N.to(logits_NC.device), reduction="none")
 
 
 def membership_attack(forget_losses: Tensor, test_losses: Tensor, *, n_splits: int, seed: int) -> MembershipScore:
-    """Mean and standard deviation of the attack's accuracy over stratified splits.
+    """Return the mean and standard deviation of the attack's accuracy over stratified splits.
 
     Args:
         forget_losses: Cross-entropy of the forget examples.
         test_losses: Cross-entropy of test examples of the forgotten classes; the larger side is subsampled.
         n_splits: Number of stratified folds; each is attacked by a model fitted on the others.
-        seed: Of the subsample and the folds.
+        seed: Seed of the subsample and the folds.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score

@@ -12,10 +12,7 @@ from typing import Any, TypeVar
 
 from sfu.experiment.keys import StageKeys
 from sfu.files import copy_file
-from sfu.heads.base import Head
-from sfu.heads.linear import LinearHead
-from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.files import CORE_PREFIX, load_head
+from sfu.heads.linearised.network import CORE_PREFIX
 from sfu.results.artifacts import read_metrics
 from sfu.store import Store
 
@@ -110,8 +107,3 @@ def _copy_run_files(source: Path, target: Path) -> None:
     for name in _RUN_FILES:
         if (source / name).is_file():
             copy_file(source / name, target / name)
-
-
-def read_head(stem: Path, core: Core | None) -> Head:
-    """Read a linear head, or, given its core, a linearised one."""
-    return LinearHead.load(stem) if core is None else load_head(stem, core)

@@ -89,9 +89,7 @@ def run(
 
 def _describe_run(run: RunContext, overrides: Sequence[str]) -> dict[str, Any]:
     """Versions, machine and settings of a run."""
-    config, device, head, core = run.config, run.device, run.request.head, dict[str, Any]()
-    if run.core is not None:
-        core = {"layers": list(run.core.components), "n_parameters": run.core.n_parameters, "core": run.core.digest}
+    config, device, head = run.config, run.device, run.request.head
     return {
         "name": run.folder.name,
         "sfu_version": sfu.__version__,
@@ -108,6 +106,6 @@ def _describe_run(run: RunContext, overrides: Sequence[str]) -> dict[str, Any]:
         "tune": {"rule": config.tune.value, "budget": config.tune_budget},
         "head": {
             "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,
-            "gradient_norm": float(head.gradient_CE.norm()), "loss": head.loss.as_json(), **core,
+            "gradient_norm": float(head.gradient_CE.norm()), "loss": head.loss.as_json(), **head.about(),
         },
     }  # fmt: skip

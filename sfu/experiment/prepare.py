@@ -21,10 +21,11 @@ from sfu.data.seal import real_places
 from sfu.data.settings import NO_BACKBONE
 from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
-from sfu.experiment.cache import HEAD, StageCache, read_head
+from sfu.experiment.cache import HEAD, StageCache
 from sfu.experiment.context import RunContext
 from sfu.experiment.result_store import GRAM
 from sfu.files import write_tensors, write_text
+from sfu.heads.files import load_head
 from sfu.heads.linearised.build_core import build_core
 from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import checkpoint_of
@@ -124,7 +125,7 @@ def train(run: RunContext) -> None:
             head = run.cache.cached(
                 run.cache.keys.head, partial(make, gram=partial(_cached_gram, run.cache)),
                 lambda made, entry: made.save(entry / HEAD),
-                lambda entry: read_head(entry / HEAD, run.core).to(run.device), name=HEAD,
+                lambda entry: load_head(entry / HEAD, run.core).to(run.device), name=HEAD,
                 waiting=run.waiting("the original head"),
             )  # fmt: skip
     run.request = ForgetRequest(

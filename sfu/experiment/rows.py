@@ -19,11 +19,12 @@ from sfu.data.seal import sealed
 from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
-from sfu.experiment.cache import HEAD, read_head
+from sfu.experiment.cache import HEAD
 from sfu.experiment.context import RowResult, RunContext
 from sfu.experiment.resources import Usage, measured
 from sfu.files import write_tensors, write_text
 from sfu.heads.base import Head
+from sfu.heads.files import load_head
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import write_json
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
@@ -196,7 +197,7 @@ def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str
 
 
 def _read_result(about: dict[str, Any], folder: Path, stem: str, run: RunContext) -> UnlearningResult:
-    head, path = read_head(folder / stem, run.core).to(run.device), folder / f"{stem}.{_PATH}"
+    head, path = load_head(folder / stem, run.core).to(run.device), folder / f"{stem}.{_PATH}"
     points = tuple(load_file(path)["path"].to(run.device)) if path.is_file() else ()
     trials = [_read_result(trial, folder, _TRIAL.format(n), run) for n, trial in enumerate(about.pop("trials"))]
     return UnlearningResult(head, path=points, trials=tuple(trials), **about)

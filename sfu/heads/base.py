@@ -1,28 +1,37 @@
-"""What every head has: parameters in which its outputs are affine, and what must be known of its training to unlearn.
+"""What every head has: parameters in which its outputs are affine, and what unlearning must know of its training.
 
-Shapes: N rows, D features, C classes; parameters are ``[C, E]``, or ``[1, p]`` where the classes share them.
+Shapes: N rows, D features, C classes. Parameters ``_CE`` are ``[C, E]``, E = D (+ 1 with bias), for a linear head, and
+``[1, p]`` for a head whose classes share all p of them, such as a linearised one: read C as 1 and E as p there.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from sfu.errors import DataError
+from sfu.errors import ArtifactError, DataError
+from sfu.files import write_tensors, write_text
 from sfu.heads.certificate import Certificate
 from sfu.losses import Layout, Loss, Objective, Quadratic, Rows
+from sfu.registry import Registered
+
+if TYPE_CHECKING:
+    from sfu.heads.linearised.core import Core
+    from sfu.settings import HeadConfig
 
 LOGIT_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Head(ABC):
+class Head(Registered, ABC, kind="head"):
     """A trained classifier whose outputs are affine in its parameters, under one of the losses of :mod:`sfu.losses`.
 
     Attributes:
@@ -36,9 +45,10 @@ class Head(ABC):
         data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored: a
             summary, from which no single example can be read unless they are very few. ``[E, E]``, ``[C, E, E]`` or
             ``[C E, C E]``, by the loss; ``None`` otherwise.
-        weight: Total weight V of the training rows; ``None`` for N, as it is without sample and class weights. A loss
+        weight: Total weight V of the training rows; ``None`` means N, as it is without sample and class weights. A loss
             with class weights needs it.
-        certificate: Of a head trained for certified removal. Its gradient is that of the perturbed objective.
+        certificate: The certificate of a head trained for certified removal. The stored gradient is then that of the
+            perturbed objective.
     """
 
     parameters_CE: Tensor
@@ -51,6 +61,11 @@ class Head(ABC):
     weight: float | None = None
     certificate: Certificate | None = None
 
+    schemas: ClassVar[tuple[int, ...]] = (1,)
+    """Versions of the files that can be read; the last is written."""
+    stackable: ClassVar[bool] = False
+    """Whether ``torch.func.vmap`` over the parameters makes one product of the outputs of many heads."""
+
     def __post_init__(self) -> None:
         """Check shapes and values.
 
@@ -59,27 +74,45 @@ class Head(ABC):
                 has class weights and the weight is missing.
         """
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
-            raise DataError(f"n_train={self.n_train}; the number of training rows, a whole number above 0, is needed.")
+            raise DataError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
         if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise DataError(f"l2={self.l2}; a finite number of at least 0 is needed.")
+            raise DataError(f"l2={self.l2}. Give a finite number of at least 0.")
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
-            raise DataError(f"weight={self.weight}; the total weight of the training rows is a finite number above 0.")
+            raise DataError(f"weight={self.weight}. Give the training rows' total weight, a finite number above 0.")
         if self.weight is None and self.loss.class_weights is not None:
             raise DataError(
-                "a loss with class weights needs the total weight of the training rows, sum of sample weight times "
-                "class weight, as the head's `weight`: give weight=."
+                "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
+                "times class weight. Give weight=."
             )
         if self.parameters_CE.ndim != 2 or self.parameters_CE.shape != self.gradient_CE.shape:
             raise DataError(
-                f"head parameters {list(self.parameters_CE.shape)} and gradient {list(self.gradient_CE.shape)} must "
-                "both be [classes, features (+ 1 with bias)]."
+                f"the head's parameters are {list(self.parameters_CE.shape)} and its gradient is "
+                f"{list(self.gradient_CE.shape)}. They must both be [classes, features (+ 1 with bias)]."
             )
         self._check()
         if not (torch.isfinite(self.parameters_CE).all() and torch.isfinite(self.gradient_CE).all()):
-            raise DataError("the head has NaN or infinite parameters or gradient; it cannot be unlearned from.")
+            raise DataError(
+                "the head has NaN or infinite parameters or gradient, so it cannot be unlearned from. Train it again."
+            )
 
-    def _check(self) -> None:  # noqa: B027
-        """Further checks of a kind of head."""
+    def _check(self) -> None:
+        """Check what only this kind of head has."""
+
+    @classmethod
+    def untrained(cls, config: HeadConfig, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
+        """Return a head of zeros in float64 on the CPU, for training.
+
+        Args:
+            config: The ``head`` group.
+            loss: The loss.
+            n_features: D.
+            n_classes: C.
+            core: The network at fixed weights that a linearised head belongs to.
+
+        Raises:
+            ConfigError: This kind of head needs a core and has none.
+        """
+        raise NotImplementedError(f"{cls.__name__} is not trained.")
 
     @property
     @abstractmethod
@@ -89,7 +122,7 @@ class Head(ABC):
     @property
     @abstractmethod
     def n_features(self) -> int:
-        """D: numbers of a row."""
+        """D, the numbers of a row."""
 
     @property
     @abstractmethod
@@ -106,67 +139,73 @@ class Head(ABC):
 
     @property
     def total_weight(self) -> float:
-        """V: what the training rows weigh together."""
+        """V, the sum of the training rows' weights."""
         return float(self.n_train) if self.weight is None else self.weight
 
     @property
     def rows_gradient_CE(self) -> Tensor:
-        """Mean gradient of the training rows alone (regulariser included): without the b/V of objective perturbation.
+        """Mean gradient of the training rows alone (regulariser included), without the b/V of objective perturbation.
 
-        It is what the gradient of a random sample of them scatters about.
+        The gradient of a random sample of the rows scatters about it.
         """
         if self.certificate is None:
             return self.gradient_CE
         return self.gradient_CE - self.certificate.noise_CE.to(self.gradient_CE) / self.total_weight
 
     def objective(self) -> Objective:
-        """Loss and regulariser, as of any set of rows."""
+        """Return the loss and the regulariser, for any set of rows."""
         return Objective(self.loss, self.l2, self.regularized_E)
 
     def objective_of(self, weight: float) -> Objective:
-        """The mean objective of a training set of this total weight: with objective perturbation, if there was any."""
+        """Return the mean objective of a training set of this total weight, objective perturbation included."""
         objective, certificate = self.objective(), self.certificate
         return objective if certificate is None else replace(objective, linear_CE=certificate.noise_CE / weight)
 
     @abstractmethod
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
-        """Labelled rows as this head's loss sees them, on its device and in its dtype."""
+        """Return labelled rows for this head's loss, on its device and in its dtype; see :class:`sfu.losses.Rows`."""
 
     @abstractmethod
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
-        """Outputs ``[N, C]`` at any parameters, through which autograd may differentiate (both ways)."""
+        """Return the outputs ``[N, C]`` at any parameters; autograd can differentiate them in both arguments."""
 
     @property
     def feature_weights_CD(self) -> Tensor | None:
-        """W, if the outputs are ``W x + b`` in the features, too; else ``None``."""
+        """W, if the outputs are also linear in the features, ``W x + b``; else ``None``."""
         return None
 
-    def squared_pulls(self, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
-        """``sum_i share_i (J_i^T b_i)^2`` with the Jacobians J of the outputs, in the shape of the parameters.
+    @property
+    def shared_core(self) -> Core | None:
+        """The network at fixed weights that heads of one run share; ``None`` if there is none."""
+        return None
 
-        A reverse pass for each row, as squares of sums are no sums of squares; a head may have a shorter way.
+    def parameter_groups(self) -> Tensor:
+        """Return the number of each parameter's group, ``[C, E]``: parameters of one group play the same part."""
+        n_rows, width = self.parameters_CE.shape
+        return torch.arange(width).repeat(n_rows, 1)
+
+    def about(self) -> dict[str, Any]:
+        """Describe what the run's record should say of this kind of head."""
+        return {}
+
+    def squared_pulls(self, features_BD: Tensor, cotangent_BC: Tensor, share_B: Tensor) -> Tensor:
+        """Return ``sum_i share_i (J_i^T b_i)^2`` with the Jacobians J of the outputs, in the shape of the parameters.
+
+        This takes a reverse pass for each row; a head may have a shorter way.
         """
         parameters_CE = self.parameters_CE.detach().clone().requires_grad_()
         total_CE = torch.zeros_like(self.parameters_CE)
-        for feature_D, bent_C, share in zip(features_BD, bent_BC, share_B.tolist(), strict=True):
-            along = self.outputs(feature_D[None], parameters_CE)[0] @ bent_C
+        for feature_D, cotangent_C, share in zip(features_BD, cotangent_BC, share_B.tolist(), strict=True):
+            along = self.outputs(feature_D[None], parameters_CE)[0] @ cotangent_C
             total_CE += share * torch.autograd.grad(along, parameters_CE)[0].square()
         return total_CE
 
-    @abstractmethod
-    def save(self, stem: Path) -> list[Path]:
-        """Write the head beside ``stem`` as safetensors and JSON; returns the paths.
-
-        Raises:
-            ArtifactError: A file cannot be written.
-        """
-
     def without_summary(self) -> Self:
-        """The same head without what was stored of the training data's curvature."""
+        """Return the head without the stored curvature of its training data."""
         return replace(self, data_hessian=None)
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Self:
-        """The same head on another device or in another dtype."""
+        """Return the head on another device or in another dtype."""
         certificate = self.certificate
         return replace(
             self,
@@ -177,9 +216,65 @@ class Head(ABC):
         )
 
     def logits(self, features_ND: Tensor) -> Tensor:
-        """Outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks."""
+        """Return the outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks."""
         parameters_CE = self.parameters_CE
         if not features_ND.shape[0]:
             return parameters_CE.new_empty(0, self.n_classes)
         with torch.no_grad():
             return torch.cat([self.outputs(chunk, parameters_CE) for chunk in features_ND.split(LOGIT_ROWS)])
+
+    def save(self, stem: Path) -> list[Path]:
+        """Write ``stem.safetensors`` (tensors), ``stem.json`` (settings) and what the kind of head needs beside them.
+
+        Read them with :func:`sfu.heads.files.load_head`.
+
+        Returns:
+            The paths.
+
+        Raises:
+            ArtifactError: A file cannot be written, or this kind of head is never saved.
+        """
+        if not self.registered_name:
+            raise ArtifactError(f"a {type(self).__name__} cannot be saved, because it has no registered name.")
+        tensors, settings = paths_of(stem)
+        beside = self._save_beside(stem)
+        about = {
+            "schema": self.schemas[-1], "kind": self.registered_name, "loss": self.loss.as_json(),
+            "n_classes": self.n_classes, "n_features": self.n_features, "l2": self.l2, "n_train": self.n_train,
+            "weight": self.weight, **self._settings(),
+        }  # fmt: skip
+        write_tensors(tensors, {"parameters": self.parameters_CE, **self._tensors()})
+        write_text(settings, json.dumps(about, indent=2) + "\n")
+        return [tensors, settings, *beside]
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what the JSON file holds besides what all heads have."""
+        return {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return what the tensor file holds besides the parameters."""
+        return {"gradient": self.gradient_CE}
+
+    def _save_beside(self, stem: Path) -> list[Path]:
+        """Write further files before the head's own; return their paths."""
+        return []
+
+    @classmethod
+    def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
+        """Return the head of two files that :meth:`save` wrote, read already.
+
+        Args:
+            about: The JSON file.
+            tensors: The tensor file.
+            stem: Where they lie.
+            core: The core to share, if it is the one the head belongs to.
+
+        Raises:
+            ArtifactError: Something is missing or does not belong to the head.
+        """
+        raise NotImplementedError(f"{cls.__name__} is not saved.")
+
+
+def paths_of(stem: Path) -> tuple[Path, Path]:
+    """Return the paths of a head's tensors and settings."""
+    return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")

@@ -1,4 +1,4 @@
-"""What a head trained with objective perturbation must remember for certified removal.
+"""What certified removal needs to know of a head trained with objective perturbation.
 
 Shapes: C classes, E = D features (no bias).
 """
@@ -16,15 +16,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Certificate:
-    """What certified removal must know of a head; see :mod:`sfu.unlearning.methods.certified_removal`.
+    """The noise of a head, and how much of the budget is spent (:mod:`sfu.unlearning.methods.certified_removal`).
 
     Attributes:
         noise_std: Standard deviation of the entries of b.
         noise_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. Secret: the guarantee
             is for those who see the weights and not b.
-        residual_bound: Bound on the gradient norm of the perturbed sum objective, accumulated over removals;
+        residual_bound: Upper bound on the gradient norm of the perturbed sum objective, accumulated over removals;
             ``None`` once another method has moved the head.
-        seeded: Whether b was drawn from a seed: then nothing is certified to whoever knows the seed.
+        seeded: Whether b was drawn from a seed. Nothing is certified to whoever knows the seed.
     """
 
     noise_std: float
@@ -34,18 +34,18 @@ class Certificate:
 
     @classmethod
     def draw(cls, noise_std: float, shape: tuple[int, int], device: torch.device, seed: int | None) -> Certificate:
-        """With a fresh b from 128 bits of the operating system's entropy, or a reproducible one from ``seed``.
+        """Draw a fresh b from 128 bits of the operating system's entropy, or a reproducible one from ``seed``.
 
-        NumPy draws it: PyTorch's CPU generator is started from 32 bits, which can be tried out.
+        NumPy draws it, because PyTorch's CPU generator starts from 32 bits, which an attacker can try one by one.
         """
         drawn_CE = torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
         return cls(noise_std, (noise_std * drawn_CE).to(device), 0.0, seed is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """All but b."""
+        """Return all but b."""
         return {"noise_std": self.noise_std, "residual_bound": self.residual_bound, "seeded": self.seeded}
 
     @classmethod
     def from_json(cls, about: Mapping[str, Any], noise_CE: Tensor) -> Certificate:
-        """What :meth:`as_json` wrote; before it said ``seeded``, every b was."""
+        """Read what :meth:`as_json` wrote; before ``seeded`` was written, every b came from a seed."""
         return cls(float(about["noise_std"]), noise_CE, about["residual_bound"], bool(about.get("seeded", True)))

@@ -5,28 +5,32 @@ Shapes: D features, E = D (+ 1 with bias), C classes, N training rows.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from sfu.errors import ArtifactError, DataError
-from sfu.files import write_tensors, write_text
+from sfu.errors import DataError
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
-from sfu.heads.linear_outputs import LinearOutputs
 from sfu.losses import Layout, Loss, Quadratic, Rows, loss_from_json, make_loss
+from sfu.losses.chunks import outputs_of
 from sfu.losses.rows import design_matrix
 
-SCHEMA = 2
+if TYPE_CHECKING:
+    from sfu.heads.linearised.core import Core
+    from sfu.settings import HeadConfig
 
 
 @dataclass(frozen=True)
-class LinearHead(Head):
-    """A linear classifier ``f(x) = W x + b``; see the base for what it holds."""
+class LinearHead(Head, name="linear"):
+    """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
+
+    schemas: ClassVar[tuple[int, ...]] = (1, 2)  # 1: before there were other losses than the quadratic
+    stackable: ClassVar[bool] = True
 
     def _check(self) -> None:
         n_classes, width = self.parameters_CE.shape
@@ -37,7 +41,12 @@ class LinearHead(Head):
         }
         wanted = shapes[self.loss.layout]
         if self.data_hessian is not None and list(self.data_hessian.shape) != wanted:
-            raise DataError(f"the head's stored curvature is {list(self.data_hessian.shape)}, not {wanted}.")
+            raise DataError(f"the head's data_hessian is {list(self.data_hessian.shape)}. Its loss needs {wanted}.")
+
+    @classmethod
+    def untrained(cls, config: HeadConfig, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
+        zero_CE = torch.zeros(n_classes, n_features + int(config.bias), dtype=torch.float64)
+        return cls(zero_CE, zero_CE, config.l2, 1, config.bias, loss, weight=1.0)
 
     @classmethod
     def from_module(
@@ -61,12 +70,12 @@ class LinearHead(Head):
             weight: Total weight of the training rows; needed if they had sample or class weights.
 
         Raises:
-            DataError: ``module`` is no linear layer, or a number is out of range.
+            DataError: ``module`` is not a linear layer, or a number is out of range.
             ConfigError: The loss is unknown.
         """
         if not isinstance(module, torch.nn.Linear):
             raise DataError(
-                f"a torch.nn.Linear is needed, not a {type(module).__name__}; give the classifier layer alone."
+                f"the module must be a torch.nn.Linear, not a {type(module).__name__}. Give the classifier layer alone."
             )
         parameters = module.weight.detach().double()
         if module.bias is not None:
@@ -79,13 +88,13 @@ class LinearHead(Head):
         """Write these weights into ``module``, in its own dtype and on its own device.
 
         Raises:
-            DataError: The module's shape or its having a bias differs from the head's.
+            DataError: The module's shape differs from the head's, or only one of them has a bias.
         """
         shape, wanted = tuple(module.weight.shape), tuple(self.weight_CD.shape)
         if shape != wanted or (module.bias is not None) != self.bias:
             raise DataError(
-                f"the head is {list(wanted)} with{'' if self.bias else 'out'} bias; the module is {list(shape)} "
-                f"with{'out' if module.bias is None else ''} bias."
+                f"the head is {list(wanted)} with{'' if self.bias else 'out'} bias, but the module is {list(shape)} "
+                f"with{'out' if module.bias is None else ''} bias. Give a module of the head's shape."
             )
         with torch.no_grad():
             module.weight.copy_(self.weight_CD)
@@ -94,12 +103,10 @@ class LinearHead(Head):
 
     @property
     def n_classes(self) -> int:
-        """C."""
         return self.parameters_CE.shape[0]
 
     @property
     def n_features(self) -> int:
-        """D, without the bias column."""
         return self.parameters_CE.shape[1] - int(self.bias)
 
     @property
@@ -109,16 +116,13 @@ class LinearHead(Head):
 
     @property
     def feature_weights_CD(self) -> Tensor:
-        """The weights."""
         return self.weight_CD
 
     @property
     def layout(self) -> Layout:
-        """The loss's."""
         return self.loss.layout
 
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
-        """Labelled rows as this head's loss sees them, on its device and in its dtype."""
         like = self.parameters_CE
         return Rows(
             features_ND, labels_N, self.loss, bias=self.bias, device=like.device, dtype=like.dtype,
@@ -126,76 +130,37 @@ class LinearHead(Head):
         )  # fmt: skip
 
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
-        """One product."""
         design_NE = design_matrix(features_ND, self.bias, parameters_CE.device, parameters_CE.dtype)
-        found: Tensor = LinearOutputs.apply(design_NE, parameters_CE)
+        return outputs_of(design_NE, parameters_CE.contiguous())  # the same bits before and after saving
+
+    def squared_pulls(self, features_BD: Tensor, cotangent_BC: Tensor, share_B: Tensor) -> Tensor:
+        design_BE = design_matrix(features_BD, self.bias, self.parameters_CE.device, self.parameters_CE.dtype)
+        return (cotangent_BC.square() * share_B[:, None]).T @ design_BE.square()
+
+    def _settings(self) -> dict[str, Any]:
+        certificate = {} if self.certificate is None else {"certificate": self.certificate.as_json()}
+        return {"bias": self.bias, **certificate}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {"gradient": self.gradient_CE}
+        if self.data_hessian is not None:
+            found["data_hessian"] = self.data_hessian
+        if self.certificate is not None:
+            found["noise"] = self.certificate.noise_CE
         return found
 
-    def squared_pulls(self, features_BD: Tensor, bent_BC: Tensor, share_B: Tensor) -> Tensor:
-        """One product."""
-        design_BE = design_matrix(features_BD, self.bias, self.parameters_CE.device, self.parameters_CE.dtype)
-        return (bent_BC.square() * share_B[:, None]).T @ design_BE.square()
-
-    def save(self, stem: Path) -> list[Path]:
-        """Write ``stem.safetensors`` (tensors) and ``stem.json`` (settings); returns both paths.
-
-        Raises:
-            ArtifactError: A file cannot be written.
-        """
-        tensors, settings = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
-        arrays = {"parameters": self.parameters_CE, "gradient": self.gradient_CE}
-        if self.data_hessian is not None:
-            arrays["data_hessian"] = self.data_hessian
-        about: dict[str, Any] = {
-            "schema": SCHEMA, "kind": "linear", "loss": self.loss.as_json(), "n_classes": self.n_classes,
-            "n_features": self.n_features, "bias": self.bias, "l2": self.l2, "n_train": self.n_train,
-            "weight": self.weight,
-        }  # fmt: skip
-        if self.certificate is not None:
-            arrays["noise"] = self.certificate.noise_CE
-            about["certificate"] = self.certificate.as_json()
-        write_tensors(tensors, arrays)
-        write_text(settings, json.dumps(about, indent=2) + "\n")
-        return [tensors, settings]
-
     @classmethod
-    def load(cls, stem: Path) -> LinearHead:
-        """Read what :meth:`save` wrote (schema 1 of sfu before it had other losses than the quadratic, too).
-
-        Raises:
-            ArtifactError: A file is missing, damaged, of another schema, or the two disagree.
-        """
-        from safetensors.torch import load_file
-
-        tensors, settings = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
-        try:
-            about = json.loads(settings.read_text())
-            arrays = load_file(tensors)
-            if about["schema"] not in (1, SCHEMA):
-                raise ArtifactError(f"{settings} has schema {about['schema']}; this sfu reads schemas 1 and {SCHEMA}.")
-            head = cls(
-                arrays["parameters"], arrays["gradient"], float(about["l2"]), int(about["n_train"]),
-                bool(about["bias"]), **_read_rest(about, arrays),
-            )  # fmt: skip
-        except ArtifactError:
-            raise
-        except FileNotFoundError as error:
-            raise ArtifactError(f"no head at {stem}: {error.filename or tensors} is missing.") from error
-        except Exception as error:
-            raise ArtifactError(f"the head at {stem} cannot be read ({type(error).__name__}: {error}).") from error
-        if (head.n_classes, head.n_features) != (about["n_classes"], about["n_features"]):
-            raise ArtifactError(f"{settings} and {tensors} do not belong together: their shapes differ.")
-        return head
-
-
-def _read_rest(about: dict[str, Any], arrays: dict[str, Tensor]) -> dict[str, Any]:
-    """Loss, stored curvature, weight and certificate of a saved head."""
-    if about["schema"] == 1:
-        return {"loss": Quadratic(target_scale=float(about["target_scale"])), "data_hessian": arrays.get("second")}
-    certificate = about.get("certificate")
-    return {
-        "loss": loss_from_json(about["loss"]),
-        "data_hessian": arrays.get("data_hessian"),
-        "weight": about["weight"],
-        "certificate": certificate and Certificate.from_json(certificate, arrays["noise"]),
-    }
+    def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
+        known = tensors["parameters"], tensors["gradient"], float(about["l2"]), int(about["n_train"])
+        if about["schema"] == 1:
+            loss = Quadratic(target_scale=float(about["target_scale"]))
+            return cls(*known, bool(about["bias"]), loss, tensors.get("second"))
+        certificate = about.get("certificate")
+        return cls(
+            *known,
+            bool(about["bias"]),
+            loss_from_json(about["loss"]),
+            tensors.get("data_hessian"),
+            about["weight"],
+            certificate and Certificate.from_json(certificate, tensors["noise"]),
+        )

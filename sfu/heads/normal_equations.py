@@ -1,7 +1,7 @@
-r"""The optimum of a quadratic objective by products alone: conjugate gradients on :math:`H d = -g`, and again.
+r"""The optimum of a quadratic objective by products alone: conjugate gradients on :math:`H d = -g`, restarted.
 
-A solve ends at what the precision of the products allows; then the gradient is measured, and another solve begins from
-there, until the gradient is small enough or no longer falls. What is returned is measured, never a recurrence's claim.
+A solve ends at what the precision of the products allows. Then the gradient is measured, and another solve starts from
+there, until the gradient is small enough or no longer falls. The gradient that is returned is a measured one.
 
 Shapes: C classes, E parameters of each (1 and p where they share them).
 """
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfu.errors import SolverError
-from sfu.heads.newton_cg import Optimum
+from sfu.heads.optimum import Optimum, not_reached
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.build import products_of
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from sfu.settings import RunConfig
 
 _STALLED = 0.5  # a solve that leaves more of the gradient than this has stalled
+_REMEDY = "or compute in head.dtype=float64"
 _SECONDS = 60.0
 
 
@@ -96,14 +96,14 @@ def solve_normal_equations(
         checkpoint: Caches how far the solve has come.
 
     Raises:
-        SolverError: More products would be needed, or the gradient stagnates above the tolerance.
+        SolverError: It takes more than ``max_iterations`` products, or the gradient stagnates above the tolerance.
     """
     cached_CE = None if checkpoint is None else checkpoint.read(start_CE)
     point_CE = start_CE if cached_CE is None else cached_CE
     here = objective.linearize(rows, point_CE)
     operator = products_of(objective, rows, here.hessians, start_CE.shape[0])
     precondition = operator.preconditioner().at(0.0)
-    steps, products, size = 0, 1, float(here.gradient_CE.norm())
+    products, size = 1, float(here.gradient_CE.norm())
     while size > tolerance:
         reached_CE = point_CE
 
@@ -120,23 +120,16 @@ def solve_normal_equations(
         )  # fmt: skip
         trial_CE = point_CE + found.value_CE
         there = objective.linearize(rows, trial_CE)
-        steps, products, left = steps + 1, products + found.iterations + 1, float(there.gradient_CE.norm())
+        products, left = products + found.iterations + 1, float(there.gradient_CE.norm())
         if left < size:
             point_CE, here = trial_CE, there
         if left <= tolerance:
             break
         if products >= max_iterations:
-            raise SolverError(_unfinished(min(left, size), tolerance, f"after head.max_iterations={max_iterations}"))
+            raise not_reached(min(left, size), tolerance, f"after head.max_iterations={max_iterations}", _REMEDY)
         if not left < _STALLED * size:
-            raise SolverError(_unfinished(min(left, size), tolerance, "and stagnates there"))
+            raise not_reached(min(left, size), tolerance, "and stagnates there", _REMEDY)
         size = left
     if checkpoint is not None:
         checkpoint.remove()
-    return Optimum(point_CE, here.gradient_CE, steps, products)
-
-
-def _unfinished(size: float, tolerance: float, when: str) -> str:
-    return (
-        f"training reached a gradient norm of {size:.1e}, not head.tolerance={tolerance:g}, {when}. Raise head.l2, "
-        "head.tolerance or head.max_iterations, or compute in head.dtype=float64."
-    )
+    return Optimum(point_CE, here.gradient_CE)

@@ -1,6 +1,6 @@
 """Train a head as configured: the one entry that both Original and Retrained go through.
 
-Shapes: N rows, D features, C classes, E = D (+ 1 with bias).
+Shapes: N rows, D features, C classes; parameters ``_CE`` are ``[C, E]``, E = D (+ 1 with bias), or ``[1, p]``.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ import torch
 from torch import Tensor
 
 from sfu.errors import ConfigError
-from sfu.heads.adam import train_adam
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
-from sfu.heads.exact import Remember, train_exact
-from sfu.heads.existence import warn_if_separated, warn_of_absent_classes
-from sfu.heads.linear import LinearHead
+from sfu.heads.descent import train_adam, train_sgd
+from sfu.heads.exact import CachedTensor, train_exact
 from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.head import LinearisedHead
-from sfu.heads.linearised.rows import TangentRows
 from sfu.heads.normal_equations import Checkpoint
-from sfu.heads.rounding import rounding_bound
-from sfu.heads.sgd import train_sgd
-from sfu.losses import Layout, Loss, Rows, loss_from_config
+from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
+from sfu.losses import Layout, Loss, loss_from_config
 from sfu.losses.rows import check_weights
 from sfu.operators.plan import plan_structure
 from sfu.settings import Structure, Training
@@ -41,18 +36,12 @@ def train_head(
     head: HeadConfig,
     loss: LossConfig | Loss,
     *,
-    seed: int,
     device: torch.device,
     dtype: torch.dtype,
-    weights_N: Tensor | None = None,
-    noise: Certificate | None = None,
-    noise_seed: int | None = None,
     core: Core | None = None,
-    checkpoint: Checkpoint | None = None,
-    gram: Remember | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
 ) -> Head:
-    """Train on all rows given, by ``head.training`` (``exact``, ``adam`` or ``sgd``).
+    """Train a head of the kind ``head.name`` on all rows given.
 
     Exact training is float64 whatever ``dtype``; the head is rounded to it in the end, and its stored gradient is that
     of the rounded head.
@@ -62,137 +51,105 @@ def train_head(
         labels_N: Training labels.
         n_classes: C.
         head: The ``head`` group.
-        loss: The ``loss`` group, or a loss that is already made (``balanced`` class weights counted).
-        seed: Of the order of rows.
+        loss: The ``loss`` group, or a loss that is made already (``balanced`` class weights counted).
         device: Where to train.
         dtype: Of the head.
-        weights_N: Sample weights.
-        noise: Whose b is used again, with ``head.objective_noise``; ``None`` to draw one.
-        noise_seed: Of b, for results that can be repeated but certify nothing to who knows it; ``None`` for the
-            operating system's entropy.
-        core: Of a linearised head; ``None`` for a linear one.
-        checkpoint: Where exact training of a linearised head keeps how far it is.
-        gram: What may know the Gram matrix of the rows under the quadratic loss from another training.
-        progress: Called with (done, at most).
+        core: The network at fixed weights of a linearised head.
+        options: Further keywords of :func:`train_like`: ``seed`` is needed.
 
     Raises:
         SingularHessianError: Exact training with a singular Gram matrix and no regularisation.
-        SolverError: Exact training did not reach ``head.tolerance``.
+        SolverError: Exact training did not reach ``head.tolerance``, or SGD diverged.
         ConfigError: The curvature to store is too large, or the loss's settings do not fit the data.
-        DataError: The sample weights are not one finite number of at least 0 for each row, or all 0.
+        DataError: The sample weights are not one finite number of at least 0 for each row, or are all 0.
     """
-    if weights_N is not None:
-        weights_N = check_weights(weights_N, labels_N)
-    kind = loss if isinstance(loss, Loss) else loss_from_config(loss, labels_N, n_classes)
-    exact = head.training is Training.exact
-    width = features_ND.shape[1] + int(head.bias)
-    if head.store_curvature:
-        _check_storable(kind, n_classes, width, labels_N.shape[0], device)
-    options: dict[str, Any] = {
-        "device": device, "dtype": torch.float64 if exact else dtype, "sample_weights_N": weights_N, "keep": True,
-    }  # fmt: skip
-    if core is None:
-        rows = Rows(features_ND, labels_N, kind, bias=head.bias, **options)
-        warn_of_absent_classes(rows, kind, n_classes, head.bias)
-        certificate = _certificate(head, rows, n_classes, noise, noise_seed)
-        blank: Head = LinearHead(**_blank(rows, n_classes, head, kind), bias=head.bias, certificate=certificate)
-    else:
-        core = core.to(device)
-        rows = TangentRows(features_ND, labels_N, kind, core, **options)
-        blank = LinearisedHead(**_blank(rows, n_classes, head, kind), core=core)
-    if exact:
-        trained = _to_the_optimum(blank, rows, head, dtype, progress, checkpoint, gram)
-    else:
-        trained = _by_descent(blank, rows, head, seed, progress)
-    if trained.certificate is not None:
-        bound = rows.weight * float(trained.gradient_CE.norm()) + rounding_bound(trained, rows)
-        trained = replace(trained, certificate=replace(trained.certificate, residual_bound=bound))
-    if head.l2 == 0:
-        warn_if_separated(rows, trained)
-    if head.store_curvature:
-        hessian = trained.objective().data_hessian(rows, trained.parameters_CE, kind.layout)
-        trained = replace(trained, data_hessian=hessian)
-    return trained.to(device, dtype)
+    made = loss if isinstance(loss, Loss) else loss_from_config(loss, labels_N, n_classes)
+    untrained = Head.named(head.name, "head.name").untrained(head, made, features_ND.shape[1], n_classes, core)
+    return train_like(untrained.to(device, dtype), features_ND, labels_N, head, **options)
 
 
-def train_like(original: Head, features_ND: Tensor, labels_N: Tensor, head: HeadConfig, **options: Any) -> Head:
-    """Train on other rows as ``original`` was: its loss, class weights, network, device and dtype.
+def train_like(
+    original: Head,
+    features_ND: Tensor,
+    labels_N: Tensor,
+    config: HeadConfig,
+    *,
+    seed: int,
+    weights_N: Tensor | None = None,
+    noise: Certificate | None = None,
+    noise_seed: int | None = None,
+    checkpoint: Checkpoint | None = None,
+    gram: CachedTensor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Head:
+    """Train from zero on other rows, with the kind, loss, class weights, network, device and dtype of ``original``.
 
     Args:
         original: The head to be like.
         features_ND: Training features.
         labels_N: Training labels.
-        head: The ``head`` group.
-        options: Further ones of :func:`train_head`, whose errors are raised.
+        config: The ``head`` group.
+        seed: Seed of the order of rows.
+        weights_N: Sample weights.
+        noise: With ``head.objective_noise``, the certificate whose b is used again; ``None`` draws a new b.
+        noise_seed: Seed of b: results can be repeated, but certify nothing to whoever knows the seed. ``None`` uses the
+            operating system's entropy.
+        checkpoint: Where exact training of a linearised head saves its progress.
+        gram: Cache of the Gram matrix of the rows under the quadratic loss.
+        progress: Called with (steps done, largest number of steps).
+
+    Raises:
+        SfuError: See :func:`train_head`.
     """
-    like = original.parameters_CE
-    return train_head(
-        features_ND, labels_N, original.n_classes, head, original.loss, device=like.device, dtype=like.dtype,
-        core=original.core if isinstance(original, LinearisedHead) else None, **options,
+    dtype, exact = original.parameters_CE.dtype, config.training is Training.exact
+    if weights_N is not None:
+        weights_N = check_weights(weights_N, labels_N)
+    zero_CE = torch.zeros_like(original.parameters_CE, dtype=torch.float64 if exact else dtype)
+    blank = replace(
+        original, parameters_CE=zero_CE, gradient_CE=zero_CE, l2=config.l2, n_train=labels_N.shape[0],
+        weight=original.total_weight, data_hessian=None, certificate=None,
     )  # fmt: skip
-
-
-def _blank(rows: Rows, n_classes: int, head: HeadConfig, loss: Loss) -> dict[str, Any]:
-    """What an untrained head of either kind begins with."""
-    zero_CE = rows.parameters(n_classes)
-    weight = None if rows.weights_N is None else rows.weight
-    return {
-        "parameters_CE": zero_CE, "gradient_CE": zero_CE, "l2": head.l2, "n_train": rows.count, "loss": loss,
-        "weight": weight,
-    }  # fmt: skip
-
-
-def _certificate(
-    head: HeadConfig, rows: Rows, n_classes: int, noise: Certificate | None, seed: int | None
-) -> Certificate | None:
-    """With the b given, or one drawn here; ``None`` without objective perturbation."""
-    if not head.objective_noise > 0:
-        return None
-    if noise is not None:
-        return replace(noise, noise_CE=noise.noise_CE.to(rows.device, torch.float64), residual_bound=0.0)
-    return Certificate.draw(head.objective_noise, (n_classes, rows.width), rows.device, seed)
-
-
-def _to_the_optimum(
-    blank: Head,
-    rows: Rows,
-    head: HeadConfig,
-    dtype: torch.dtype,
-    progress: Callable[[int, int], None] | None,
-    checkpoint: Checkpoint | None,
-    gram: Remember | None,
-) -> Head:
-    """Rounded to ``dtype``, with the gradient of what is left."""
+    if config.store_curvature:
+        _check_storable(blank)
+    rows = blank.rows(features_ND, labels_N, weights_N, cache=True)
+    certificate = None
+    if config.objective_noise > 0 and noise is not None:
+        certificate = replace(noise, noise_CE=noise.noise_CE.to(zero_CE), residual_bound=0.0)
+    elif config.objective_noise > 0:
+        shape = (blank.n_classes, rows.width)
+        certificate = Certificate.draw(config.objective_noise, shape, zero_CE.device, noise_seed)
+    blank = replace(blank, weight=None if rows.weights_N is None else rows.weight, certificate=certificate)
+    warn_of_absent_classes(blank, rows)
     objective = blank.objective_of(rows.weight)
-    optimum = train_exact(
-        objective, rows, blank.n_classes, tolerance=head.tolerance, max_iterations=head.max_iterations,
-        progress=progress, checkpoint=checkpoint, gram=gram,
-    )  # fmt: skip
-    parameters_CE, gradient_CE = optimum.parameters_CE, optimum.gradient_CE
-    if dtype != torch.float64:
-        parameters_CE = parameters_CE.to(dtype).double()
-        gradient_CE = objective.gradient(rows, parameters_CE)
-    return replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
-
-
-def _by_descent(
-    blank: Head, rows: Rows, head: HeadConfig, seed: int, progress: Callable[[int, int], None] | None
-) -> Head:
-    objective = blank.objective_of(rows.weight)
-    if head.training is Training.sgd:
-        parameters_CE, gradient_CE = train_sgd(
-            objective, rows, blank.n_classes, head.sgd, seed=seed, progress=progress
+    if exact:
+        optimum = train_exact(
+            objective, rows, zero_CE, tolerance=config.tolerance, max_iterations=config.max_iterations,
+            progress=progress, checkpoint=checkpoint, gram=gram,
         )  # fmt: skip
+        parameters_CE, gradient_CE = optimum.parameters_CE.to(dtype).double(), optimum.gradient_CE
+    elif config.training is Training.sgd:
+        parameters_CE = train_sgd(objective, rows, zero_CE, config.sgd, seed=seed, progress=progress)
     else:
-        parameters_CE, gradient_CE = train_adam(
-            objective, rows, blank.n_classes, head.adam, seed=seed, progress=progress
-        )  # fmt: skip
-    return replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
+        parameters_CE = train_adam(objective, rows, zero_CE, config.adam, seed=seed, progress=progress)
+    if not exact or dtype != torch.float64:
+        gradient_CE = objective.gradient(rows, parameters_CE)
+    trained = replace(blank, parameters_CE=parameters_CE, gradient_CE=gradient_CE)
+    if certificate is not None:
+        bound = rows.weight * float(trained.gradient_CE.norm()) + rounding_bound(trained, rows)
+        trained = replace(trained, certificate=replace(certificate, residual_bound=bound))
+    warn_if_separated(trained, rows)
+    if config.store_curvature:
+        hessian = trained.objective().data_hessian(rows, trained.parameters_CE, trained.loss.layout)
+        trained = replace(trained, data_hessian=hessian)
+    return trained.to(zero_CE.device, dtype)
 
 
-def _check_storable(loss: Loss, n_classes: int, width: int, count: int, device: torch.device) -> None:
+def _check_storable(head: Head) -> None:
     """Raise ``ConfigError`` if the Hessian would not be held as a matrix."""
-    plan = plan_structure(loss.layout, n_classes, width, count, device)
+    n_classes, width = head.parameters_CE.shape
+    plan = plan_structure(head.layout, n_classes, width, head.n_train, head.parameters_CE.device)
     if plan.structure is Structure.products:
-        remedy = "; store nothing, or use loss=logistic" if loss.layout is Layout.dense else ""
-        raise ConfigError(f"head.store_curvature=true cannot be had: {plan.reason}{remedy}.")
+        remedy = " or use loss=logistic" if head.layout is Layout.dense else ""
+        raise ConfigError(
+            f"head.store_curvature=true does not fit this head: {plan.reason}. Set head.store_curvature=false{remedy}."
+        )

@@ -1,12 +1,12 @@
-r"""What a loss must offer. Everything is a function of the outputs :math:`z = W a` of one example.
+r"""The interface of a loss, as a function of the outputs :math:`z = W a` of one example.
 
 With :math:`l(z, y)` convex in z, the derivatives in the parameters follow from those in the outputs by the design row
 a:
 
 .. math:: \nabla_W\, l = \nabla_z l \; a^T, \qquad \nabla^2_W\, l = \nabla^2_z l \otimes a a^T
 
-so a loss is its value, its slope :math:`\nabla_z l` and its :math:`C \times C` output Hessian. The latter is never
-formed: for every loss here it is a diagonal, less a rank one for softmax.
+so a loss is its value, its slope :math:`\nabla_z l` and its :math:`C \times C` output Hessian. The output Hessian is
+never formed: it is a diagonal, minus a rank-one matrix for softmax.
 
 Shapes: N rows, C classes; outputs are ``[N, ..., C]``, the axes between holding several parameter points. B blocks of
 values: C for a loss that is a sum over classes, else 1.
@@ -45,7 +45,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True)
 class Constants:
-    r"""What theory asks of a loss, as a function of its outputs; an infinity says that there is no such bound.
+    r"""Bounds on the derivatives of a loss in its outputs; infinite where there is none.
 
     Multiply by powers of the largest row norm for the parameters: ``|grad| <= C |a|``, and
     :math:`\|\nabla^2 l(W) - \nabla^2 l(W')\| \le \gamma \|W - W'\| |a|^3`.
@@ -74,7 +74,7 @@ class OutputHessian:
     rank_one: Tensor | None = None
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """The product with vectors of the outputs' shape (broadcast over the middle axes)."""
+        """Multiply vectors of the outputs' shape (broadcast over the middle axes)."""
         if self.rank_one is None:
             return self.diagonal * vectors
         along = (self.rank_one * vectors).sum(-1, keepdim=True)
@@ -87,15 +87,20 @@ class OutputHessian:
             full = full - self.rank_one[..., :, None] * self.rank_one[..., None, :]
         return full
 
-    def single(self) -> OutputHessian:
-        """In float32; where both are one tensor, as for softmax, they stay one."""
+    def to_float32(self) -> OutputHessian:
+        """Convert; where both are one tensor, as for softmax, they stay one."""
         diagonal = self.diagonal.float()
         if self.rank_one is None:
             return OutputHessian(diagonal)
         return OutputHessian(diagonal, diagonal if self.rank_one is self.diagonal else self.rank_one.float())
 
+    def unsqueeze(self) -> OutputHessian:
+        """Insert an axis before the last, to apply it to several vectors a row, ``[N, M, C]``."""
+        rank_one = None if self.rank_one is None else self.rank_one[:, None]
+        return OutputHessian(self.diagonal[:, None], rank_one)
+
     def trace(self) -> Tensor:
-        """Of each row's matrix, ``[N, ...]``."""
+        """Trace of each row's matrix, ``[N, ...]``."""
         trace = self.diagonal.sum(-1)
         return trace if self.rank_one is None else trace - self.rank_one.square().sum(-1)
 
@@ -181,7 +186,7 @@ class Loss(Choice, ABC, kind="loss"):
         return self.layout is not Layout.dense
 
     def row_weights(self, labels_N: Tensor, sample_weights_N: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Weight of each example: its own times its class's, ``[N]``; ``None`` if all are 1.
+        """Return each example's sample weight times its class weight, ``[N]``, or ``None`` if all are 1.
 
         Raises:
             ConfigError: There are fewer class weights than classes among the labels.
@@ -190,8 +195,8 @@ class Loss(Choice, ABC, kind="loss"):
             return None if sample_weights_N is None else sample_weights_N.to(labels_N.device, dtype)
         if labels_N.numel() and int(labels_N.max()) >= len(self.class_weights):
             raise ConfigError(
-                f"loss.class_weights has {len(self.class_weights)} entries but a label is {int(labels_N.max())}; give "
-                "one weight for every class."
+                f"loss.class_weights has {len(self.class_weights)} entries but a label is {int(labels_N.max())}. Give "
+                "one weight for each class."
             )
         of_class_N = labels_N.new_tensor(self.class_weights, dtype=dtype)[labels_N]
         return of_class_N if sample_weights_N is None else of_class_N * sample_weights_N.to(of_class_N)
@@ -202,7 +207,7 @@ class Loss(Choice, ABC, kind="loss"):
 
 
 def signs(labels_N: Tensor, like: Tensor) -> Tensor:
-    """1 for the label's class, -1 for the others, in the shape of :func:`one_hot`."""
+    """Return 1 for the label's class and -1 for the others, in the shape of :func:`one_hot`."""
     return 2 * one_hot(labels_N, like) - 1
 
 

@@ -36,23 +36,20 @@ class HuberHinge(Loss, name="huber_hinge"):
 
     @property
     def constants(self) -> Constants:
-        """Of one class: the slope is at most 1; the second derivative jumps from 0 to ``1/(2h)``: gamma is infinite."""
+        """Bounds for one class: the slope is at most 1; the second derivative jumps, so gamma is infinite."""
         return Constants(1.0, 1 / (2 * self.smoothing), math.inf)
 
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """The three pieces in one: a parabola up to depth 2h, a line beyond."""
         depth = self._depth(outputs, labels_N)
-        inside = depth.clamp(max=2 * self.smoothing)
+        inside = depth.clamp(max=2 * self.smoothing)  # the part on the parabola; the rest is on the line
         return inside.square() / (4 * self.smoothing) + (depth - inside)
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``-t`` times the depth into the parabola over 2h, at most 1."""
         depth = self._depth(outputs, labels_N)
         return -signs(labels_N, outputs) * (depth / (2 * self.smoothing)).clamp(max=1)
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
-        """``1/(2h)`` on the parabola, 0 elsewhere (at its ends, the value inside)."""
-        depth = 1 + self.smoothing - signs(labels_N, outputs) * outputs
+        depth = 1 + self.smoothing - signs(labels_N, outputs) * outputs  # at the parabola's ends, its own curvature
         inside = (depth >= 0) & (depth <= 2 * self.smoothing)
         return OutputHessian(inside.to(outputs.dtype) / (2 * self.smoothing))
 

@@ -26,7 +26,7 @@ class Logistic(Loss, name="logistic"):
 
     @property
     def constants(self) -> Constants:
-        r"""Of one class.
+        r"""Bounds for one class.
 
         With :math:`s = \sigma(z)` the slope is :math:`\sigma(-tz) < 1`; the second derivative :math:`s(1-s) \le 1/4`;
         the third :math:`s(1-s)(1-2s)` is largest at :math:`s = \tfrac12 - \tfrac1{2\sqrt3}`, where it is
@@ -41,10 +41,8 @@ class Logistic(Loss, name="logistic"):
         return softplus(-signs(labels_N, outputs) * outputs, threshold=50)
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``-t sigmoid(-t z)``."""
         sign = signs(labels_N, outputs)
         return -sign * (-sign * outputs).sigmoid()
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
-        """``sigmoid(z) sigmoid(-z)``: the labels play no part."""
         return OutputHessian(outputs.sigmoid() * (-outputs).sigmoid())

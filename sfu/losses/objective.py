@@ -7,8 +7,9 @@ where :math:`a_i` is a feature row (with a trailing 1 if the head has a bias, wh
 :math:`v_i` the row's weight: 1, or sample weight times class weight. Weighted means stay means, and sets combine by
 their total weights: :math:`V J = V_f J_f + V_r J_r`. The linear term is that of objective perturbation.
 
-Shapes: N rows, B rows of a chunk, E = D features (+ 1 with bias), C classes, P parameter points, G = C groups of values
-for a loss that is a sum over classes, else 1.
+Shapes: N rows, B rows of a chunk, C classes, P parameter points, G = C groups of values for a loss that is a sum over
+classes, else 1. Parameters ``_CE`` are ``[C, E]``, E = D features (+ 1 with bias), or ``[1, p]`` where classes share
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sfu.losses.rows import Rows
 
 
 class Linearization(NamedTuple):
-    """A point's value, its gradient, and the output Hessians of the rows, chunk by chunk."""
+    """Value and gradient of an objective at one point, and the rows' output Hessians there, chunk by chunk."""
 
     value: float
     gradient_CE: Tensor
@@ -34,7 +35,7 @@ class Linearization(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss with its regulariser.
+    """A loss with its regulariser, as a mean over any set of rows.
 
     Attributes:
         loss: The loss.
@@ -50,16 +51,15 @@ class Objective:
 
     @property
     def ridge_E(self) -> Tensor:
-        """The regulariser's Hessian, a diagonal: ``l2 R``."""
+        """Diagonal of the regulariser's Hessian, ``l2 R``."""
         return self.l2 * self.regularized_E
 
-    def single(self) -> Objective:
-        """In float32."""
+    def to_float32(self) -> Objective:
         linear_CE = None if self.linear_CE is None else self.linear_CE.float()
         return Objective(self.loss, self.l2, self.regularized_E.float(), linear_CE)
 
     def values_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
-        """Objective at each of P points, ``[P, G]``; the sum over G is J."""
+        """Return the objective at each of P points, ``[P, G]``; the sum over G is J."""
         n_points, n_classes, _ = parameters_PCE.shape
         total = 0.5 * (parameters_PCE.square() @ self.ridge_E)
         if self.linear_CE is not None:
@@ -73,7 +73,7 @@ class Objective:
         return total_PG
 
     def gradients_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
-        """Gradient at each of P points, ``[P, C, E]``."""
+        """Return the gradient at each of P points, ``[P, C, E]``."""
         total_PCE = self.ridge_E * parameters_PCE
         if self.linear_CE is not None:
             total_PCE = total_PCE + self.linear_CE
@@ -83,15 +83,15 @@ class Objective:
         return total_PCE
 
     def value(self, rows: Rows, parameters_CE: Tensor) -> float:
-        """J at one point."""
+        """Return J at one point."""
         return float(self.values_at(rows, parameters_CE[None]).sum())
 
     def gradient(self, rows: Rows, parameters_CE: Tensor) -> Tensor:
-        """Gradient of J at one point, ``[C, E]``."""
+        """Return the gradient of J at one point, ``[C, E]``."""
         return self.gradients_at(rows, parameters_CE[None])[0]
 
     def linearize(self, rows: Rows, parameters_CE: Tensor) -> Linearization:
-        """Value, gradient and output Hessians at one point, in one pass."""
+        """Return value, gradient and output Hessians at one point, in one pass."""
         gradient_CE = self.ridge_E * parameters_CE
         value = 0.5 * float((parameters_CE * gradient_CE).sum())
         if self.linear_CE is not None:
@@ -107,9 +107,9 @@ class Objective:
         return Linearization(value, gradient_CE, hessians)
 
     def data_hessian(self, rows: Rows, parameters_CE: Tensor, layout: Layout) -> Tensor:
-        """Hessian of the data term: ``[E, E]``, ``[C, E, E]`` (diagonal blocks) or ``[C E, C E]``, by ``layout``.
+        """Return the data term's Hessian: ``[E, E]``, ``[C, E, E]`` (diagonal blocks) or ``[C E, C E]``, by ``layout``.
 
-        ``shared`` is for the quadratic loss alone.
+        ``shared`` is only right for the quadratic loss.
         """
         if rows.shared:
             return self._table_hessian(rows, parameters_CE)
@@ -135,13 +135,13 @@ class Objective:
         return full + torch.block_diag(*blocks_KEE)
 
     def _table_hessian(self, rows: Rows, parameters_1K: Tensor) -> Tensor:
-        """``[K, K]``, of rows whose Jacobian is a table."""
+        """Return ``[K, K]`` for rows that are given by their Jacobian."""
         full_KK = parameters_1K.new_zeros((parameters_1K.shape[1],) * 2)
         for chunk in rows.chunks():
             assert isinstance(chunk, TableChunk)
             output_BCC = self.loss.curvature(chunk.outputs(parameters_1K), chunk.labels_B).dense()
-            bent_BCK = output_BCC @ chunk.jacobian_BCK * chunk.share_B[:, None, None]
-            full_KK += torch.einsum("bck,bcl->kl", chunk.jacobian_BCK, bent_BCK)
+            weighted_BCK = output_BCC @ chunk.jacobian_BCK * chunk.share_B[:, None, None]
+            full_KK += torch.einsum("bck,bcl->kl", chunk.jacobian_BCK, weighted_BCK)
         return full_KK
 
 
@@ -149,7 +149,7 @@ _PIECE = 1 << 24
 
 
 def _subtract_rank_ones(full: Tensor, design_BE: Tensor, hessian: OutputHessian, share_B: Tensor) -> None:
-    """``full -= sum_i share_i (q_i x a_i)(q_i x a_i)^T``, some rows at a time to bound memory."""
+    """Subtract ``sum_i share_i (q_i x a_i)(q_i x a_i)^T`` from ``full``, some rows at a time to bound memory."""
     if hessian.rank_one is None:
         return
     scaled_BC = hessian.rank_one * share_B.sqrt()[:, None]

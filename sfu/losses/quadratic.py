@@ -31,11 +31,9 @@ class Quadratic(Loss, name="quadratic"):
         return Constants(math.inf, 1.0, 0.0)
 
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``1/2 (z_c - s [c = y])^2`` of each class."""
         return 0.5 * self.slopes(outputs, labels_N).square()
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``z - s e_y``."""
         return outputs - self.target_scale * one_hot(labels_N, outputs)
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:

@@ -1,4 +1,4 @@
-"""Labelled design rows, served in chunks, so that N is not bounded by the memory of the device.
+"""Labelled rows, served in chunks, so that the device's memory does not bound N.
 
 Shapes: N rows, B rows of a chunk, D features, E = D (+ 1 with bias), C classes.
 """
@@ -16,14 +16,14 @@ from sfu.losses.base import Loss
 from sfu.losses.chunks import Chunk, LinearChunk
 
 CHUNK_ROWS = 1024
-"""On a CPU: few enough rows that the second product with a chunk finds it in the cache."""
+"""On a CPU: few enough rows that the second product with a chunk finds it in the processor's cache."""
 GPU_CHUNK_ROWS = 65536
-KEPT_BYTES = 1 << 30
-"""Design rows that take no more than this are converted to the working dtype once and kept while they are in use."""
+CACHE_BYTES = 1 << 30
+"""Largest size of design rows that are converted to the working dtype once and cached while they are in use."""
 
 
 def design_matrix(features_ND: Tensor, bias: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Feature rows on ``device`` in ``dtype``, with a trailing column of ones if ``bias``."""
+    """Return feature rows on ``device`` in ``dtype``, with a trailing column of ones if ``bias``."""
     design = features_ND.to(device=device, dtype=dtype)
     if bias:
         design = torch.cat([design, design.new_ones(design.shape[0], 1)], dim=1)
@@ -31,29 +31,29 @@ def design_matrix(features_ND: Tensor, bias: bool, device: torch.device, dtype: 
 
 
 def check_weights(weights_N: Tensor, labels_N: Tensor) -> Tensor:
-    """A private float64 copy of sample weights, on the labels' device.
+    """Return a private float64 copy of sample weights, on the labels' device.
 
     Raises:
-        DataError: They are not one finite number of at least 0 for each label, or all 0.
+        DataError: There is not one finite number of at least 0 for each label, or all are 0.
     """
     copied = weights_N.detach().to(labels_N.device, torch.float64, copy=True).contiguous()
     if copied.shape != labels_N.shape or not bool((torch.isfinite(copied) & (copied >= 0)).all()) or not copied.any():
         raise DataError(
-            f"the sample weights must be {labels_N.shape[0]} finite numbers of at least 0, not all 0 (they are "
-            f"{list(copied.shape)})."
+            f"the sample weights must be {labels_N.shape[0]} finite numbers of at least 0, not all 0. Their shape is "
+            f"{list(copied.shape)}."
         )
     return copied
 
 
 class Rows:
-    """A labelled set as a loss sees it: of a linear head, unless a subclass makes other chunks.
+    """The labelled rows of a linear head; a subclass makes the chunks of another.
 
     Attributes:
         count: Number of rows.
         width: E.
         shared: Whether the classes share all parameters, ``[1, p]``.
-        weight: Sum V of the row weights; the number of rows if there are none. It takes the part of N in the Newton
-            step of a weighted head.
+        weight: Sum V of the row weights; the number of rows if there are none. It replaces N in the Newton step of a
+            weighted head.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class Rows:
         device: torch.device,
         dtype: torch.dtype = torch.float64,
         sample_weights_N: Tensor | None = None,
-        keep: bool = False,
+        cache: bool = False,
+        chunk_rows: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Note where the rows are; nothing is copied yet.
@@ -74,12 +75,13 @@ class Rows:
         Args:
             features_ND: Features, any float dtype, on any device.
             labels_N: Class indices.
-            loss: Whose class weights apply.
+            loss: The loss whose class weights apply.
             bias: Append a column of ones.
             device: Where to compute.
             dtype: Working dtype.
             sample_weights_N: A weight of at least 0 for each row.
-            keep: Keep the converted rows from one pass to the next if they fit in :data:`KEPT_BYTES`.
+            cache: Hold the converted rows from one pass to the next if they fit in :data:`CACHE_BYTES`.
+            chunk_rows: Rows of a chunk; by default what suits the device.
             progress: Called with (rows done, rows in all) during a pass.
         """
         self.features_ND, self.labels_N = features_ND, labels_N
@@ -89,20 +91,22 @@ class Rows:
         self.shared = False
         self.weights_N = loss.row_weights(labels_N, sample_weights_N, torch.float64)
         self.weight = float(self.count) if self.weights_N is None else float(self.weights_N.sum())
-        self._kept: list[Chunk] | None = [] if keep and self._bytes() <= KEPT_BYTES else None
+        self._chunk_rows = chunk_rows or (CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
+        size = self.count * self.width * (torch.finfo(dtype).bits // 8)
+        self._cached: list[Chunk] | None = [] if cache and size <= CACHE_BYTES else None
 
     def thinned(self, stride: int) -> Rows:
-        """Every ``stride``-th row."""
+        """Return every ``stride``-th row."""
         return self._like(slice(None, None, stride), self.dtype)
 
     def batch(self, index: Tensor) -> Rows:
-        """Some rows, whose shares are their weight over that of an average batch: an unbiased gradient."""
+        """Return some rows; shares are relative to an average batch's weight, so their gradient is unbiased."""
         twin = self._like(index.to(self.features_ND.device), self.dtype)
-        twin.weight, twin._kept = self.weight * twin.count / self.count, None
+        twin.weight, twin._cached = self.weight * twin.count / self.count, None
         return twin
 
-    def single(self) -> Rows:
-        """The same rows in float32, for products that need no more."""
+    def to_float32(self) -> Rows:
+        """Return the same rows in float32, for products that need no more."""
         return self._like(slice(None), torch.float32)
 
     def _like(self, index: slice | Tensor, dtype: torch.dtype) -> Rows:
@@ -111,37 +115,30 @@ class Rows:
         twin.weights_N = None if self.weights_N is None else self.weights_N[index]
         twin.count, twin.dtype, twin.progress = twin.features_ND.shape[0], dtype, None
         twin.weight = float(twin.count) if twin.weights_N is None else float(twin.weights_N.sum())
-        twin._kept = None if self._kept is None else []
+        twin._cached = None if self._cached is None else []
         return twin
 
-    def parameters(self, n_classes: int) -> Tensor:
-        """Zeros of the shape of the parameters, ``[C, E]``."""
-        return torch.zeros(n_classes, self.width, device=self.device, dtype=self.dtype)
-
-    def _bytes(self) -> int:
-        return self.count * self.width * (torch.finfo(self.dtype).bits // 8)
-
     def joined(self, others: Sequence[Rows], coefficients: Sequence[float]) -> Rows | None:
-        """One set for several, each row's share times its set's coefficient; ``None`` where that gains nothing."""
+        """Join several sets, each row's share times its set's coefficient; ``None`` where that would gain nothing."""
         return None
 
     @property
     def precision(self) -> torch.dtype:
-        """Dtype of the products with the rows: the working dtype."""
+        """Dtype of the products with the rows."""
         return self.dtype
 
     @property
     def step(self) -> int:
         """Rows of a chunk."""
-        return CHUNK_ROWS if self.device.type == "cpu" else GPU_CHUNK_ROWS
+        return self._chunk_rows
 
     def _chunk(self, features_BD: Tensor, labels_B: Tensor, share_B: Tensor) -> Chunk:
         return LinearChunk(labels_B, share_B, design_matrix(features_BD, self.bias, self.device, self.dtype))
 
     def chunks(self) -> Iterator[Chunk]:
-        """All rows, :attr:`step` at a time."""
-        if self._kept:
-            yield from self._kept
+        """Yield all rows, :attr:`step` at a time."""
+        if self._cached:
+            yield from self._cached
             return
         made = []
         for start in range(0, self.count, self.step):
@@ -151,16 +148,16 @@ class Rows:
             else:
                 share_B = (self.weights_N[start:stop] / self.weight).to(self.device, self.dtype)
             chunk = self._chunk(self.features_ND[start:stop], self.labels_N[start:stop].to(self.device), share_B)
-            if self._kept is not None:
+            if self._cached is not None:
                 made.append(chunk)
             yield chunk
             if self.progress is not None:
                 self.progress(stop, self.count)
-        if self._kept is not None:
-            self._kept = made
+        if self._cached is not None:
+            self._cached = made
 
     def linear_chunks(self) -> Iterator[LinearChunk]:
-        """The chunks of a linear head, for what needs its design rows."""
+        """Yield the chunks of a linear head, for work that needs its design rows."""
         for chunk in self.chunks():
             assert isinstance(chunk, LinearChunk)
             yield chunk

@@ -26,7 +26,7 @@ class Softmax(Loss, name="softmax"):
 
     @property
     def constants(self) -> Constants:
-        r"""Of the vector of outputs.
+        r"""Bounds for the vector of outputs.
 
         The slope :math:`p - e_y` has norm at most :math:`\sqrt2` (all mass on a wrong class). Along a unit vector u the
         second derivative is the variance, and the third the third central moment, of a variable that takes the value
@@ -38,18 +38,15 @@ class Softmax(Loss, name="softmax"):
         return Constants(math.sqrt(2), 0.5, math.sqrt(2 / 27))
 
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``logsumexp(z) - z_y``, one value a row."""
         hot = one_hot(labels_N, outputs)
         own = (outputs * hot).sum(-1, keepdim=True)
         return (outputs - own).logsumexp(-1, keepdim=True)
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
-        """``p - e_y``; the label's entry is minus the sum of the others, which keeps its digits when p_y is near 1."""
         hot = one_hot(labels_N, outputs)
         others = outputs.softmax(-1) * (1 - hot)
-        return others - hot * others.sum(-1, keepdim=True)
+        return others - hot * others.sum(-1, keepdim=True)  # p_y - 1 would lose its digits when p_y is near 1
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
-        """``diag(p) - p p^T``: the labels play no part."""
         probability = outputs.softmax(-1)
         return OutputHessian(probability, probability)

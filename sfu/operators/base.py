@@ -1,9 +1,10 @@
-r"""What a curvature operator offers: products, its trace, one solve, and the family :math:`(H + \rho R)^{-1}`.
+r"""The interface of curvature: products, trace, one solve, and the family :math:`(H + \rho R)^{-1}`.
 
-H is the Hessian of a mean objective over all C E parameters, the regulariser included; R is the identity on regularised
+H is the Hessian of a mean objective over all parameters, the regulariser included. R is the identity on regularised
 parameters and 0 on biases, which are never damped.
 
-Shapes: C classes, E = D (+ 1 with bias), M values of rho.
+Shapes: C classes, E = D (+ 1 with bias), M values of rho. Where the classes share their p parameters (a linearised
+head), vectors ``_CE`` are ``[1, p]``.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ PIECE = 1 << 26
 
 
 @dataclass(frozen=True)
-class Solution:
-    """What a solve returns.
+class LinearSolution:
+    """The solution of one linear system.
 
     Attributes:
         value_CE: The solution.
-        solver: ``cholesky``, ``eigenvalues`` or ``conjugate_gradients``.
+        solver: ``cholesky``, ``eigenvalues``, ``diagonal`` or ``conjugate_gradients``.
         residual: ``|b - (H + rho R) x| / |b|``, measured; 0 for b = 0.
-        iterations: Of conjugate gradients, else 0.
-        converged: Whether the residual reached what was asked for.
+        iterations: Iterations of conjugate gradients, else 0.
+        converged: Whether the residual reached the tolerance.
     """
 
     value_CE: Tensor
@@ -52,12 +53,12 @@ class DampedInverse(ABC):
         """Whether rho = 0 may be used."""
 
     def account(self) -> dict[str, float | int | str]:
-        """How the last solve went, where that is worth saying."""
+        """Describe the last solve, for the record; empty for a direct method."""
         return {}
 
     @abstractmethod
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
-        """Solutions for every rho, ``[M, C, E]``.
+        """Return the solutions for every rho, ``[M, C, E]``.
 
         Args:
             right_CE: Right-hand side.
@@ -67,7 +68,7 @@ class DampedInverse(ABC):
         """
 
     def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
-        """:meth:`solve_many` in pieces ``[m, C, E]`` that bound memory."""
+        """Yield :meth:`solve_many` in pieces ``[m, C, E]`` that bound memory."""
         step = max(1, PIECE // right_CE.numel())
         for start in range(0, len(rhos), step):
             yield self.solve_many(right_CE, rhos[start : start + step], floor=floor)
@@ -75,19 +76,19 @@ class DampedInverse(ABC):
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """``<u, b>`` and ``u^T H' u`` of every solution u, ``[M]`` each, for another curvature H'."""
+        """Return ``<u, b>`` and ``u^T H' u`` of every solution u, ``[M]`` each, for another curvature H'."""
         pieces = self.solutions(right_CE, rhos, floor=floor)
         scored = [((u * right_CE).sum((1, 2)), held_out.quadratic(u)) for u in pieces]
         along, curved = (torch.cat(list(part)) for part in zip(*scored, strict=True))
         return along, curved
 
     def solve(self, right_CE: Tensor, rho: float = 0.0, *, floor: float = 0.0) -> Tensor:
-        """:meth:`solve_many` for one rho, ``[C, E]``."""
+        """Return :meth:`solve_many` for one rho, ``[C, E]``."""
         return self.solve_many(right_CE, [rho], floor=floor)[0]
 
 
 class CurvatureOperator(ABC):
-    """A symmetric operator on ``[C, E]`` parameters."""
+    """A symmetric operator on parameters ``[C, E]``."""
 
     n_classes: int
     regularized_E: Tensor
@@ -95,32 +96,89 @@ class CurvatureOperator(ABC):
     @property
     @abstractmethod
     def structure(self) -> str:
-        """``shared``, ``blocks``, ``dense`` or ``products``: how it is held."""
+        """How the curvature is held, such as ``shared``, ``blocks``, ``dense`` or ``products``."""
 
     @abstractmethod
     def matmul(self, vectors: Tensor) -> Tensor:
-        """``H v`` for vectors ``[..., C, E]``."""
+        """Return ``H v`` for vectors ``[..., C, E]``."""
 
     @abstractmethod
     def trace(self) -> float:
-        """Trace over all C E parameters."""
+        """Return the trace over all parameters."""
 
     @abstractmethod
     def damped(self) -> DampedInverse:
-        """The family of damped inverses."""
+        """Prepare the family of damped inverses."""
 
     @abstractmethod
-    def solve(self, right_CE: Tensor, rho: float = 0.0) -> Solution:
-        """``(H + rho R) x = b`` for one rho, by what suits the structure; the solution says which."""
+    def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
+        """Solve ``(H + rho R) x = b`` for one rho, by the solver that suits the structure."""
 
     @abstractmethod
     def combine(self, others: Sequence[CurvatureOperator], coefficients: Sequence[float]) -> CurvatureOperator:
-        """``coefficients[0] H + coefficients[1] H_1 + ...`` of operators of one structure; coefficients sum to 1.
+        """Return ``coefficients[0] H + coefficients[1] H_1 + ...`` of operators of one structure.
 
-        A mean over a union, a mixture, or a mean over what is left when a set is taken away: the regulariser, which
-        is the same in all, stays as it is.
+        The coefficients sum to 1: a mean over a union, a mixture, or a mean over the rest when a set is taken away. The
+        regulariser is the same in all operators, so it stays as it is.
         """
 
     def quadratic(self, vectors: Tensor) -> Tensor:
-        """``v^T H v`` for vectors ``[..., C, E]``, ``[...]``."""
+        """Return ``v^T H v`` for vectors ``[..., C, E]``, ``[...]``."""
         return (self.matmul(vectors) * vectors).sum((-2, -1))
+
+    def residual(self, value_CE: Tensor, right_CE: Tensor, rho: float) -> float:
+        """Measure ``|b - (H + rho R) x| / |b|``; 0 for b = 0."""
+        size = float(right_CE.norm())
+        left_CE = right_CE - self.matmul(value_CE) - rho * self.regularized_E * value_CE
+        return float(left_CE.norm()) / size if size > 0 else 0.0
+
+
+class FactoredOperator(CurvatureOperator):
+    r"""Curvature through the outputs of K numbers in all: :math:`H = A^T M A + l_2 R`, with no matrix formed.
+
+    Attributes:
+        ridge_E: Diagonal of the regulariser, ``l2 R``.
+    """
+
+    ridge_E: Tensor
+
+    @property
+    @abstractmethod
+    def shared(self) -> bool:
+        """Whether the classes share all parameters."""
+
+    @property
+    @abstractmethod
+    def tolerance(self) -> float:
+        """Relative residual that the precision of the products allows a solve to reach."""
+
+    @property
+    @abstractmethod
+    def n_outputs(self) -> int:
+        """K."""
+
+    @abstractmethod
+    def push(self, vector_CE: Tensor) -> Tensor:
+        """Return ``A v`` of all rows, ``[K]``."""
+
+    @abstractmethod
+    def apply_output_hessian(self, outputs_K: Tensor) -> Tensor:
+        """Return ``M z`` of all rows, ``[K]``; the rows' shares are part of M."""
+
+    @abstractmethod
+    def pull(self, cotangent_K: Tensor) -> Tensor:
+        """Return ``A^T b``, ``[C, E]``."""
+
+    @abstractmethod
+    def output_mean(self) -> Tensor:
+        """Return the sum of the rows' blocks of M, ``[C, C]``."""
+
+    @property
+    def ridge(self) -> float:
+        """The l2 of the regularised parameters."""
+        return float(self.ridge_E[0])
+
+    def quadratic_of(self, outputs_MK: Tensor, square_M: Tensor) -> Tensor:
+        """Return ``v^T H v``, ``[M]``, of regularised vectors v from their outputs ``A v`` and ``|v|^2`` alone."""
+        data = [outputs_K @ self.apply_output_hessian(outputs_K) for outputs_K in outputs_MK]
+        return torch.stack(data) + self.ridge * square_M

@@ -13,18 +13,12 @@ from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.products import Part, ProductOperator
 from sfu.operators.structure import Structure
 
-_LAYOUTS = {
-    Structure.shared: Layout.shared,
-    Structure.blocks: Layout.blocks,
-    Structure.dense: Layout.dense,
-}
-
 
 def build_operator(objective: Objective, rows: Rows, parameters_CE: Tensor, structure: Structure) -> CurvatureOperator:
-    """The Hessian of the mean objective of ``rows`` at ``parameters_CE``, the regulariser included.
+    """Return the Hessian of the mean objective of ``rows`` at ``parameters_CE``, the regulariser included.
 
-    ``shared``, asked of a loss whose classes differ, is the mean of their blocks; ``blocks`` of coupled classes are the
-    diagonal ones.
+    ``shared`` averages the blocks of a loss whose classes differ; ``blocks`` takes the diagonal blocks of a loss that
+    couples the classes.
     """
     n_classes = parameters_CE.shape[0]
     if structure is Structure.products:
@@ -33,16 +27,16 @@ def build_operator(objective: Objective, rows: Rows, parameters_CE: Tensor, stru
     if structure is Structure.shared and objective.loss.layout is not Layout.shared:
         data = objective.data_hessian(rows, parameters_CE, Layout.blocks).mean(0)
     else:
-        data = objective.data_hessian(rows, parameters_CE, _LAYOUTS[structure])
+        data = objective.data_hessian(rows, parameters_CE, Layout(structure.value))
     return with_ridge(data, objective, n_classes)
 
 
 def products_of(objective: Objective, rows: Rows, hessians: list[OutputHessian], n_classes: int) -> ProductOperator:
-    """The product operator of output Hessians that are already there, one for each chunk."""
+    """Return the product operator of known output Hessians, one for each chunk."""
     return ProductOperator((Part(rows, hessians, 1.0),), objective.ridge_E, objective.regularized_E, n_classes)
 
 
 def with_ridge(data: Tensor, objective: Objective, n_classes: int) -> ExplicitOperator:
-    """Blocks of the data term with the regulariser added."""
+    """Add the regulariser to blocks of the data term."""
     repeats = data.shape[-1] // objective.ridge_E.shape[0]
     return ExplicitOperator(data + torch.diag(objective.ridge_E.repeat(repeats)), n_classes, objective.regularized_E)

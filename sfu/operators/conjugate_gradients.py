@@ -2,7 +2,7 @@ r"""Conjugate gradients: preconditioned for one system, multi-shift for :math:`(
 
 The Krylov space of A and b is that of A + sigma I and b, so one product with A an iteration serves every shift: the
 residuals of the shifted systems are multiples :math:`\zeta_j r` of the first one's, and three-term recurrences for
-:math:`\zeta_j` give the rest. A shift whose residual has reached the tolerance is left alone from then on.
+:math:`\zeta_j` give the rest. A shift is finished once its residual reaches the tolerance.
 
 Sources: Hestenes and Stiefel 1952; Jegerlehner, Krylov space solvers for shifted linear systems, 1996.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sfu.operators.base import Solution
+from sfu.operators.base import LinearSolution
 
 Product = Callable[[Tensor], Tensor]
 
@@ -28,7 +28,7 @@ def conjugate_gradients(
     tolerance: float,
     max_iterations: int,
     note: Callable[[int, Tensor], None] | None = None,
-) -> Solution:
+) -> LinearSolution:
     """Solve ``A x = b`` for positive (semi)definite A; b in the range of A.
 
     Args:
@@ -36,13 +36,13 @@ def conjugate_gradients(
         right: b, of any shape.
         precondition: ``r -> P^-1 r``, symmetric positive definite.
         tolerance: Relative residual ``|b - A x| / |b|`` to stop at.
-        max_iterations: Products at most.
-        note: Called with the products done and the solution so far.
+        max_iterations: Largest number of products.
+        note: Called with the number of products done and the solution so far.
     """
     value, residual = torch.zeros_like(right), right.clone()
     size = float(right.norm())
     if size == 0:
-        return Solution(value, "conjugate_gradients", 0.0)
+        return LinearSolution(value, "conjugate_gradients", 0.0)
     preconditioned = precondition(residual)
     direction = preconditioned.clone()
     along = float((residual * preconditioned).sum())
@@ -62,16 +62,16 @@ def conjugate_gradients(
         if note is not None:
             note(done, value)
     left = float(residual.norm()) / size
-    return Solution(value, "conjugate_gradients", left, done, left <= tolerance)
+    return LinearSolution(value, "conjugate_gradients", left, done, left <= tolerance)
 
 
 @dataclass(frozen=True)
 class ShiftedSolutions:
-    """Solutions of all shifted systems.
+    """Solutions of one system for several shifts.
 
     Attributes:
         values: ``[M, ...]``, in the order of the shifts.
-        residuals_M: Relative residual of each, by the recurrence.
+        residuals_M: Relative residual of each, according to the recurrence.
         iterations: Products with A.
     """
 
@@ -105,15 +105,15 @@ def multishift_in_coordinates(
     tolerance: float,
     max_iterations: int,
 ) -> ShiftedSolutions:
-    """The same, with the solutions kept in K coordinates: only one system's vectors are held in full.
+    """Solve the shifted systems with the solutions in K coordinates: only one system's vectors are held in full.
 
     Args:
-        product: A vector and its coordinates, to its image and the image's coordinates.
+        product: Maps a vector and its coordinates to its image and the image's coordinates.
         right: b, flat.
-        right_K: Its coordinates.
+        right_K: Coordinates of b.
         shifts: At least 0.
         tolerance: Relative residual.
-        max_iterations: Products at most.
+        max_iterations: Largest number of products.
 
     Returns:
         Solutions ``[M, K]``.
@@ -146,8 +146,8 @@ def multishift_in_coordinates(
         residual, residual_K = residual - step * image, residual_K - step * image_K
         square_before, square = square, float(residual @ residual)
         ratio = square / square_before
-        kept_AK = (ratio * share_A.square())[:, None] * directions_MK[active]
-        directions_MK[active] = next_A[:, None] * residual_K + kept_AK
+        before_AK = (ratio * share_A.square())[:, None] * directions_MK[active]
+        directions_MK[active] = next_A[:, None] * residual_K + before_AK
         direction, direction_K = residual + ratio * direction, residual_K + ratio * direction_K
         zeta_before_M[active], zeta_M[active] = now_A, next_A
         step_before, ratio_before = step, ratio

@@ -11,39 +11,32 @@ import torch
 from torch import Tensor
 
 from sfu.errors import SingularHessianError
-from sfu.operators.base import CurvatureOperator, DampedInverse, Solution
+from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 
 
 class DiagonalOperator(CurvatureOperator):
-    """See the module.
+    """A diagonal matrix.
 
     Attributes:
         values_CE: The diagonal, the regulariser included.
     """
 
+    structure = "diagonal"
+
     def __init__(self, values_CE: Tensor, regularized_E: Tensor) -> None:
-        """Take the diagonal and that of R."""
         self.values_CE, self.regularized_E, self.n_classes = values_CE, regularized_E, values_CE.shape[0]
 
-    @property
-    def structure(self) -> str:
-        """Of its own."""
-        return "diagonal"
-
     def matmul(self, vectors: Tensor) -> Tensor:
-        """Entry by entry."""
         return self.values_CE * vectors
 
     def trace(self) -> float:
-        """The sum."""
         return float(self.values_CE.sum())
 
     def damped(self) -> DampedInverse:
-        """Entry by entry."""
         return DiagonalInverse(self)
 
-    def solve(self, right_CE: Tensor, rho: float = 0.0) -> Solution:
-        """Entry by entry.
+    def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
+        """Divide entry by entry.
 
         Raises:
             SingularHessianError: An entry is not positive.
@@ -51,13 +44,12 @@ class DiagonalOperator(CurvatureOperator):
         damped_CE = self.values_CE + rho * self.regularized_E
         if not bool((damped_CE > 0).all()):
             raise SingularHessianError(
-                f"the estimated diagonal is {float(damped_CE.min()):g} somewhere; set head.l2 above 0, or damp it with "
-                "curvature.regularization=fixed and curvature.rho."
+                f"the smallest entry of the estimated diagonal is {float(damped_CE.min()):g}, so it has no inverse. "
+                "Set head.l2 above 0, or damp it with curvature.regularization=fixed and curvature.rho."
             )
-        return Solution(right_CE / damped_CE, "diagonal", 0.0)
+        return LinearSolution(right_CE / damped_CE, "diagonal", 0.0)
 
     def combine(self, others: Sequence[CurvatureOperator], coefficients: Sequence[float]) -> DiagonalOperator:
-        """Entry by entry."""
         total = coefficients[0] * self.values_CE
         for other, coefficient in zip(others, coefficients[1:], strict=True):
             assert isinstance(other, DiagonalOperator)
@@ -66,24 +58,20 @@ class DiagonalOperator(CurvatureOperator):
 
 
 class DiagonalInverse(DampedInverse):
-    """The family ``(H + rho R)^-1``."""
+    """The damped inverses of a diagonal; entries that are 0 are left out."""
 
     def __init__(self, operator: DiagonalOperator) -> None:
-        """Nothing to prepare."""
         self._operator = operator
 
     @property
     def mean_eigenvalue(self) -> float:
-        """Mean of the positive parts."""
         return float(self._operator.values_CE.clamp(min=0).mean())
 
     @property
     def invertible(self) -> bool:
-        """Every entry is positive."""
         return bool((self._operator.values_CE > 0).all())
 
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
-        """See the base; entries that are 0 are left out."""
         rhos_M = torch.tensor(rhos, dtype=right_CE.dtype, device=right_CE.device)[:, None, None]
         damped_MCE = self._operator.values_CE.clamp(min=floor) + rhos_M * self._operator.regularized_E
         return torch.where(damped_MCE > 0, right_CE / damped_MCE, 0.0)

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sfu.operators.base import CurvatureOperator, DampedInverse, Solution
+from sfu.errors import SingularHessianError
+from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 from sfu.operators.spectral import SpectralInverse
 
 
 class ExplicitOperator(CurvatureOperator):
-    """See the module.
+    """Hessian blocks.
 
     Attributes:
         blocks_BKK: The blocks, the regulariser included.
@@ -33,7 +34,6 @@ class ExplicitOperator(CurvatureOperator):
 
     @property
     def structure(self) -> str:
-        """By the number and the side of the blocks."""
         count, side = self.blocks_BKK.shape[:2]
         if side != self.regularized_E.shape[0]:
             return "dense"
@@ -41,11 +41,10 @@ class ExplicitOperator(CurvatureOperator):
 
     @property
     def regularized_K(self) -> Tensor:
-        """1 for each regularised parameter of a block."""
+        """1 for each regularised parameter of a block, 0 for biases."""
         return self.regularized_E.repeat(self.blocks_BKK.shape[1] // self.regularized_E.shape[0])
 
     def matmul(self, vectors: Tensor) -> Tensor:
-        """Batched product with the blocks."""
         product = torch.einsum("...bnk,bkj->...bnj", self._split(vectors), self.blocks_BKK)  # @ may copy the blocks
         return product.reshape(vectors.shape)
 
@@ -54,15 +53,13 @@ class ExplicitOperator(CurvatureOperator):
         return vectors.reshape(*vectors.shape[:-2], count, -1, side)
 
     def trace(self) -> float:
-        """A shared block counts once for every class."""
         return float(self.blocks_BKK.diagonal(dim1=1, dim2=2).sum()) * self._repeats
 
     def damped(self) -> DampedInverse:
-        """By eigenvalues."""
         return SpectralInverse(self.blocks_BKK, self.regularized_K)
 
-    def solve(self, right_CE: Tensor, rho: float = 0.0) -> Solution:
-        """Batched Cholesky; by eigenvalues (Moore-Penrose) where a block is singular to working precision."""
+    def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
+        """Solve by Cholesky, or by eigenvalues (Moore-Penrose) if a block is singular to working precision."""
         damped_BKK = self.blocks_BKK + torch.diag(rho * self.regularized_K)
         factor, info = torch.linalg.cholesky_ex(damped_BKK)
         pivots_BK = factor.diagonal(dim1=1, dim2=2)
@@ -73,17 +70,37 @@ class ExplicitOperator(CurvatureOperator):
             value_CE = torch.cholesky_solve(right_BMK.mT, factor).mT.reshape(right_CE.shape)
         else:
             solver, value_CE = "eigenvalues", self.damped().solve(right_CE, rho)
-        return Solution(value_CE, solver, self._residual(value_CE, right_CE, rho))
-
-    def _residual(self, value_CE: Tensor, right_CE: Tensor, rho: float) -> float:
-        size = float(right_CE.norm())
-        left_CE = self.matmul(value_CE) + rho * self.regularized_E * value_CE
-        return float((right_CE - left_CE).norm()) / size if size > 0 else 0.0
+        return LinearSolution(value_CE, solver, self.residual(value_CE, right_CE, rho))
 
     def combine(self, others: Sequence[CurvatureOperator], coefficients: Sequence[float]) -> ExplicitOperator:
-        """The blocks combined."""
         total = coefficients[0] * self.blocks_BKK
         for other, coefficient in zip(others, coefficients[1:], strict=True):
             assert isinstance(other, ExplicitOperator)
             total = total + coefficient * other.blocks_BKK
         return ExplicitOperator(total, self.n_classes, self.regularized_E)
+
+
+def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str) -> Tensor:
+    """Solve ``X M = B`` for symmetric positive definite M by Cholesky, ``[C, E]``.
+
+    Raises:
+        SingularHessianError: M is singular or indefinite to working precision (its smallest eigenvalue, found by
+            inverse iteration, is below ``8 E eps`` times its norm); ``what`` names it in the message.
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix_EE)
+    threshold = 8 * matrix_EE.shape[0] * torch.finfo(matrix_EE.dtype).eps * float(matrix_EE.norm())
+    if int(info) != 0 or not _smallest_eigenvalue(factor) > threshold:
+        raise SingularHessianError(
+            f"{what} is singular to {matrix_EE.dtype} precision, so the optimum is not unique. Set head.l2 above 0 "
+            "(1e-6 is small for rows of norm 1), or remove constant and duplicate feature columns."
+        )
+    return torch.cholesky_solve(right_CE.T, factor).T
+
+
+def _smallest_eigenvalue(factor_EE: Tensor) -> float:
+    """Estimate it from the Cholesky factor, by a few inverse iterations from a fixed random vector."""
+    start = torch.randn(factor_EE.shape[0], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    vector = start.to(factor_EE)
+    for _ in range(4):
+        vector = torch.cholesky_solve(vector / vector.norm(), factor_EE)
+    return 1.0 / float(vector.norm())

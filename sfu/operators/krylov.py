@@ -4,34 +4,32 @@ Biases are never damped, so they are eliminated first: conjugate gradients run o
 :math:`S = H_{dd} - H_{du} H_{uu}^+ H_{ud}`, in which the damping is a multiple of the identity. :math:`H_{uu}` is the
 mean output Hessian, C x C.
 
-Shapes: C classes, D regularised parameters and one bias (or none) a class, E = D (+ 1), M values of rho.
+Shapes: C classes, D regularised parameters and one bias (or none) a class, E = D (+ 1), M values of rho, K numbers of
+all rows' outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sfu.operators.base import CurvatureOperator, DampedInverse
+from sfu.operators.base import CurvatureOperator, DampedInverse, FactoredOperator
 from sfu.operators.conjugate_gradients import multishift_conjugate_gradients, multishift_in_coordinates
 from sfu.operators.spectral import bias_inverse
 
-if TYPE_CHECKING:
-    from sfu.operators.products import ProductOperator
-
 TOLERANCE = 1e-8
 MAX_ITERATIONS = 1000
+IN_COORDINATES = 1 << 16
+"""Largest number of shared parameters for which solutions are held as they are, not in coordinates."""
 _AT_ONCE = 16
 _LOOSER = 100.0  # than a single solve
-_SMALL = 1 << 16  # parameters up to which solutions are held as they are
 
 
 class KrylovInverse(DampedInverse):
-    """See the module.
+    """The damped inverses of a factored operator, by multi-shift conjugate gradients.
 
     Attributes:
         iterations: Products of the last solve.
@@ -39,9 +37,9 @@ class KrylovInverse(DampedInverse):
             conditioned Hessian) is a regularised one, and cross-validation scores it as it is.
     """
 
-    def __init__(self, operator: ProductOperator) -> None:
-        """Invert the biases' own curvature; nothing else is formed."""
-        self._operator = operator
+    def __init__(self, operator: FactoredOperator, in_coordinates: int = IN_COORDINATES) -> None:
+        """Invert the curvature of the biases alone; nothing else is formed."""
+        self._operator, self._limit = operator, in_coordinates
         self._has_bias = bool(operator.regularized_E[-1] == 0)
         self._ridge = operator.ridge
         self._tolerance = max(TOLERANCE, _LOOSER * operator.tolerance)
@@ -52,9 +50,9 @@ class KrylovInverse(DampedInverse):
 
     @cached_property
     def mean_eigenvalue(self) -> float:
-        """From the trace of what is left when the biases are eliminated; passes over the rows, when it is asked for.
+        """Mean eigenvalue once the biases are eliminated, from the trace: passes over the rows when first asked.
 
-        Where the classes share parameters, it is of the directions that the rows can curve, above the ridge.
+        Where the classes share parameters, it is the mean over the directions that the rows can curve.
         """
         operator = self._operator
         trace, count = operator.trace(), float(operator.regularized_E.sum()) * operator.n_classes
@@ -62,10 +60,9 @@ class KrylovInverse(DampedInverse):
             trace -= float(self._own_CC.trace()) + self._coupled_trace()
         if not operator.shared:
             return trace / count
-        return self._ridge + (trace - self._ridge * count) / min(count, operator.n_bent)
+        return self._ridge + (trace - self._ridge * count) / min(count, operator.n_outputs)
 
     def account(self) -> dict[str, float | int | str]:
-        """Iterations and the largest residual of the last solve."""
         return {
             "solver": "multishift_conjugate_gradients",
             "solve_residual": self.residual,
@@ -74,17 +71,16 @@ class KrylovInverse(DampedInverse):
 
     @property
     def invertible(self) -> bool:
-        """Every eigenvalue is at least l2."""
         return self._ridge > 0
 
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
-        """See the base; the eigenvalues of a Hessian of rows are at least l2, so a floor changes nothing."""
+        """Solve for every rho. The eigenvalues are at least l2 already, so a floor changes nothing."""
         if self._in_coordinates(right_CE):
             return torch.cat(list(self.solutions(right_CE, rhos, floor=floor)))
         reduced_CD = right_CE
         if self._has_bias:
             from_bias_C1 = self._bias_inverse_CC @ right_CE[:, -1:]
-            reduced_CD = right_CE[:, :-1] - self._pull(from_bias_C1)
+            reduced_CD = right_CE[:, :-1] - self._from_biases(from_bias_C1)
         found = multishift_conjugate_gradients(
             self._schur, reduced_CD, rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
         )
@@ -97,81 +93,78 @@ class KrylovInverse(DampedInverse):
         return whole_MCE
 
     def _in_coordinates(self, right_CE: Tensor) -> bool:
-        return self._operator.shared and right_CE.numel() > _SMALL
+        return self._operator.shared and right_CE.numel() > self._limit
 
     def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
-        """See the base; where there are many parameters, solutions are kept in coordinates.
-
-        With v = a g + A^T b, A the rows' Jacobian and g the right-hand side, all of the Krylov space is a number and
-        an output-sized b for each vector, and a solution becomes p numbers only when its turn comes.
-        """
+        """Yield solutions; where there are many parameters, they are held in coordinates until their turn comes."""
         if not self._in_coordinates(right_CE):
             yield from super().solutions(right_CE, rhos, floor=floor)
             return
-        flat, ridge = right_CE.reshape(-1), self._ridge
-
-        def product(vector: Tensor, vector_K: Tensor) -> tuple[Tensor, Tensor]:
-            bent_K = self._operator.apply_output_hessian(self._operator.push(vector.view_as(right_CE)))
-            image = self._operator.pull_outputs(bent_K).reshape(-1) + ridge * vector
-            return image, torch.cat([bent_K.new_zeros(1), bent_K]) + ridge * vector_K
-
-        right_K = flat.new_zeros(1 + self._operator.n_bent)
-        right_K[0] = 1.0
-        found = multishift_in_coordinates(
-            product, flat, right_K, rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
-        )
-        self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
-        for value_K in found.values:
-            yield (value_K[0] * right_CE + self._operator.pull_outputs(value_K[1:]))[None]
+        share_M1, b_MK = self._coordinates(right_CE, rhos)
+        for share_1, b_K in zip(share_M1, b_MK, strict=True):
+            yield (share_1 * right_CE + self._operator.pull(b_K))[None]
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """See the base; where there are many parameters, no solution is ever formed.
+        """Score; where there are many parameters, no solution is ever formed.
 
-        All that is asked of u is linear in it, but for its norm: ``<u, g>``, the outputs A u and those of the held-out
-        rows follow the recurrences as coordinates, and with ``u = a g + A^T b`` its square is ``a <u, g> + <b, A u>``.
+        ``<u, g>``, the outputs A u and those of the held-out rows are linear in u, so they follow the recurrences as
+        coordinates, and with ``u = a g + A^T b`` its square is ``a <u, g> + <b, A u>``.
         """
-        from sfu.operators.products import ProductOperator
-
-        operator = self._operator
-        if not self._in_coordinates(right_CE) or len(rhos) == 1 or not isinstance(held_out, ProductOperator):
+        if not self._in_coordinates(right_CE) or len(rhos) == 1 or not isinstance(held_out, FactoredOperator):
             return super().scores(right_CE, rhos, held_out, floor=floor)
-        flat, ridge = right_CE.reshape(-1), self._ridge
-        sizes = [1, operator.n_bent, 1, operator.n_bent, held_out.n_bent]
-
-        def seen(vector: Tensor) -> list[Tensor]:
-            whole = vector.view_as(right_CE)
-            return [(vector @ flat)[None], operator.push(whole), held_out.push(whole)]
-
-        def product(vector: Tensor, vector_K: Tensor) -> tuple[Tensor, Tensor]:
-            share, b_K, _, outputs, _ = vector_K.split(sizes)
-            bent_K = operator.apply_output_hessian(outputs)
-            image = operator.pull_outputs(bent_K).reshape(-1) + ridge * vector
-            return image, torch.cat([ridge * share, bent_K + ridge * b_K, *seen(image)])
-
-        start = [flat.new_ones(1), flat.new_zeros(operator.n_bent), *seen(flat)]
-        found = multishift_in_coordinates(
-            product, flat, torch.cat(start), rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
-        )
-        share_M1, b_MK, along_M1, outputs_MK, held_MK = found.values.split(sizes, 1)
+        share_M1, b_MK, outputs_MK, along_M1, held_MK = self._coordinates(right_CE, rhos, held_out)
         square_M = (share_M1 * along_M1).sum(1) + (b_MK * outputs_MK).sum(1)
-        data_M = torch.stack([held @ held_out.apply_output_hessian(held) for held in held_MK])
-        return along_M1[:, 0], data_M + held_out.ridge * square_M.clamp(min=0)
+        return along_M1[:, 0], held_out.quadratic_of(held_MK, square_M.clamp(min=0))
+
+    def _coordinates(
+        self, right_CE: Tensor, rhos: list[float], held_out: FactoredOperator | None = None
+    ) -> tuple[Tensor, ...]:
+        """Solve in coordinates: every vector of the Krylov space is u = a g + A^T b with g the right-hand side.
+
+        Returns:
+            For every rho a ``[M, 1]`` and b ``[M, K]``; with held-out rows, also A u, <u, g> and the held-out outputs.
+        """
+        operator, flat, ridge = self._operator, right_CE.reshape(-1), self._ridge
+        sizes = [1, operator.n_outputs]
+        if held_out is not None:
+            sizes += [operator.n_outputs, 1, held_out.n_outputs]
+
+        def linear_parts(vector: Tensor) -> list[Tensor]:
+            if held_out is None:
+                return []
+            whole = vector.view_as(right_CE)
+            return [operator.push(whole), (vector @ flat)[None], held_out.push(whole)]
+
+        def product(vector: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+            share_1, b_K, *known = coordinates.split(sizes)
+            outputs_K = known[0] if known else operator.push(vector.view_as(right_CE))
+            cotangent_K = operator.apply_output_hessian(outputs_K)
+            image = operator.pull(cotangent_K).reshape(-1) + ridge * vector
+            return image, torch.cat([ridge * share_1, cotangent_K + ridge * b_K, *linear_parts(image)])
+
+        start = torch.cat([flat.new_ones(1), flat.new_zeros(operator.n_outputs), *linear_parts(flat)])
+        found = multishift_in_coordinates(
+            product, flat, start, rhos, tolerance=self._tolerance, max_iterations=MAX_ITERATIONS
+        )
+        self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
+        return found.values.split(sizes, 1)
 
     def _schur(self, vector_CD: Tensor) -> Tensor:
         if not self._has_bias:
             return self._operator.matmul(vector_CD)
         image_CE = self._operator.matmul(torch.nn.functional.pad(vector_CD, (0, 1)))
-        return image_CE[:, :-1] - self._pull(self._bias_inverse_CC @ image_CE[:, -1:])
+        return image_CE[:, :-1] - self._from_biases(self._bias_inverse_CC @ image_CE[:, -1:])
 
     def _coupled_trace(self) -> float:
-        """``tr(H_uu^+ H_ud H_du)``: a product with each column of a root of ``H_uu^+``."""
+        """Return ``tr(H_uu^+ H_ud H_du)``: a product with each column of a root of ``H_uu^+``."""
         values_C, vectors_CC = torch.linalg.eigh(self._bias_inverse_CC)
         root_CC = vectors_CC * values_C.clamp(min=0).sqrt()
-        return sum(float(self._pull(piece_PC[..., None]).square().sum()) for piece_PC in root_CC.T.split(_AT_ONCE))
+        pieces = root_CC.T.split(_AT_ONCE)
+        return sum(float(self._from_biases(piece_PC[..., None]).square().sum()) for piece_PC in pieces)
 
-    def _pull(self, bias_C1: Tensor) -> Tensor:
-        """What biases do to the regularised parameters: ``H_du b``."""
+    def _from_biases(self, bias_C1: Tensor) -> Tensor:
+        """Return ``H_du b``, what biases do to the regularised parameters."""
         width = self._operator.regularized_E.shape[0]
         return self._operator.matmul(torch.nn.functional.pad(bias_C1, (width - 1, 0)))[..., :-1]

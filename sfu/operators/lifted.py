@@ -2,7 +2,7 @@ r"""A curvature known in a subspace, and a multiple of the identity elsewhere.
 
 .. math:: H = Q^T X Q + \tau (I - Q^T Q)
 
-with the K orthonormal rows of Q. Its inverse needs nothing but that of the K x K matrix X.
+with the K orthonormal rows of Q. Its inverse only needs that of the K x K matrix X.
 
 Shapes: K dimensions, P = C E parameters (``[1, p]`` where the classes share them), M values of rho.
 """
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfu.operators.base import CurvatureOperator, DampedInverse, Solution
+from sfu.operators.base import CurvatureOperator, DampedInverse, FactoredOperator, LinearSolution
 from sfu.operators.explicit import ExplicitOperator
 
 
 @dataclass(frozen=True)
 class LiftedOperator(CurvatureOperator):
-    """See the module; every parameter is regularised.
+    """Curvature in a subspace, on all parameters; every parameter is regularised.
 
     Attributes:
         basis_KP: Q.
@@ -37,81 +37,65 @@ class LiftedOperator(CurvatureOperator):
     n_classes: int
     regularized_E: Tensor
 
-    @property
-    def structure(self) -> str:
-        """Of its own."""
-        return "subspace"
+    structure = "subspace"
 
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """``Q v``, ``[M, 1, K]``, and what is left of v, ``[M, P]``."""
+        """Return ``Q v``, ``[M, 1, K]``, and the part of v outside the subspace, ``[M, P]``."""
         flat_MP = vectors.reshape(-1, self.basis_KP.shape[1])
         inside_MK = (flat_MP.to(self.basis_KP) @ self.basis_KP.T).to(flat_MP)
         return inside_MK[:, None], flat_MP - self.lift(inside_MK)
 
     def lift(self, inside_MK: Tensor) -> Tensor:
-        """``Q^T c``, ``[M, P]``."""
+        """Return ``Q^T c``, ``[M, P]``."""
         return (inside_MK.to(self.basis_KP) @ self.basis_KP).to(inside_MK)
 
     def matmul(self, vectors: Tensor) -> Tensor:
-        """Inside and outside."""
         inside_M1K, outside_MP = self.project(vectors)
         found = self.lift(self.inner.matmul(inside_M1K)[:, 0]) + self.rest * outside_MP
         return found.reshape(vectors.shape)
 
     def trace(self) -> float:
-        """Both parts."""
         return self.inner.trace() + self.rest * (self.basis_KP.shape[1] - self.basis_KP.shape[0])
 
     def damped(self) -> DampedInverse:
-        """By the eigenvalues of X."""
         return LiftedInverse(self)
 
-    def solve(self, right_CE: Tensor, rho: float = 0.0) -> Solution:
-        """By eigenvalues; the residual is measured."""
-        value_CE, size = self.damped().solve(right_CE, rho), float(right_CE.norm())
-        left = float((self.matmul(value_CE) + rho * value_CE - right_CE).norm())
-        return Solution(value_CE, "eigenvalues", left / size if size > 0 else 0.0)
+    def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
+        value_CE = self.damped().solve(right_CE, rho)
+        return LinearSolution(value_CE, "eigenvalues", self.residual(value_CE, right_CE, rho))
 
     def combine(self, others: Sequence[CurvatureOperator], coefficients: Sequence[float]) -> CurvatureOperator:
-        """Subspaces differ."""
-        raise TypeError("curvatures known in different subspaces do not combine; this is a defect in sfu.")
+        raise TypeError("curvatures known in different subspaces cannot be combined. This is a defect in sfu.")
 
 
 class LiftedInverse(DampedInverse):
-    """The family ``(H + rho I)^-1``."""
+    """The damped inverses of a curvature in a subspace, by the eigenvalues of X."""
 
     def __init__(self, operator: LiftedOperator) -> None:
-        """Decompose X."""
         self._operator, self._inner = operator, operator.inner.damped()
 
     @property
     def mean_eigenvalue(self) -> float:
-        """Of the subspace, where the curvature was seen."""
         return self._inner.mean_eigenvalue
 
     @property
     def invertible(self) -> bool:
-        """Both parts are."""
         return self._inner.invertible and self._operator.rest > 0
 
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
-        """See the base."""
         inside_11K, outside_1P = self._operator.project(right_CE)
         solved_MK = self._inner.solve_many(inside_11K[0], rhos, floor=floor)[:, 0]
-        return (self._operator.lift(solved_MK) + outside_1P / self._outside(right_CE, rhos, floor)).reshape(
-            len(rhos), *right_CE.shape
-        )
+        solved_MP = self._operator.lift(solved_MK) + outside_1P / self._outside(right_CE, rhos, floor)
+        return solved_MP.reshape(len(rhos), *right_CE.shape)
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """See the base; no solution is formed.
+        """Score without forming any solution.
 
-        All solutions are combinations of the K rows of Q and of what b has outside: K + 1 products give every score.
+        All solutions are combinations of the K rows of Q and of the part of b outside: K + 1 products give every score.
         """
-        from sfu.operators.products import ProductOperator
-
-        if not isinstance(held_out, ProductOperator):
+        if not isinstance(held_out, FactoredOperator):
             return super().scores(right_CE, rhos, held_out, floor=floor)
         basis_KP = self._operator.basis_KP
         inside_11K, outside_1P = self._operator.project(right_CE)
@@ -122,11 +106,9 @@ class LiftedInverse(DampedInverse):
         outside = float(outside_1P.square().sum())
         along_M = solved_MK @ inside_11K[0, 0] + mixed_MV[:, -1] * outside
         square_M = solved_MK.square().sum(1) + mixed_MV[:, -1].square() * outside
-        seen_MB = mixed_MV @ outputs_VB
-        data_M = torch.stack([seen_B @ held_out.apply_output_hessian(seen_B) for seen_B in seen_MB])
-        return along_M, data_M + held_out.ridge * square_M
+        return along_M, held_out.quadratic_of(mixed_MV @ outputs_VB, square_M)
 
     def _outside(self, right_CE: Tensor, rhos: list[float], floor: float) -> Tensor:
-        """``tau + rho``, ``[M, 1]``."""
+        """Return ``tau + rho``, ``[M, 1]``."""
         rhos_M1 = torch.tensor(rhos, dtype=right_CE.dtype, device=right_CE.device)[:, None]
         return rhos_M1 + max(self._operator.rest, floor)

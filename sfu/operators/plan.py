@@ -1,4 +1,4 @@
-"""Which structure holds a Hessian, chosen by size before anything is computed, and what it needs in memory.
+"""Choose how a Hessian is held, by the memory it needs, before anything is computed.
 
 Shapes: N rows, C classes, E = D (+ 1 with bias).
 """
@@ -17,7 +17,6 @@ from sfu.operators.structure import Structure
 DENSE_LIMIT = 2048
 """Largest C E for which coupled classes are held as one dense matrix."""
 _GIB = 2**30
-_VECTORS = 8  # of conjugate gradients, at one time
 _ALLOWED = {
     Layout.shared: (Structure.shared, Structure.products),
     Layout.blocks: (Structure.blocks, Structure.products),
@@ -28,33 +27,27 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The choice.
+    """How a Hessian will be held.
 
     Attributes:
-        structure: How the Hessian is held; never ``auto``.
-        bytes: What that takes, working copies included.
-        reason: One sentence for the reader.
+        structure: Never ``auto``.
+        reason: Why, in a few words for messages.
     """
 
     structure: Structure
-    bytes: int
     reason: str
 
 
 def memory_estimate(structure: Structure, n_classes: int, width: int, count: int, copies: int = 3) -> int:
-    """Bytes of ``copies`` working copies of a Hessian in float64; for products, of the output Hessians and vectors."""
+    """Return the bytes of ``copies`` Hessians in float64; for products, of the output Hessians and vectors."""
     if structure is Structure.products:
         return 8 * (2 * count * n_classes + 2 * 82 * n_classes * width)
-    numbers = {
-        Structure.shared: width**2,
-        Structure.blocks: n_classes * width**2,
-        Structure.dense: (n_classes * width) ** 2,
-    }[structure]
-    return 8 * copies * numbers
+    blocks = {Structure.shared: 1, Structure.blocks: n_classes, Structure.dense: n_classes**2}[structure]
+    return 8 * copies * blocks * width**2
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes of the device in all."""
+    """Return the memory of the device in bytes, used or not."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -64,12 +57,12 @@ def check_structure(layout: Layout, wanted: Structure) -> None:
     """Refuse a structure that the loss does not have.
 
     Raises:
-        ConfigError: Naming those it has.
+        ConfigError: The message names those it has.
     """
     allowed = (Structure.auto, *_ALLOWED[layout])
     if wanted not in allowed:
         names = ", ".join(structure.value for structure in allowed)
-        raise ConfigError(f"curvature.structure={wanted.value} does not fit the loss; it can be {names}.")
+        raise ConfigError(f"curvature.structure={wanted.value} does not fit the loss. Choose one of {names}.")
 
 
 def plan_structure(
@@ -82,23 +75,23 @@ def plan_structure(
     *,
     copies: int = 3,
 ) -> Plan:
-    """Choose, or check what was asked for.
+    """Choose a structure, or check the one that was asked for.
 
     Args:
         layout: The loss's.
         n_classes: C.
         width: E.
         count: Rows, for products.
-        device: Whose memory counts; explicit matrices may take half of it (a quarter, where sfu chooses).
+        device: Where the memory is. Explicit matrices may take half of it (a quarter, where sfu chooses).
         wanted: ``curvature.structure``.
-        copies: Working copies in use at one time (one for each fold, ...).
+        copies: Working copies in use at one time, such as one for each fold.
 
     Raises:
-        ConfigError: The loss has no such structure, or it will not fit; the message names the cheaper one.
+        ConfigError: The loss has no such structure, or it does not fit; the message names a cheaper one.
     """
     check_structure(layout, wanted)
     if layout is Layout.products:
-        return Plan(Structure.products, 8 * _VECTORS * width, f"{width} parameters shared by the classes: products")
+        return Plan(Structure.products, f"{width} parameters shared by the classes: products")
     memory = available_memory(device)
     if wanted is not Structure.auto:
         need = memory_estimate(wanted, n_classes, width, count, copies)
@@ -106,10 +99,10 @@ def plan_structure(
             cheap = memory_estimate(Structure.products, n_classes, width, count)
             raise ConfigError(
                 f"curvature.structure={wanted.value} needs about {need / _GIB:.1f} GiB for {n_classes} classes of "
-                f"{width} parameters, and this machine has {memory / _GIB:.1f} GiB; curvature.structure=products needs "
-                f"{cheap / _GIB:.2f} GiB."
+                f"{width} parameters, but this machine has {memory / _GIB:.1f} GiB. Set curvature.structure=products, "
+                f"which needs {cheap / _GIB:.2f} GiB."
             )
-        return Plan(wanted, need, f"curvature.structure={wanted.value}")
+        return Plan(wanted, f"curvature.structure={wanted.value}")
     first = _ALLOWED[layout][0]
     need = memory_estimate(first, n_classes, width, count, copies)
     total = n_classes * width
@@ -120,5 +113,5 @@ def plan_structure(
             f"{first.value} would need {need / _GIB:.1f} GiB of {memory / _GIB:.1f} GiB, so products take its place"
         )
     else:
-        return Plan(first, need, f"C*E = {total}: {first.value}, {need / 2**20:.0f} MiB")
-    return Plan(Structure.products, memory_estimate(Structure.products, n_classes, width, count), reason)
+        return Plan(first, f"C*E = {total}: {first.value}, {need / 2**20:.0f} MiB")
+    return Plan(Structure.products, reason)

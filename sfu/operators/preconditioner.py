@@ -1,4 +1,4 @@
-r"""The preconditioner of products: :math:`\bar M \otimes A + (l_2 + \rho) R`, inverted exactly.
+r"""Preconditioner of products: :math:`\bar M \otimes A + (l_2 + \rho) R`, inverted exactly.
 
 :math:`\bar M` is the mean output Hessian and A the second moments of the rows. Where output Hessians do not depend on
 the rows (a quadratic loss, or any loss at zero weights) it is the Hessian itself. With
@@ -21,12 +21,12 @@ from sfu.operators.spectral import SpectralInverse
 
 _ROWS = 8192
 _SMALLEST = 1e-4  # of the largest eigenvalue
-_NOTHING = 1e-12  # where no row is curved at all
+_NOTHING = 1e-12  # for rows without any curvature
 
 
 @dataclass(frozen=True)
 class KroneckerPreconditioner:
-    """See the module.
+    """Mean output Hessian times second moments of the rows.
 
     Attributes:
         moments: Second moments of the rows, decomposed.
@@ -42,7 +42,7 @@ class KroneckerPreconditioner:
     def of(
         cls, sets: Sequence[tuple[Rows, float]], output_CC: Tensor, ridge_E: Tensor, regularized_E: Tensor
     ) -> KroneckerPreconditioner:
-        """From sets of rows and their coefficients; of a large set, some evenly spaced rows."""
+        """Build from sets of rows and their coefficients; a large set is represented by evenly spaced rows."""
         width = ridge_E.shape[0]
         second_EE = ridge_E.new_zeros(width, width)
         for rows, coefficient in sets:
@@ -50,11 +50,11 @@ class KroneckerPreconditioner:
         return cls(SpectralInverse(second_EE, regularized_E), output_CC, float(ridge_E[0]))
 
     def with_output(self, output_CC: Tensor) -> KroneckerPreconditioner:
-        """The same rows at other parameters."""
+        """Return the preconditioner of the same rows at other parameters."""
         return KroneckerPreconditioner(self.moments, output_CC, self.ridge)
 
     def at(self, rho: float) -> Callable[[Tensor], Tensor]:
-        """The function ``r -> P^-1 r`` on ``[C, E]``."""
+        """Return the function ``r -> P^-1 r`` on ``[C, E]``."""
         values_C, vectors_CC = torch.linalg.eigh((self.output_CC + self.output_CC.T) / 2)
         values_C = values_C.clamp(min=max(_SMALLEST * float(values_C[-1]), self.ridge + rho, _NOTHING))
         damping_C = (self.ridge + rho) / values_C
@@ -67,19 +67,17 @@ class KroneckerPreconditioner:
 
 
 class IdentityPreconditioner:
-    """None at all, for heads whose rows have no second moments to be had."""
+    """No preconditioning, for heads whose classes share their parameters."""
 
     def with_output(self, output_CC: Tensor) -> IdentityPreconditioner:
-        """The same."""
         return self
 
     def at(self, rho: float) -> Callable[[Tensor], Tensor]:
-        """The identity."""
         return lambda residual_CE: residual_CE
 
 
 def second_moments(rows: Rows) -> Tensor:
-    """``mean a a^T`` over about 8,192 evenly spaced rows (or four for each feature)."""
+    """Return ``mean a a^T`` over about 8,192 evenly spaced rows (or four for each feature)."""
     some = rows.thinned(max(1, rows.count // max(_ROWS, 4 * rows.width)))
     total_EE = torch.zeros(rows.width, rows.width, dtype=rows.dtype, device=rows.device)
     for chunk in some.linear_chunks():

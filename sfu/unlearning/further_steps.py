@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimator
 from sfu.curvature.regularization import StepChoice
-from sfu.operators import CurvatureOperator, Solution
+from sfu.operators.base import CurvatureOperator, LinearSolution
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure
 
@@ -38,7 +38,7 @@ class StepResult:
     note: str | None = None
 
     @classmethod
-    def by(cls, parameters_CE: Tensor, solution: Solution, **details: Any) -> StepResult:
+    def by(cls, parameters_CE: Tensor, solution: LinearSolution, **details: Any) -> StepResult:
         """With the solution's own account of itself."""
         about = {"solver": solution.solver, "solve_residual": solution.residual, **details}
         if solution.iterations:

@@ -30,7 +30,6 @@ import torch
 from sfu.curvature.sampling import UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError, SfuError, SourceFreeError
 from sfu.heads.base import Head
-from sfu.heads.linear import LinearHead
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure, Tune
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
@@ -219,7 +218,7 @@ def _alike(methods: Sequence[UnlearningMethod], request: ForgetRequest) -> list[
     for index, method in enumerate(methods):
         for group in groups:
             first = methods[group[0]]
-            if isinstance(first, DescentMethod) and isinstance(request.head, LinearHead) and first.alike(method):
+            if isinstance(first, DescentMethod) and request.head.stackable and first.alike(method):
                 group.append(index)
                 break
         else:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from sfu.experiment.job import line_of_job
-from sfu.heads.linear import LinearHead
+from sfu.heads.files import load_head
 from tests.experiment.cases import sfu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
     assert config["head"]["l2"] == 5e-4
     assert config["forget"]["fraction"] == 0.1
     assert json.loads((out / "status.json").read_text())["state"] == "finished"
-    assert LinearHead.load(out / "heads" / "closed_form").n_features == 12
+    assert load_head(out / "heads" / "closed_form").n_features == 12
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

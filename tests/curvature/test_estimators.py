@@ -171,9 +171,9 @@ def test_stored_curvature_gives_retrained_exactly(bias, tmp_path):
     second = second_moments(torch.cat([features, torch.ones(400, 1)], 1) if bias else features)
     head = dataclasses.replace(request.head, data_hessian=second)
     head.save(tmp_path / "head")
-    from sfu.heads.linear import LinearHead
+    from sfu.heads.files import load_head
 
-    loaded = LinearHead.load(tmp_path / "head")
+    loaded = load_head(tmp_path / "head")
     request = type(request)(loaded, request.features_FD, request.labels_F)
     method = Newton(STORED)
     assert method.access is Access.STORED

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sfu.curvature.regularization import Fold, choose_step, fold_indices, noise_factor, predict_gain
-from sfu.operators import ExplicitOperator
+from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.spectral import SpectralInverse
 
 

@@ -13,7 +13,7 @@ from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
 from sfu.heads.linear import LinearHead
-from sfu.operators import ExplicitOperator
+from sfu.operators.explicit import ExplicitOperator
 
 
 def test_accuracy_and_agreement_by_hand():
@@ -23,14 +23,13 @@ def test_accuracy_and_agreement_by_hand():
     assert agreement(logits, logits * 3) == 100.0
 
 
-def test_accuracies_of_many_points_are_those_of_each(monkeypatch):
-    monkeypatch.setattr("sfu.losses.rows.CHUNK_ROWS", 7)
+def test_accuracies_of_many_points_are_those_of_each():
     drawn = torch.Generator().manual_seed(0)
     features, points = torch.randn(30, 4, generator=drawn).double(), torch.randn(5, 3, 5, generator=drawn).double()
     labels = torch.arange(30) % 3
     head = LinearHead(points[0], torch.zeros(3, 5).double(), 0.0, 30, bias=True)
     each = [accuracy(replace(head, parameters_CE=point).logits(features), labels) for point in points]
-    assert accuracies(head.rows(features, labels), points) == pytest.approx(each)
+    assert accuracies(head.rows(features, labels, chunk_rows=7), points) == pytest.approx(each)
     assert len(set(each)) > 1
 
 
@@ -72,6 +71,14 @@ def test_half_the_members_far_away_gives_three_quarters():
 def test_an_attack_on_too_few_is_not_reported():
     score = membership_attack(torch.rand(9), torch.rand(100), n_splits=5, seed=0)
     assert (score.mean, score.std) == (None, None)
+    assert membership_attack(torch.rand(10), torch.rand(100), n_splits=5, seed=0).mean is not None
+
+
+def test_the_spread_of_the_attack_is_in_per_cent():
+    losses = torch.rand(100, generator=torch.Generator().manual_seed(0)).double()
+    score = membership_attack(losses[:40], losses[40:], n_splits=5, seed=0)
+    assert score.std > 1
+    assert (score.mean * 16 / 100) == pytest.approx(round(score.mean * 16 / 100, 1))  # 16 rows a fold, five folds
 
 
 def tiny():
@@ -112,6 +119,46 @@ def test_original_and_retrained_are_the_ends_of_the_scale():
     assert first["test_accuracy"] == 50.0
     assert first["test_gap"] == -50.0
     assert last["retain_gradient_norm"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_divergence_on_the_forget_set_is_from_retrained():
+    """KL(Retrained || head), not the other way round, by hand: the forget row is (2, 0)."""
+    data, split, (original, retrained, _) = tiny()
+    head = replace(original, parameters_CE=torch.tensor([[0.0, 0.0], [0.5 * math.log(3.0), 0.0]]).double())
+    uniform = replace(retrained, parameters_CE=torch.zeros(2, 2).double())
+    found = Evaluator(data, split, original, uniform).evaluate(head)["forget_kl"]
+    assert found == pytest.approx(0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75), rel=1e-6)
+    swapped = Evaluator(data, split, original, head).evaluate(uniform)["forget_kl"]
+    assert swapped == pytest.approx(0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5), rel=1e-6)
+    assert found != pytest.approx(swapped, rel=0.05)
+
+
+def test_gaps_are_the_heads_minus_retrained():
+    drawn = torch.Generator().manual_seed(0)
+    train, test = torch.randn(80, 3, generator=drawn).numpy(), torch.randn(60, 3, generator=drawn).numpy()
+    data = make_feature_data("drawn", train, np.arange(80) % 2, test, np.arange(60) % 2)
+    split = ForgetSplit(torch.arange(30), torch.arange(30, 80), "indices")
+    original, retrained, unlearned = (
+        LinearHead(torch.randn(2, 3, generator=drawn).double(), torch.zeros(2, 3).double(), 0.5, 80) for _ in range(3)
+    )
+    evaluator = Evaluator(data, split, original, retrained)
+    own, reference = evaluator.evaluate(unlearned), evaluator.evaluate(retrained)
+    for name, value in (
+        ("test_gap", "test_accuracy"), ("remain_gap", "remain_accuracy"), ("forget_gap", "forget_accuracy"),
+        ("mia_gap", "mia"),
+    ):  # fmt: skip
+        assert own[name] == own[value] - reference[value] != 0
+    losses = [
+        cross_entropy_per_sample(unlearned.logits(features), labels)
+        for features, labels in (
+            (data.train_features_ND[:30], data.train_labels_N[:30]), (data.test_features_TD, data.test_labels_T)
+        )
+    ]  # fmt: skip
+    score = membership_attack(*losses, n_splits=5, seed=0)
+    assert (own["mia"], own["mia_std"]) == (score.mean, score.std)
+    agree = unlearned.logits(data.test_features_TD).argmax(1) == retrained.logits(data.test_features_TD).argmax(1)
+    assert own["agreement"] == pytest.approx(100 * float(agree.double().mean()))
+    assert own["agreement"] < 100
 
 
 def test_no_distance_when_retraining_changes_nothing():

@@ -12,7 +12,7 @@ from sfu.errors import ConfigError, DataError
 from sfu.experiment import prepare
 from sfu.experiment.context import RunContext
 from sfu.experiment.validate import validate
-from sfu.heads.linearised.files import load_head
+from sfu.heads.files import load_head
 from sfu.settings import CoreWeights, RunConfig
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import composed, run, write_folder
@@ -95,7 +95,7 @@ def refused(config: RunConfig) -> None:
     ("change", "message"),
     [
         (lambda c: setattr(c.head, "layers", 0), r"head\.layers=0; it must be at least 1"),
-        (lambda c: setattr(c.head, "layers", 99), r"head\.layers=99; ShuffleNetV2 has 1 to \d+ components, .* fc,"),
+        (lambda c: setattr(c.head, "layers", 99), r"head\.layers=99\. ShuffleNetV2 has 1 to \d+ components, .* fc,"),
         (lambda c: setattr(c.dataset, "core_fraction", 1.0), r"dataset\.core_fraction=1; .*some images must be"),
         (lambda c: setattr(c.dataset, "core_fraction", -0.1), r"dataset\.core_fraction=-0\.1"),
         (lambda c: (setattr(c.dataset, "core_fraction", 0.0), setattr(c.head, "core", CoreWeights.pretrain)),

@@ -6,7 +6,7 @@ import pytest
 
 from sfu.errors import ConfigError, DataError
 from sfu.experiment.validate import validate
-from sfu.heads.linear import LinearHead
+from sfu.heads.files import load_head
 from sfu.settings import Structure, Training
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import config_for, run
@@ -33,7 +33,7 @@ def test_a_run_under_every_loss(loss, tmp_path, feature_file):
     about = metrics["run"]["head"]
     assert about["gradient_norm"] <= 1e-8
     assert about["loss"]["name"] == loss
-    saved = LinearHead.load(tmp_path / "heads" / "original")
+    saved = load_head(tmp_path / "heads" / "original")
     assert saved.loss.name == loss
     assert saved.loss.class_weights == pytest.approx((1.0, 1.0, 1.0, 1.0))
     assert saved.data_hessian is not None
@@ -56,7 +56,7 @@ def test_certified_removal_as_a_row(tmp_path):
     assert row["details"]["budget_spent"] <= row["details"]["budget"]
     assert (row["details"]["epsilon"], row["details"]["delta"]) == (1.0, 1e-4)
     assert row["distance"] < 0.1
-    saved = LinearHead.load(tmp_path / "heads" / "certified_removal").certificate
+    saved = load_head(tmp_path / "heads" / "certified_removal").certificate
     assert saved.residual_bound == row["details"]["budget_spent"]
 
 
@@ -67,7 +67,7 @@ def test_certified_removal_as_a_row(tmp_path):
         ({"loss__smoothing": 0.0}, r"loss\.smoothing=0"),
         ({"loss__class_weights": "balnced"}, r"loss\.class_weights=balnced; null, balanced or a list of numbers"),
         ({"loss__class_weights": [1, "x"]}, r"loss\.class_weights=\[1, 'x'\]; null, balanced or a list of numbers"),
-        ({"loss__class_weights": [1, -1]}, r"loss\.class_weights=\[1\.0, -1\.0\]; finite numbers above 0"),
+        ({"loss__class_weights": [1, -1]}, r"loss\.class_weights=\[1\.0, -1\.0\]\. Give a finite number above 0"),
         ({"head__tolerance": 0.0}, r"head\.tolerance=0"),
         ({"head__max_iterations": 0}, r"head\.max_iterations=0"),
         ({"head__objective_noise": -1.0}, r"head\.objective_noise=-1"),
@@ -87,8 +87,8 @@ def test_settings_that_cannot_work_are_named_before_any_work(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss__name": "softmax", "curvature__structure": Structure.shared}, "can be auto, dense, blocks, products"),
-        ({"curvature__structure": Structure.dense}, "can be auto, shared, products"),
+        ({"loss__name": "softmax", "curvature__structure": Structure.shared}, "one of auto, dense, blocks, products"),
+        ({"curvature__structure": Structure.dense}, "one of auto, shared, products"),
         ({"methods": ["certified_removal"]}, r"needs head\.objective_noise above 0"),
         ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "head__bias": True}, r"head\.bias=false"),
         ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "head__l2": 0.0}, r"head\.l2 above 0"),

@@ -9,7 +9,7 @@ import pytest
 from sfu.data.load import load_dataset
 from sfu.errors import ConfigError, DataError
 from sfu.experiment.validate import validate
-from sfu.heads.linear import LinearHead
+from sfu.heads.files import load_head
 from sfu.reporting.text_tables import markdown_table
 from sfu.request import Access
 from sfu.results.aggregate import aggregate
@@ -90,7 +90,7 @@ def test_a_learning_rate_that_diverges_is_reported_and_leaves_no_head(tmp_path, 
     assert "distance" not in rows["fast"]
     assert not (tmp_path / "heads" / "fast.safetensors").exists()
     assert list(json.loads((tmp_path / "trade_off.json").read_text())) == ["original"]
-    assert LinearHead.load(tmp_path / "heads" / "original").n_features == 12
+    assert load_head(tmp_path / "heads" / "original").n_features == 12
 
 
 @pytest.mark.parametrize("method", ["emmn", "gkt"])

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sfu.errors import ConfigError, DataError
 from sfu.experiment.resources import measured
-from sfu.heads.linear import LinearHead
+from sfu.heads.files import load_head
 from sfu.seeds import PURPOSES, resolve_seeds
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import ROWS, config_for, run
@@ -35,7 +35,7 @@ def test_all_rows_on_real_digits(tmp_path):
         assert row["test_gap"] == pytest.approx(row["test_accuracy"] - rows["retrained"]["test_accuracy"])
         assert row["seconds"] > 0
         assert row["peak_memory_mb"] > 10
-        saved = LinearHead.load(tmp_path / "heads" / name)
+        saved = load_head(tmp_path / "heads" / name)
         assert saved.n_classes == 10
     split = load_file(tmp_path / "split.safetensors")
     assert split["forget_indices"].numel() == 144

@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 
 from sfu.errors import ConfigError, DataError, SolverError
 from sfu.heads import newton_cg
+from sfu.heads.files import load_head
 from sfu.heads.train import train_head
 from sfu.losses import HuberHinge, Logistic, Quadratic, Softmax
 from sfu.losses import rows as rows_module
@@ -114,7 +115,7 @@ def test_a_large_set_is_started_roughly_and_streamed_to_the_same_optimum(loss, m
     features, labels = digits()
     expected = fit(loss, features, labels, tolerance=1e-10)
     monkeypatch.setattr(newton_cg, "_MANY", 1000)
-    monkeypatch.setattr(rows_module, "KEPT_BYTES", 0)
+    monkeypatch.setattr(rows_module, "CACHE_BYTES", 0)
     monkeypatch.setattr(rows_module, "CHUNK_ROWS", 100)
     streamed = fit(loss, features, labels, tolerance=1e-10)
     close(streamed.parameters_CE, expected.parameters_CE.numpy())
@@ -150,7 +151,7 @@ def test_what_cannot_be_reached_is_said_with_its_remedy():
 
 def test_a_curvature_too_large_to_keep_is_refused_before_training():
     features, labels = torch.randn(40, 300), torch.arange(40) % 10
-    with pytest.raises(ConfigError, match=r"head\.store_curvature=true cannot be had: C\*E = 3000 is above 2048"):
+    with pytest.raises(ConfigError, match=r"store_curvature=true does not fit this head: C\*E = 3000 is above 2048"):
         fit(Softmax(), features, labels, store_curvature=True)
     kept = fit(Logistic(), features, labels, store_curvature=True)
     assert kept.data_hessian.shape == (10, 300, 300)
@@ -175,8 +176,6 @@ def test_a_head_of_the_first_schema_is_still_read(tmp_path):
 
     from safetensors.torch import save_file
 
-    from sfu.heads.linear import LinearHead
-
     zero = torch.zeros(2, 3).double()
     save_file(
         {"parameters": zero, "gradient": zero.clone(), "second": torch.eye(3).double()}, tmp_path / "a.safetensors"
@@ -186,7 +185,7 @@ def test_a_head_of_the_first_schema_is_still_read(tmp_path):
         "n_train": 9, "target_scale": 4.0,
     }  # fmt: skip
     (tmp_path / "a.json").write_text(json.dumps(about))
-    head = LinearHead.load(tmp_path / "a")
+    head = load_head(tmp_path / "a")
     assert head.loss == Quadratic(target_scale=4.0)
     assert torch.equal(head.data_hessian, torch.eye(3).double())
 
@@ -195,13 +194,11 @@ def test_a_head_of_the_first_schema_is_still_read(tmp_path):
 def test_a_saved_head_keeps_its_loss_weights_and_curvature(loss, tmp_path):
     from dataclasses import replace
 
-    from sfu.heads.linear import LinearHead
-
     features, labels = digits()
     weighted = replace(loss, class_weights=(1.0, 2.0))
     head = fit(weighted, features[:, :8], (labels >= 5).long(), store_curvature=True)
     head.save(tmp_path / "head")
-    back = LinearHead.load(tmp_path / "head")
+    back = load_head(tmp_path / "head")
     assert (back.loss, back.weight) == (weighted, head.weight)
     assert torch.equal(back.data_hessian, head.data_hessian)
 
@@ -230,6 +227,12 @@ def test_an_optimum_that_does_not_exist_is_warned_of(loss, caplog):
     few = torch.cat([(labels == c).nonzero()[:4, 0] for c in range(10)])
     fit(loss, features[few], labels[few], l2=0.0, tolerance=1e-3)
     assert "head.l2=0 and the training rows can be separated" in caplog.text
+    caplog.clear()
+    twice, wrong = torch.cat([few, few[:1]]), torch.cat([labels[few], (labels[few[:1]] + 1) % 10])
+    weights = torch.ones(41).double()
+    weights[-1] = 0
+    fit(loss, features[twice], wrong, l2=0.0, tolerance=1e-3, weights=weights)
+    assert "can be separated" in caplog.text  # a row without weight does not hold the weights back
 
 
 def test_losses_with_a_minimum_need_no_warning(caplog):

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from sfu.errors import ConfigError
 from sfu.losses import Layout, Objective, Quadratic, Rows, make_loss
-from sfu.losses import rows as rows_module
-from tests.losses.test_losses import defined, every_loss
+from tests.losses.cases import defined, every_loss
 
 CPU = torch.device("cpu")
 
@@ -65,19 +64,18 @@ def test_value_gradient_and_hessian_are_autograds(loss, bias, weighted, seed, si
 
 
 @every_loss
-def test_many_points_and_any_chunk_give_the_same(loss, monkeypatch):
+def test_many_points_and_any_chunk_give_the_same(loss):
     objective, rows, point, _ = problem(loss)
     points = torch.stack([point, 2 * point, -point])
     values, gradients = objective.values_at(rows, points), objective.gradients_at(rows, points)
     hessian = objective.data_hessian(rows, point, Layout.dense)
     for chunk in (1, 5, 23, 100):
-        monkeypatch.setattr(rows_module, "CHUNK_ROWS", chunk)
-        for keep in (False, True):
+        for cache in (False, True):
             again = Rows(
-                rows.features_ND, rows.labels_N, objective.loss, bias=True, device=CPU, keep=keep,
+                rows.features_ND, rows.labels_N, objective.loss, bias=True, device=CPU, cache=cache, chunk_rows=chunk,
                 sample_weights_N=problem_weights(rows, objective.loss),
             )  # fmt: skip
-            for _ in range(2):  # the second pass over kept rows too
+            for _ in range(2):  # the second pass over cached rows too
                 torch.testing.assert_close(objective.values_at(again, points), values, rtol=1e-12, atol=1e-14)
                 torch.testing.assert_close(objective.gradients_at(again, points), gradients, rtol=1e-11, atol=1e-13)
             torch.testing.assert_close(

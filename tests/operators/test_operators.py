@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from sfu.errors import ConfigError
 from sfu.losses import Layout, Objective, Rows, make_loss
-from sfu.operators import DENSE_LIMIT, ExplicitOperator, build_operator, plan_structure
 from sfu.operators import plan as plan_module
+from sfu.operators.build import build_operator
 from sfu.operators.conjugate_gradients import conjugate_gradients, multishift_conjugate_gradients
-from sfu.operators.plan import memory_estimate
+from sfu.operators.explicit import ExplicitOperator
+from sfu.operators.plan import DENSE_LIMIT, memory_estimate, plan_structure
 from sfu.operators.structure import Structure
 
 CPU = torch.device("cpu")
@@ -183,10 +184,14 @@ def test_the_structure_is_chosen_by_size():
 def test_what_will_not_fit_is_refused_before_it_starts_and_the_cheaper_is_named(monkeypatch):
     monkeypatch.setattr(plan_module, "available_memory", lambda device: 1 << 30)
     with pytest.raises(
-        ConfigError, match=r"blocks needs about 15\.6 GiB .*has 1\.0 GiB; curvature\.structure=products"
+        ConfigError, match=r"blocks needs about 15\.6 GiB .*has 1\.0 GiB\. Set curvature\.structure=products"
     ):
         plan_structure(Layout.blocks, 1000, 836, 1000, CPU, Structure.blocks)
     assert plan_structure(Layout.blocks, 1000, 836, 1000, CPU).structure is Structure.products
-    with pytest.raises(ConfigError, match=r"structure=shared does not fit the loss; it can be auto, dense, blocks"):
+    with pytest.raises(ConfigError, match=r"shared does not fit the loss\. Choose one of auto, dense, blocks"):
         plan_structure(Layout.dense, 3, 5, 10, CPU, Structure.shared)
     assert memory_estimate(Structure.dense, 3, 5, 10, copies=2) == 8 * 2 * 15**2
+    need = memory_estimate(Structure.blocks, 10, 512, 1000)  # a half may be asked for; sfu chooses a quarter at most
+    monkeypatch.setattr(plan_module, "available_memory", lambda device: 3 * need)
+    assert plan_structure(Layout.blocks, 10, 512, 1000, CPU).structure is Structure.products
+    assert plan_structure(Layout.blocks, 10, 512, 1000, CPU, Structure.blocks).structure is Structure.blocks

@@ -68,3 +68,10 @@ def test_a_bias_without_curvature_is_refused():
     hessian[2, 2] = 0.0
     with pytest.raises(SingularHessianError, match="curvature of the bias"):
         SpectralInverse(hessian, torch.tensor([1.0, 1.0, 0.0]).double())
+
+
+def test_the_natural_damping_is_the_mean_of_the_positive_eigenvalues():
+    inverse = SpectralInverse(torch.diag(torch.tensor([-1.0, 2.0, 3.0]).double()), torch.ones(3).double())
+    assert inverse.mean_eigenvalue == pytest.approx(5 / 3)
+    assert not inverse.invertible
+    assert SpectralInverse(torch.eye(2).double(), torch.ones(2).double()).invertible

@@ -11,7 +11,8 @@ from sfu.curvature.sampling import sampling_ratio
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
-from sfu.operators import CurvatureOperator, build_operator
+from sfu.operators.base import CurvatureOperator
+from sfu.operators.build import build_operator
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import (
     AdamConfig,

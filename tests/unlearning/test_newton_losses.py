@@ -294,7 +294,7 @@ def test_the_python_call_takes_losses_weights_steps_and_batches():
             sfu.unlearn(head, request.features_FD, request.labels_F, weights=weights, curvature=closed)
     with pytest.raises(ConfigError, match=r"loss\.name=l1 is unknown"):
         sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss="l1")
-    with pytest.raises(DataError, match="give weight="):
+    with pytest.raises(DataError, match="Give weight="):
         sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss=request.head.loss)
     plain = sfu.LinearHead.from_module(layer, l2=1e-2, n_train=800, loss="softmax")
     with pytest.raises(DataError, match="as the head's `weight`"):

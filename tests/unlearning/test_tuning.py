@@ -10,7 +10,7 @@ import torch
 from sfu.errors import ConfigError, DivergedError, SourceFreeError
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.train import train_head
-from sfu.operators import build_operator
+from sfu.operators.build import build_operator
 from sfu.request import Access, MethodContext, RetainedSet
 from sfu.settings import Structure, Tune
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from sfu.operators import CurvatureOperator, Plan, plan_structure
+from sfu.operators.base import CurvatureOperator
+from sfu.operators.plan import Plan, plan_structure
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from torch import Tensor
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.measurements import default_scale
 from sfu.heads.base import Head
-from sfu.heads.linearised.head import LinearisedHead
 from sfu.operators.diagonal import DiagonalOperator
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 
@@ -92,14 +91,8 @@ def groups_of(head: Head, count: int) -> tuple[Tensor, int]:
     shape, numel = head.parameters_CE.shape, head.parameters_CE.numel()
     if count * numel <= _NUMBERS:
         return torch.arange(numel).reshape(shape), numel
-    if not isinstance(head, LinearisedHead):
-        return torch.arange(shape[1]).repeat(shape[0], 1), shape[1]
-    parts, start = [], 0
-    for tensor in head.core.parameters.values():
-        channels = tensor.shape[0]
-        parts.append(torch.arange(start, start + channels).repeat_interleave(tensor.numel() // channels))
-        start += channels
-    return torch.cat(parts)[None], start
+    groups_CE = head.parameter_groups()
+    return groups_CE, int(groups_CE.max()) + 1
 
 
 def fit_diagonal(

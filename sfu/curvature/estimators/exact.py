@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sfu.curvature.estimators.base import HessianEstimator, HessianObservation
 from sfu.errors import SourceFreeError
-from sfu.operators import build_operator
+from sfu.operators.build import build_operator
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 
 

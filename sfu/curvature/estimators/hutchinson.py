@@ -13,7 +13,7 @@ import torch
 
 from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation
 from sfu.errors import SourceFreeError
-from sfu.operators import build_operator
+from sfu.operators.build import build_operator
 from sfu.operators.diagonal import DiagonalOperator
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure

@@ -30,7 +30,7 @@ from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, PsdFit
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError, SolverError
 from sfu.losses import Layout
-from sfu.operators import ExplicitOperator
+from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.lifted import LiftedOperator
 from sfu.request import ForgetRequest, MethodContext, RetainedSet, merge_requests
 from sfu.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver, Structure

@@ -20,7 +20,8 @@ from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, H
 from sfu.data.datasets.features import read_arrays
 from sfu.data.feature_data import check_features
 from sfu.errors import ConfigError, DataError
-from sfu.operators import CurvatureOperator, build_operator
+from sfu.operators.base import CurvatureOperator
+from sfu.operators.build import build_operator
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure
 
@@ -85,7 +86,7 @@ class Reference(HessianEstimator):
         head = request.head
         key = (head.parameters_CE.data_ptr(), head.parameters_CE.dtype, observation.operator.structure)
         if self._cached is None or self._cached[0] != key:
-            rows = head.rows(self._features, head.logits(self._features).argmax(1), keep=True)
+            rows = head.rows(self._features, head.logits(self._features).argmax(1), cache=True)
             structure = Structure(observation.operator.structure)
             made = build_operator(head.objective(), rows, head.parameters_CE, structure)
             self._cached = (key, head.parameters_CE, made)

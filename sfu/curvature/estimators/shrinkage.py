@@ -20,7 +20,6 @@ from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.errors import ConfigError, DataError
-from sfu.heads.linear import LinearHead
 from sfu.losses import Layout
 from sfu.operators.build import with_ridge
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
@@ -45,7 +44,7 @@ class Shrinkage(CurvatureEstimator[CurvedRows]):
         Raises:
             ConfigError: The head is no linear one.
         """
-        if not isinstance(request.head, LinearHead):
+        if request.head.feature_weights_CD is None:
             raise ConfigError(
                 f"curvature.estimator={self.config.estimator} shrinks the covariance of feature rows, which a "
                 "linearised head has none of; use closed_form or psd_fit."

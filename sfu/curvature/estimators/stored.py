@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation
 from sfu.errors import ConfigError
-from sfu.operators import Plan
 from sfu.operators.build import with_ridge
+from sfu.operators.plan import Plan
 from sfu.request import Access, ForgetRequest
 from sfu.settings import Structure
 

@@ -1,9 +1,9 @@
-r"""The tangent of a network's last layers at fixed weights :math:`w_c`: products with its Jacobian, never the Jacobian.
+r"""The tangent of a network's last layers at fixed weights :math:`w_c`: products with its Jacobian, not the Jacobian.
 
 .. math:: f(x) = f_c(x) + J_c(x)\, w, \qquad J_c(x) = \partial f / \partial w \,|_{w_c}
 
-:math:`J v` is forward-mode, :math:`J^T b` reverse-mode differentiation, a batch at a time, in a dtype of its own. The
-weights w_c must never have seen user data: only w is unlearned.
+:math:`J v` is forward-mode, :math:`J^T b` reverse-mode differentiation, a batch at a time, in a dtype of its own. Only
+w is unlearned, so the weights w_c must have been trained without user data.
 
 Source: Golatkar et al., Mixed-privacy forgetting in deep networks, 2021.
 Shapes: N examples, D numbers of an activation, C classes, p parameters; vectors ``[..., 1, p]``.
@@ -30,17 +30,17 @@ _PARITY = 1e-3
 
 @dataclass(frozen=True)
 class Core:
-    """See the module.
+    """The last layers of a network at w_c.
 
     Attributes:
-        top: The last layers at w_c, in evaluation mode.
-        shape: Of one activation.
+        top: The layers, in evaluation mode.
+        shape: Shape of one activation.
         n_classes: C.
         digest: SHA-256 of the layers' weights.
         batch_size: Examples of one pass.
         components: Names of the layers' components, the last first.
-        small_maps: Whether convolutions of small maps are products of matrices.
-        source: How to build the network again, for files (see :mod:`sfu.heads.linearised.files`).
+        small_maps: Whether :func:`~sfu.heads.linearised.small_maps.use_small_maps` was applied.
+        source: How to build the network again, for files (:func:`sfu.heads.linearised.network.load_core`).
         whole: All weights of the network, trunk included, for files.
     """
 
@@ -56,7 +56,7 @@ class Core:
 
     @classmethod
     def of(cls, top: nn.Module, example: Tensor, **about: Any) -> Core:
-        """The core of a copy of ``top``; ``example`` are two activations or more, ``[B, ...]``, on the CPU.
+        """Return the core of a copy of ``top``; ``example`` are two activations or more, ``[B, ...]``, on the CPU.
 
         Raises:
             ConfigError: There is nothing to train, or an example's outputs depend on the others in its batch.
@@ -66,15 +66,15 @@ class Core:
         with torch.no_grad():
             together = top(example)
             if together.ndim != 2 or not torch.isfinite(together).all():
-                raise DataError(f"the last layers give outputs {list(together.shape)}; finite [B, C] is needed.")
+                raise DataError(f"the last layers give outputs {list(together.shape)}. They must be [B, C] and finite.")
             alone = torch.cat([top(row[None]) for row in example])
         if not torch.allclose(together, alone, rtol=_PARITY, atol=_PARITY * float(together.abs().max())):
             raise ConfigError(
                 "an example's outputs depend on the others in its batch, even in evaluation mode (a normalisation by "
-                "batch statistics?); head=linearised cannot use such a network."
+                "batch statistics?), so the network cannot be linearised. Choose another backbone.name."
             )
         if not any(True for _ in top.parameters()):
-            raise ConfigError("the last layers have no parameters; raise head.layers.")
+            raise ConfigError("the last layers have no parameters. Raise head.layers.")
         return cls(top, tuple(example.shape[1:]), together.shape[1], weights_digest(top), **about)
 
     @property
@@ -84,7 +84,7 @@ class Core:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of each parameter tensor."""
+        """Number of values of each parameter tensor."""
         return [tensor.numel() for tensor in self.top.parameters()]
 
     @property
@@ -99,16 +99,16 @@ class Core:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the passes."""
+        """Dtype of the passes."""
         return next(self.top.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the passes."""
+        """Device of the passes."""
         return next(self.top.parameters()).device
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Core:
-        """The same core elsewhere; small maps become products of matrices on a CPU."""
+        """Return the core on another device or in another dtype; on a CPU, with small maps as matrix products."""
         wanted = dtype or self.dtype
         small = self.small_maps or device.type == "cpu"
         if (self.device, self.dtype, self.small_maps) == (device, wanted, small):
@@ -119,7 +119,7 @@ class Core:
         return replace(self, top=top, small_maps=small)
 
     def unflatten(self, vector_P: Tensor) -> dict[str, Tensor]:
-        """A vector as tensors by name, in the passes' dtype."""
+        """Return a vector as tensors by name, in the passes' dtype."""
         parts = vector_P.to(self.device, self.dtype).split(self.sizes)
         return {name: part.view_as(like) for (name, like), part in zip(self.parameters.items(), parts, strict=True)}
 
@@ -133,7 +133,7 @@ class Core:
         return outputs
 
     def push(self, features_ND: Tensor, vectors: Tensor, *, affine: bool = False) -> Tensor:
-        """``J v`` (``affine``: ``f_c + J v``) of vectors ``[..., 1, p]``: ``[N, ..., C]`` in their dtype."""
+        """Return ``J v`` (``affine``: ``f_c + J v``) of vectors ``[..., 1, p]``: ``[N, ..., C]`` in their dtype."""
         flat_MP = vectors.reshape(-1, vectors.shape[-1])
         found = []
         for vector_P in flat_MP:
@@ -144,19 +144,19 @@ class Core:
             found.append(torch.cat(batches))
         return torch.stack(found, 1).unflatten(1, vectors.shape[:-1]).squeeze(-2)
 
-    def pull(self, features_ND: Tensor, bent: Tensor) -> Tensor:
-        """``sum_i J_i^T b_i`` for ``[N, ..., C]``, ``[..., 1, p]`` in b's dtype; summed in the passes' own."""
-        flat_NMC = bent.reshape(bent.shape[0], -1, bent.shape[-1])
+    def pull(self, features_ND: Tensor, cotangent: Tensor) -> Tensor:
+        """Return ``sum_i J_i^T b_i`` of ``[N, ..., C]``: ``[..., 1, p]`` in b's dtype, summed in the passes' dtype."""
+        flat_NMC = cotangent.reshape(cotangent.shape[0], -1, cotangent.shape[-1])
         n_vectors, totals = flat_NMC.shape[1], list[dict[str, Tensor]]()
         batches = zip(features_ND.split(self.batch_size), flat_NMC.split(self.batch_size), strict=True)
-        for batch, bent_BMC in batches:
+        for batch, cotangent_BMC in batches:
             outputs, back, *_ = vjp(self._function(batch), self.parameters)
             for index in range(n_vectors):
-                (found,) = back(bent_BMC[:, index].to(outputs), retain_graph=index + 1 < n_vectors)
+                (found,) = back(cotangent_BMC[:, index].to(outputs), retain_graph=index + 1 < n_vectors)
                 if index == len(totals):
                     totals.append(found)
                     continue
                 for name, part in found.items():
                     totals[index][name] = totals[index][name].add_(part)
         flat_MP = torch.stack([torch.cat([part.reshape(-1) for part in total.values()]) for total in totals])
-        return flat_MP.to(bent).reshape(*bent.shape[1:-1], 1, -1)
+        return flat_MP.to(cotangent).reshape(*cotangent.shape[1:-1], 1, -1)

@@ -1,30 +1,36 @@
 """The head of a linearised network: parameters w that multiply the Jacobian of its last layers.
 
-Shapes: N rows, D numbers of an activation, C classes, p parameters; parameters are ``[1, p]``.
+Shapes: N rows, D numbers of an activation, C classes, p parameters. Parameters are ``[1, p]``: of the suffix ``_CE`` of
+:class:`~sfu.heads.base.Head`, C is 1 and E is p here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from sfu.errors import DataError
+from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.heads.linearised.core import Core
+from sfu.heads.linearised.network import load_core, save_core
 from sfu.heads.linearised.rows import TangentRows
-from sfu.losses import Layout, Rows
+from sfu.losses import Layout, Loss, Rows, loss_from_json
+
+if TYPE_CHECKING:
+    from sfu.settings import HeadConfig
 
 
 @dataclass(frozen=True)
-class LinearisedHead(Head):
+class LinearisedHead(Head, name="linearised"):
     """``f(x) = f_c(x) + J_c(x) w``; everything in w is regularised, the layers' biases too.
 
     Attributes:
-        core: The network at w_c, which saw no user data.
+        core: The network at w_c, which was trained without user data.
     """
 
     core: Core = field(kw_only=True)
@@ -32,29 +38,36 @@ class LinearisedHead(Head):
     def _check(self) -> None:
         if self.parameters_CE.shape != (1, self.core.n_parameters):
             raise DataError(
-                f"the head's parameters are {list(self.parameters_CE.shape)}; the linearised layers have "
-                f"[1, {self.core.n_parameters}]."
+                f"the head's parameters are {list(self.parameters_CE.shape)}, but the linearised layers have "
+                f"[1, {self.core.n_parameters}]. Give the core that the head belongs to."
             )
         if self.bias or self.data_hessian is not None or self.certificate is not None:
             raise DataError("a linearised head has no bias of its own, no stored curvature and no certificate.")
 
+    @classmethod
+    def untrained(cls, config: HeadConfig, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
+        if core is None:
+            raise ConfigError("head=linearised needs the network that is linearised. Give core=.")
+        zero_1P = torch.zeros(1, core.n_parameters, dtype=torch.float64)
+        return cls(zero_1P, zero_1P, config.l2, 1, loss=loss, weight=1.0, core=core)
+
     @property
     def n_classes(self) -> int:
-        """C."""
         return self.core.n_classes
 
     @property
     def n_features(self) -> int:
-        """D."""
         return self.core.n_features
 
     @property
     def layout(self) -> Layout:
-        """The classes share all parameters, of which there are too many for a matrix."""
         return Layout.products
 
+    @property
+    def shared_core(self) -> Core:
+        return self.core
+
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
-        """Labelled activations."""
         like = self.parameters_CE
         return TangentRows(
             features_ND, labels_N, self.loss, self.core, device=like.device, dtype=like.dtype,
@@ -62,25 +75,59 @@ class LinearisedHead(Head):
         )  # fmt: skip
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Self:
-        """Parameters to the device and dtype, the core to the device: its dtype stays."""
+        """Move the parameters to the device and dtype, and the core to the device; the core keeps its dtype."""
         return replace(super().to(device, dtype), core=self.core.to(device))
 
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
-        """``f_c + J w``; its gradient is one reverse pass."""
         if features_ND.requires_grad:
             return self.core.push(features_ND, parameters_CE, affine=True)
         found: Tensor = _Push.apply(parameters_CE, features_ND, self.core, True)
         return found
 
-    def save(self, stem: Path) -> list[Path]:
-        """Write the parameters, and beside them the core, once for all heads of a folder."""
-        from sfu.heads.linearised.files import save_head
+    def parameter_groups(self) -> Tensor:
+        """Return one group for each output channel of each parameter tensor, ``[1, p]``."""
+        parts, start = [], 0
+        for tensor in self.core.parameters.values():
+            channels = tensor.shape[0]
+            parts.append(torch.arange(start, start + channels).repeat_interleave(tensor.numel() // channels))
+            start += channels
+        return torch.cat(parts)[None]
 
-        return save_head(self, stem)
+    def about(self) -> dict[str, Any]:
+        return {
+            "layers": list(self.core.components), "n_parameters": self.core.n_parameters, "core": self.core.digest,
+        }  # fmt: skip
+
+    def _settings(self) -> dict[str, Any]:
+        core = self.core
+        return {
+            "n_parameters": core.n_parameters, "components": list(core.components),
+            "core": {**core.source, "top_digest": core.digest},
+        }  # fmt: skip
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"gradient": self.gradient_CE} if bool(self.gradient_CE.any()) else {}
+
+    def _save_beside(self, stem: Path) -> list[Path]:
+        return save_core(self.core, stem.parent)
+
+    @classmethod
+    def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
+        found = core or load_core(about["core"], stem)
+        if found.digest != about["core"]["top_digest"]:
+            raise ArtifactError(
+                f"the head at {stem} belongs to a core of digest {about['core']['top_digest'][:12]}, not "
+                f"{found.digest[:12]}: other weights, or another architecture."
+            )
+        parameters_CE = tensors["parameters"]
+        return cls(
+            parameters_CE, tensors.get("gradient", torch.zeros_like(parameters_CE)), float(about["l2"]),
+            int(about["n_train"]), loss=loss_from_json(about["loss"]), weight=about["weight"], core=found,
+        )  # fmt: skip
 
 
 class _Push(torch.autograd.Function):
-    """``J v`` or ``f_c + J v``, whose gradient in v is :class:`_Pull`: neither is taped operation by operation."""
+    """``J v`` or ``f_c + J v``, whose gradient in v is :class:`_Pull`; autograd records neither step by step."""
 
     @staticmethod
     def forward(context: Any, vector_1P: Tensor, features_ND: Tensor, core: Core, affine: bool) -> Tensor:
@@ -96,9 +143,9 @@ class _Pull(torch.autograd.Function):
     """``J^T b``, whose gradient in b is :class:`_Push`."""
 
     @staticmethod
-    def forward(context: Any, bent_NC: Tensor, features_ND: Tensor, core: Core) -> Tensor:
+    def forward(context: Any, cotangent_NC: Tensor, features_ND: Tensor, core: Core) -> Tensor:
         context.features_ND, context.core = features_ND, core
-        return core.pull(features_ND, bent_NC.detach())
+        return core.pull(features_ND, cotangent_NC.detach())
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

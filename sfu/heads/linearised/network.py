@@ -1,13 +1,15 @@
-"""The whole network behind a core: a classifier of torchvision, cut in trunk and top, and its weights as one file.
+"""The whole network behind a core: a classifier of torchvision, split into trunk and top, and its weights as one file.
 
-A network is built again from the names and numbers of its :class:`Source`, never from code that a file names.
+A file's network is built again from the names and numbers of its :class:`Source`: the architecture is looked up by name
+in torchvision, so a file cannot name code to run.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +19,18 @@ from sfu.data.backbones.backbone import DTYPES, Backbone, build_backbone
 from sfu.data.backbones.torchvision_models import TorchvisionModels, quiet
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, tensors_digest, weights_digest
-from sfu.errors import ConfigError, DataError
+from sfu.errors import ArtifactError, ConfigError, DataError, SfuError
+from sfu.files import write_tensors
 from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.small_maps import use_small_maps
 from sfu.heads.linearised.split_network import split_network
 
 if TYPE_CHECKING:
     from sfu.settings import BackboneConfig, HeadConfig
+
+
+CORE_PREFIX = "core-"
+"""Start of the name of the file of a core, which lies beside the heads that share it."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +40,9 @@ class Source:
     Attributes:
         architecture: Name of a classification model of torchvision.
         n_classes: C.
-        layers: K.
-        negative_slope: Of the rectifiers of the top.
-        dtype: Of passes through the top.
+        layers: Number K of components in the top.
+        negative_slope: Slope of the top's rectifiers.
+        dtype: Dtype of passes through the top.
     """
 
     architecture: str
@@ -52,9 +59,9 @@ class Network:
     Attributes:
         trunk: Images to activations.
         top: Activations to outputs.
-        components: Of the top, the last first.
-        transform: Of every image.
-        source: How to build it again.
+        components: Names of the top's components, the last first.
+        transform: Transform of every image.
+        source: How to build the network again.
     """
 
     trunk: nn.Module
@@ -64,18 +71,19 @@ class Network:
     source: Source
 
     def state(self) -> dict[str, Tensor]:
-        """All weights, by the names the architecture gives them."""
+        """Return all weights, by the names the architecture gives them."""
         return {**self.trunk.state_dict(), **self.top.state_dict()}
 
     def digest(self) -> str:
-        """SHA-256 over the architecture, its rectifiers, and all weights; K plays a part in leaky ones alone."""
+        """Return the SHA-256 of the architecture, its rectifiers and all weights; K only matters for leaky ones."""
         source = self.source
         about = [source.architecture, source.negative_slope, source.layers if source.negative_slope else None]
         return hashlib.sha256(f"{about} {tensors_digest(self.state())}".encode()).hexdigest()
 
     def on(self, device: torch.device, pixels: Tensor) -> Network:
-        """A copy to be trained on ``device``, with images like ``pixels``."""
-        trunk, top = (copy.deepcopy(part).to(device).to(memory_format=torch.channels_last) for part in self._parts)
+        """Return a copy to be trained on ``device``, with images like ``pixels``."""
+        parts = (self.trunk, self.top)
+        trunk, top = (copy.deepcopy(part).to(device).to(memory_format=torch.channels_last) for part in parts)
         if device.type == "cpu":
             images = self.transform.normalized([pixels, pixels], device, torch.float32)
             use_small_maps(trunk, images)
@@ -83,21 +91,17 @@ class Network:
                 use_small_maps(top, trunk(images))
         return replace(self, trunk=trunk, top=top)
 
-    @property
-    def _parts(self) -> tuple[nn.Module, nn.Module]:
-        return self.trunk, self.top
-
     def backbone(self, config: BackboneConfig) -> Backbone:
-        """The trunk as a backbone, whose features are the activations at the cut."""
+        """Return the trunk as a backbone, whose features are the activations that enter the top."""
         module = nn.Sequential(self.trunk, nn.Flatten()).to(memory_format=torch.channels_last).eval()
         pooling = f"input of {self.components[-1]}"
         return Backbone(config.name, module, self.transform, pooling, DTYPES[config.dtype], weights_digest(module))
 
     def core(self, images: Tensor, device: torch.device) -> Core:
-        """The tangent of the top, for images like these (``[B, 3, S, S]``, as the trunk takes them; B at least 2).
+        """Return the tangent of the top, for images ``[B, 3, S, S]`` as the trunk takes them, B at least 2.
 
         Raises:
-            ConfigError: Outputs of an example depend on others.
+            ConfigError: An example's outputs depend on the others in its batch.
         """
         with torch.no_grad():
             example = self.trunk(images).to("cpu", torch.float32)
@@ -110,11 +114,11 @@ class Network:
 
 
 def build_network(backbone: BackboneConfig, head: HeadConfig, n_classes: int) -> Network:
-    """The backbone with a class layer of C outputs, drawn from ``head.pretrain.seed``, cut before K components.
+    """Build the backbone with a class layer of C outputs drawn from ``head.pretrain.seed``, split before K components.
 
     Raises:
-        ConfigError: It is no model of torchvision, or cannot be cut so.
-        DataError: Its weights cannot be had.
+        ConfigError: The backbone is not a model of torchvision, or cannot be split there.
+        DataError: Its weights are not available, or do not fit.
     """
     require_torchvision(backbone)
     made = build_backbone(backbone)
@@ -122,31 +126,31 @@ def build_network(backbone: BackboneConfig, head: HeadConfig, n_classes: int) ->
     whole = _fresh(source, head.pretrain.seed)
     unknown = whole.load_state_dict(made.module.state_dict(), strict=False).unexpected_keys
     if unknown:
-        raise DataError(f"backbone.name={backbone.name}: {unknown[0]} of its weights has no place in the classifier.")
-    return _cut(whole, source, made.transform)
+        raise DataError(f"backbone.name={backbone.name}: its weight {unknown[0]} has no place in the classifier.")
+    return _split(whole, source, made.transform)
 
 
 def rebuild_network(source: Source, weights: dict[str, Tensor], where: str) -> Network:
-    """The network of a file.
+    """Build the network of a file.
 
     Raises:
         DataError: The weights are of another architecture.
     """
     whole = _fresh(source, 0)
     load_weights(whole, weights, (), where)
-    return _cut(whole, source, ImageTransform())
+    return _split(whole, source, ImageTransform())
 
 
 def require_torchvision(backbone: BackboneConfig) -> None:
     """Refuse backbones that have no layers to linearise.
 
     Raises:
-        ConfigError: Naming what goes.
+        ConfigError: The message names what is accepted.
     """
     if backbone.name in ("none", "pixels") or backbone.library != "torchvision":
         raise ConfigError(
-            f"head=linearised needs a network of torchvision over images (backbone=resnet18, say), not backbone.name="
-            f"{backbone.name} of backbone.library={backbone.library}."
+            f"head=linearised needs a network of torchvision over images, not backbone.name={backbone.name} of "
+            f"backbone.library={backbone.library}. Choose backbone=resnet18, for example."
         )
 
 
@@ -154,7 +158,7 @@ def check_layers(backbone: BackboneConfig, head: HeadConfig) -> None:
     """Refuse K components that the network does not have, before any data are read.
 
     Raises:
-        ConfigError: Naming the components, from the end.
+        ConfigError: The message names the components, from the end.
     """
     TorchvisionModels.check(backbone)
     with torch.device("meta"):
@@ -172,12 +176,56 @@ def _classifier(name: str, n_classes: int) -> nn.Module:
 
     known = models.list_models(module=models)
     if name not in known:
-        raise ConfigError(f"{name} is no classification model of torchvision.")
+        raise ConfigError(f"{name} is not a classification model of torchvision.")
     options: dict[str, Any] = quiet(name)
     made: nn.Module = models.get_model(name, weights=None, num_classes=n_classes, **options)
     return made
 
 
-def _cut(whole: nn.Module, source: Source, transform: ImageTransform) -> Network:
-    cut = split_network(whole, source.layers, source.negative_slope)
-    return Network(cut.trunk, cut.top, cut.components, transform, source)
+def _split(whole: nn.Module, source: Source, transform: ImageTransform) -> Network:
+    split = split_network(whole, source.layers, source.negative_slope)
+    return Network(split.trunk, split.top, split.components, transform, source)
+
+
+def save_core(core: Core, folder: Path) -> list[Path]:
+    """Write the whole network of a core, unless the folder has it; a core without one is your own and not written.
+
+    Raises:
+        ArtifactError: The file cannot be written.
+    """
+    if not core.whole:
+        return []
+    path = folder / _core_name(core.source["digest"])
+    if not path.is_file():
+        write_tensors(path, core.whole)
+    return [path]
+
+
+def load_core(about: dict[str, Any], stem: Path) -> Core:
+    """Read the core of the head at ``stem``, which ``about`` describes, from the file beside it.
+
+    Raises:
+        ArtifactError: The file is missing or damaged, or does not fit its description.
+    """
+    from safetensors.torch import load_file
+
+    if "digest" not in about:
+        raise ArtifactError(f"the head at {stem} has a core of your own, which is not saved. Give it as `core`.")
+    path = stem.with_name(_core_name(about["digest"]))
+    if not path.is_file():
+        raise ArtifactError(f"the core of the head at {stem} is missing: {path} belongs beside it.")
+    weights: dict[str, Tensor] = load_file(path)
+    source = Source(**{field.name: about[field.name] for field in fields(Source)})
+    try:
+        network = rebuild_network(source, weights, str(path))
+    except SfuError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    if network.digest() != about["digest"]:
+        raise ArtifactError(f"{path} does not hold the core that its name says: its weights were changed or damaged.")
+    example = torch.zeros(2, *about["shape"])
+    core = Core.of(network.top, example, components=network.components, source=about, whole=network.state())
+    return core.to(torch.device("cpu"), DTYPES[source.dtype])
+
+
+def _core_name(digest: str) -> str:
+    return f"{CORE_PREFIX}{digest[:16]}.safetensors"

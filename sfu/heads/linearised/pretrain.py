@@ -35,7 +35,7 @@ class Public:
     Attributes:
         pixels: uint8 ``[K, S, S]`` each.
         labels_M: Class indices.
-        digest: Of the images and labels.
+        digest: Digest of the images and labels.
     """
 
     pixels: list[Tensor]
@@ -61,14 +61,14 @@ def pretrain(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Train ``network`` in place, or fetch its weights from the cache.
+    """Train ``network`` in place, or load its weights from the cache.
 
     Args:
         network: Trunk and top.
-        public: What to train on.
+        public: The training set.
         config: The ``head.pretrain`` settings.
         device: Where to train.
-        class_layer_alone: Leave all but the last component's weights as they are.
+        class_layer_alone: Train the last component's weights only.
         progress: Called with (batches done, batches in all).
         say: Called with a sentence when training begins.
 
@@ -106,7 +106,7 @@ def pretrain(
             if progress is not None:
                 progress(epoch * steps + done, config.epochs * steps)
         if not torch.isfinite(loss):
-            raise SolverError(f"training the core diverged in epoch {epoch + 1}; lower head.pretrain.lr={config.lr:g}.")
+            raise SolverError(f"training the core diverged in epoch {epoch + 1}. Lower head.pretrain.lr={config.lr:g}.")
         cached.save_epoch(network, optimizer, trained, epoch + 1)
     _copy_into(finished, network.state())
     cached.save(finished)
@@ -128,7 +128,7 @@ def _mode(network: Network, *, train: bool) -> None:
 def _batches(
     network: Network, public: Public, config: PretrainConfig, epoch: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every image once, in an order of the epoch's own."""
+    """Yield every image once, in a random order that only depends on the seed and the epoch."""
     drawn = torch.Generator().manual_seed(config.seed * 100_003 + epoch)
     for index in torch.randperm(len(public.pixels), generator=drawn).split(config.batch_size):
         if len(index) == 1 and len(public.pixels) > 1:
@@ -140,7 +140,7 @@ def _batches(
 
 
 def _moved(images: Tensor, drawn: torch.Generator) -> Tensor:
-    """Half of them mirrored, and all shifted alike by up to an eighth of their side."""
+    """Mirror half of the images, and shift all alike by up to an eighth of their side."""
     mirrored = (torch.rand(images.shape[0], generator=drawn) < 0.5).to(images.device)
     images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
     most = images.shape[-1] // 8

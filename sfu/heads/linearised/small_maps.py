@@ -1,10 +1,10 @@
-"""Convolutions of small maps as one product of matrices, without the taps that see nothing but padding.
+"""Convolutions with one output place as a matrix product, without the taps that only meet padding.
 
-A kernel of 3 x 3 on a map of 1 x 1 multiplies eight zeros for one pixel, and libraries' gradients of its weights go
-image by image. On ResNet-18 at 32 pixels this makes a gradient of layer4 twenty times as fast on a CPU. Parameters keep
-their names and shapes; those of taps that see only padding have no gradient, as ever.
-
-Shapes: B images, I and O channels, L output places, T taps of a kernel that are left.
+A kernel of 3 x 3 on a map of 1 x 1 multiplies eight zeros for one pixel, and libraries compute the gradients of its
+weights image by image. As one product, a gradient of the last three components of ResNet-18 at 32 pixels is 1.6 to 3
+times as fast on a CPU (256 rows, 1 or 2 threads; ``scripts/bench_kernels.py``). From 2 x 2 places on it gains nothing.
+Parameters keep their names and shapes. The weights of taps that only meet padding have a gradient of 0, as in any
+convolution.
 """
 
 from __future__ import annotations
@@ -15,57 +15,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-PLACES = 16
-"""Largest number of output places for which the product is the quicker way."""
-
 
 class SmallMapConv(nn.Module):
-    """The same function as a :class:`torch.nn.Conv2d` for maps of the size it was made for."""
+    """A :class:`torch.nn.Conv2d` on maps of one size, for which it has a single output place."""
 
     def __init__(self, convolution: nn.Conv2d, height: int, width: int) -> None:
-        """Share the parameters of ``convolution``; H and W are those of its input."""
+        """Share the parameters of ``convolution``; its input is ``height`` x ``width``."""
         super().__init__()
         self.weight, self.bias = convolution.weight, convolution.bias
-        self.stride, self.dilation = convolution.stride, convolution.dilation
-        self._rows = _live_taps(convolution, height, 0)
-        self._columns = _live_taps(convolution, width, 1)
+        rows, columns = _live_taps(convolution, height, 0), _live_taps(convolution, width, 1)
+        self._taps, self._pixels = (rows[0], columns[0]), (rows[1], columns[1])
 
     def forward(self, maps: Tensor) -> Tensor:
-        """``[B, I, H, W]`` to ``[B, O, H', W']``."""
-        (top, bottom, first_row, n_rows, height), (left, right, first_column, n_columns, width) = (
-            self._rows, self._columns,
-        )  # fmt: skip
-        weight = self.weight.narrow(2, first_row, n_rows).narrow(3, first_column, n_columns)
-        padded = functional.pad(maps, (left, right, top, bottom))
-        patches_BPL = functional.unfold(padded, (n_rows, n_columns), self.dilation, 0, self.stride)
-        rows_QP = patches_BPL.transpose(1, 2).flatten(0, 1)
-        found_QO = functional.linear(rows_QP, weight.flatten(1), self.bias)
-        return found_QO.unflatten(0, (maps.shape[0], -1)).transpose(1, 2).unflatten(2, (height, width))
+        """Map ``[B, I, H, W]`` to ``[B, O, 1, 1]``."""
+        rows, columns = self._pixels
+        pixels = maps[:, :, rows, columns].flatten(1)
+        rows, columns = self._taps
+        return functional.linear(pixels, self.weight[:, :, rows, columns].flatten(1), self.bias)[:, :, None, None]
 
 
-def _live_taps(convolution: nn.Conv2d, size: int, axis: int) -> tuple[int, int, int, int, int]:
-    """Padding before and after, first tap, number of taps and output size along one axis."""
-    kernel, stride, gap = convolution.kernel_size[axis], convolution.stride[axis], convolution.dilation[axis]
-    padding = convolution.padding[axis]
+def _live_taps(convolution: nn.Conv2d, size: int, axis: int) -> tuple[slice, slice]:
+    """Return, along one axis, the taps that meet pixels and the pixels they meet at the one output place."""
+    gap, padding = convolution.dilation[axis], convolution.padding[axis]
     assert isinstance(padding, int)
-    places = (size + 2 * padding - gap * (kernel - 1) - 1) // stride + 1
-    seen = [
-        tap for tap in range(kernel)
-        if any(0 <= place * stride - padding + tap * gap < size for place in range(places))
-    ]  # fmt: skip
-    first, count = seen[0], seen[-1] - seen[0] + 1
-    before = padding - first * gap
-    after = (places - 1) * stride + (count - 1) * gap + 1 - size - before
-    return before, after, first, count, places
+    first = -(-padding // gap)  # tap t meets pixel t * gap - padding
+    last = min(convolution.kernel_size[axis] - 1, (size - 1 + padding) // gap)
+    return slice(first, last + 1), slice(first * gap - padding, last * gap - padding + 1, gap)
 
 
 def use_small_maps(top: nn.Module, example: Tensor) -> None:
-    """Replace, in place, the convolutions whose output has at most :data:`PLACES` places."""
-    sizes: dict[str, tuple[int, int, int]] = {}
+    """Replace, in place, the convolutions that have one output place for images like ``example``."""
+    sizes: dict[str, tuple[int, int]] = {}
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-            sizes[name] = (given[0].shape[2], given[0].shape[3], made.shape[2] * made.shape[3])
+            if made.shape[2:].numel() == 1:
+                sizes[name] = (given[0].shape[2], given[0].shape[3])
 
         return hook
 
@@ -75,11 +60,10 @@ def use_small_maps(top: nn.Module, example: Tensor) -> None:
         top(example)
     for handle in handles:
         handle.remove()
-    for name, (height, width, places) in sizes.items():
-        if places <= PLACES:
-            module = convolutions[name]
-            assert isinstance(module, nn.Conv2d)
-            top.set_submodule(name, SmallMapConv(module, height, width))
+    for name, (height, width) in sizes.items():
+        module = convolutions[name]
+        assert isinstance(module, nn.Conv2d)
+        top.set_submodule(name, SmallMapConv(module, height, width))
 
 
 def _replaceable(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
-"""SplitNetwork a network before its last K components: what comes before is the trunk, the rest the top.
+"""Split a network before its last K components into a trunk (all before them) and a top.
 
-A component is what lies between two places through which everything passes: a linear layer, a convolution, a residual
-block. They are found in the traced graph, so any traceable network will do. Normalisations go with the layer before.
+A component lies between two nodes through which everything passes: a linear layer, a convolution, a residual block.
+Components are found in the traced graph, so any traceable network will do. A normalisation belongs to the layer before.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class _Component:
 
 
 def split_network(network: nn.Module, layers: int, negative_slope: float = 0.0) -> SplitNetwork:
-    """SplitNetwork a copy of ``network`` before its last ``layers`` components.
+    """Split a copy of ``network`` before its last ``layers`` components.
 
     Args:
         network: A classifier of images.
         layers: K, at least 1.
-        negative_slope: Of the rectifiers of the top; 0 leaves them as they are.
+        negative_slope: Slope of the top's rectifiers; 0 leaves them as they are.
 
     Raises:
         ConfigError: The network cannot be traced, has fewer components, or normalises by its own batch.
@@ -60,13 +60,13 @@ def split_network(network: nn.Module, layers: int, negative_slope: float = 0.0) 
     except Exception as error:  # tracing raises what the network's own code raises
         raise ConfigError(
             f"{type(network).__name__} cannot be traced by torch.fx ({str(error).splitlines()[0][:120]}), so its last "
-            "layers cannot be taken apart; choose another backbone.name."
+            "layers cannot be separated. Choose another backbone.name."
         ) from error
     found = _components(network, graph)[::-1]
     if not 1 <= layers <= len(found):
         names = ", ".join(component.name for component in found)
         raise ConfigError(
-            f"head.layers={layers}; {type(network).__name__} has 1 to {len(found)} components, from the end: {names}."
+            f"head.layers={layers}. {type(network).__name__} has 1 to {len(found)} components, from the end: {names}."
         )
     at = found[layers - 1].before
     top = _graph_module(network, _after(graph, at))
@@ -75,17 +75,17 @@ def split_network(network: nn.Module, layers: int, negative_slope: float = 0.0) 
 
 
 def _require_eval_parity(network: nn.Module) -> None:
-    """In evaluation mode, an example's outputs must not depend on the others in its batch."""
+    """Refuse a network in which, in evaluation mode, an example's outputs depend on the others in its batch."""
     for name, module in network.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             raise ConfigError(
                 f"{name} of {type(network).__name__} normalises by its own batch even in evaluation mode "
-                "(track_running_stats=False), so an example's outputs depend on others; head=linearised cannot use it."
+                "(track_running_stats=False), so an example's outputs depend on others. Choose another backbone.name."
             )
 
 
 def _components(network: nn.Module, graph: fx.Graph) -> list[_Component]:
-    """In the order of the forward pass."""
+    """List the components in the order of the forward pass."""
     found: list[_Component] = []
     members: list[fx.Node] = []
     before: fx.Node | None = None
@@ -104,7 +104,7 @@ def _components(network: nn.Module, graph: fx.Graph) -> list[_Component]:
 
 
 def _bottlenecks(graph: fx.Graph) -> list[tuple[fx.Node, bool]]:
-    """Every node but constants and the output, and whether all that comes later passes through it alone."""
+    """List every node but constants and the output, and whether all later ones depend on earlier ones through it."""
     nodes = [node for node in graph.nodes if node.op not in ("get_attr", "output")]
     place = {node: index for index, node in enumerate(nodes)}
     open_until, listed = -1, []
@@ -117,7 +117,7 @@ def _bottlenecks(graph: fx.Graph) -> list[tuple[fx.Node, bool]]:
 
 
 def _owner(network: nn.Module, node: fx.Node) -> str | None:
-    """The module whose parameters a node uses."""
+    """Return the module whose parameters a node uses."""
     if node.op == "call_module":
         target = str(node.target)
         return target if any(True for _ in network.get_submodule(target).parameters()) else None
@@ -165,7 +165,7 @@ def _graph_module(network: nn.Module, graph: fx.Graph) -> fx.GraphModule:
 
 
 def _rectify(top: fx.GraphModule, negative_slope: float) -> None:
-    """No rectifier works in place; with a slope, all are leaky."""
+    """Let no rectifier work in place, and make all leaky if there is a slope."""
     for name, module in list(top.named_modules()):
         if hasattr(module, "inplace"):
             module.inplace = False

@@ -27,7 +27,9 @@ from sfu.checks import above, whole
 from sfu.errors import DivergedError
 from sfu.heads.base import Head
 from sfu.losses import Objective, Rows
-from sfu.operators import CurvatureOperator, build_operator, plan_structure
+from sfu.operators.base import CurvatureOperator
+from sfu.operators.build import build_operator
+from sfu.operators.plan import plan_structure
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Structure
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
@@ -115,7 +117,7 @@ class DeltaGrad(UnlearningMethod):
             DivergedError: The path does not converge with this ``lr``.
         """
         head, kept = request.head, remaining(retained, request, "delta_grad")
-        rows = head.rows(kept.features_ND, kept.labels_N, kept.weights_N, keep=True)
+        rows = head.rows(kept.features_ND, kept.labels_N, kept.weights_N, cache=True)
         objective = head.objective()
         of_gone, of_kept = (_Gradient(objective, some, head) for some in (request.data(keep=True), rows))
         share = request.weight / head.total_weight

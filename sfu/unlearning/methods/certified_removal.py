@@ -9,7 +9,7 @@ the remaining objective is, by Taylor's theorem, at most (:func:`residual_bounds
 
 with X the remaining rows, r their largest norm and gamma the Lipschitz constant of the loss's second derivative. Bounds
 of successive batches add up, beginning with the gradient that training left, and so does a bound on rounding
-(:func:`sfu.heads.rounding.rounding_bound`). While the sum is at most sigma times the largest shift that Gaussian noise
+(:func:`sfu.heads.optimum.rounding_bound`). While the sum is at most sigma times the largest shift that Gaussian noise
 hides (:func:`sfu.unlearning.gaussian_mechanism.largest_shift`; theorem 3 has :math:`\epsilon / \sqrt{2 \log(1.5 /
 \delta)}` there, which is smaller for small epsilon and no bound for large: at delta 1e-4 from 8.4 on), the head is
 :math:`(\epsilon, \delta)`-indistinguishable from one retrained without the removed examples, to whoever sees its
@@ -44,9 +44,10 @@ from torch import Tensor
 from sfu.checks import above, at_least, between, one_of
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.heads.base import Head
-from sfu.heads.rounding import rounding_bound
+from sfu.heads.optimum import rounding_bound
 from sfu.losses import Loss, Rows, make_loss
-from sfu.operators import build_operator, plan_structure
+from sfu.operators.build import build_operator
+from sfu.operators.plan import plan_structure
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.batches import unlearn_in_batches

@@ -28,7 +28,7 @@ from sfu.curvature.regularization import Fold, StepChoice, choose_step, noise_fa
 from sfu.curvature.sampling import DOUBTFUL, UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
-from sfu.operators import DampedInverse
+from sfu.operators.base import DampedInverse
 from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import Regularization

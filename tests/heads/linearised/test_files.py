@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sfu.data.images.images import ArrayImages
-from sfu.errors import ArtifactError, SolverError
+from sfu.errors import ArtifactError, ConfigError, SolverError
+from sfu.heads.files import load_head
 from sfu.heads.linearised import pretrain as pretrain_module
-from sfu.heads.linearised.files import load_head
 from sfu.heads.linearised.head import LinearisedHead
 from sfu.heads.linearised.network import build_network
 from sfu.heads.linearised.preflight import bytes_per_example, preflight, with_batch_size
@@ -63,7 +63,7 @@ def test_a_core_of_another_architecture_or_other_weights_is_refused(core, tmp_pa
     name = "fc.weight"
     weights[name] = weights[name] + 1
     save_file(weights, written[2])
-    with pytest.raises(ArtifactError, match="not the core its name says"):
+    with pytest.raises(ArtifactError, match="does not hold the core that its name says"):
         load_head(tmp_path / "head")
     del whole[name]
     save_file(whole, written[2])
@@ -77,15 +77,21 @@ def test_a_core_of_another_architecture_or_other_weights_is_refused(core, tmp_pa
         load_head(tmp_path / "head", other)
 
 
-def test_a_linear_head_and_a_foreign_architecture_are_refused(core, tmp_path):
+def test_another_kind_and_a_foreign_architecture_are_refused(core, tmp_path):
     written = head_of(core).save(tmp_path / "head")
     about = json.loads(written[1].read_text())
     about["core"]["architecture"] = "os.system"
     written[1].write_text(json.dumps(about))
-    with pytest.raises(ArtifactError, match=r"os\.system is no classification model of torchvision"):
+    with pytest.raises(ArtifactError, match=r"os\.system is not a classification model of torchvision"):
         load_head(tmp_path / "head")
     written[1].write_text(json.dumps(about | {"kind": "linear"}))
-    with pytest.raises(ArtifactError, match="is a linear head of schema 1"):
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load_head(tmp_path / "head")
+    written[1].write_text(json.dumps(about | {"kind": "convex"}))
+    with pytest.raises(ArtifactError, match=r"kind=convex is unknown\. Choose one of linear, linearised"):
+        load_head(tmp_path / "head")
+    written[1].write_text(json.dumps(about | {"schema": 9}))
+    with pytest.raises(ArtifactError, match="has schema 9, but this sfu reads schema 1 of linearised heads"):
         load_head(tmp_path / "head")
 
 
@@ -93,7 +99,7 @@ def test_a_core_of_your_own_is_given_when_loading(tmp_path):
     case = tiny_case(2)
     head = head_of(case.core)
     assert len(head.save(tmp_path / "mine")) == 2
-    with pytest.raises(ArtifactError, match="a core of your own; give it as `core`"):
+    with pytest.raises(ArtifactError, match=r"a core of your own, which is not saved\. Give it as `core`"):
         load_head(tmp_path / "mine")
     found = load_head(tmp_path / "mine", case.core)
     assert torch.equal(found.parameters_CE, head.parameters_CE)
@@ -153,7 +159,7 @@ def test_the_class_layer_can_be_trained_alone():
 
 def test_a_core_that_diverges_says_so():
     wild = dataclasses.replace(SHORT, lr=1e12, epochs=4)
-    with pytest.raises(SolverError, match=r"training the core diverged in epoch \d; lower head\.pretrain\.lr=1e\+12"):
+    with pytest.raises(SolverError, match=r"training the core diverged in epoch \d\. Lower head\.pretrain\.lr=1e\+12"):
         pretrain(network(), public(), wild, CPU, class_layer_alone=False)
 
 
@@ -170,20 +176,13 @@ def test_the_preflight_grows_with_the_batch_and_not_with_the_rows():
     assert bytes_per_example(core) > 8 * core.n_features
 
 
-def test_a_batch_that_fits_the_device(monkeypatch):
-    from sfu.heads.linearised import preflight as module
-
+def test_a_batch_that_fits_the_device():
     core = tiny_case(2).core
     assert with_batch_size(core, 9).batch_size == 9
     assert with_batch_size(core, "auto").batch_size == 512
-    monkeypatch.setattr(module, "available_memory", lambda device: 8 * 3 * 7 * bytes_per_example(core))
-    assert with_batch_size(core, "auto").batch_size == 7
+    assert with_batch_size(core, "auto", memory=8 * 3 * 7 * bytes_per_example(core)).batch_size == 7
 
 
-def test_what_does_not_fit_is_refused_before_training(monkeypatch):
-    from sfu.errors import ConfigError
-    from sfu.heads.linearised import preflight as module
-
-    monkeypatch.setattr(module, "available_memory", lambda device: 1000)
-    with pytest.raises(ConfigError, match=r"lower head\.batch_size or head\.layers"):
-        preflight(tiny_case(2).core, 100)
+def test_what_does_not_fit_is_refused_before_training():
+    with pytest.raises(ConfigError, match=r"Lower head\.batch_size or head\.layers"):
+        preflight(tiny_case(2).core, 100, memory=1000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from sfu.curvature.estimators.registry import make_estimator
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError
 from sfu.losses import make_loss
-from sfu.operators.base import DampedInverse, Solution
+from sfu.operators.base import DampedInverse, LinearSolution
 from sfu.operators.lifted import LiftedInverse
 from sfu.operators.products import ProductOperator
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
@@ -82,7 +84,7 @@ def test_a_step_that_was_not_solved_is_withheld(deep, monkeypatch):
     """With l2 = 0 and single-precision passes, conjugate gradients may end further off than where they began."""
 
     def lost(self, right_CE, rho=0.0):
-        return Solution(1e3 * right_CE, "conjugate_gradients", 4e2, 2000, False)
+        return LinearSolution(1e3 * right_CE, "conjugate_gradients", 4e2, 2000, False)
 
     monkeypatch.setattr(ProductOperator, "solve", lost)
     config = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
@@ -145,10 +147,13 @@ def test_a_fit_in_a_subspace_is_the_hessian_there_and_the_identity_elsewhere(dee
     solved = torch.linalg.solve(wanted + 0.3 * torch.eye(p).double(), some[0, 0])
     torch.testing.assert_close(operator.damped().solve(some[0], 0.3)[0], solved, rtol=1e-5, atol=1e-6)
     assert operator.solve(some[0], 0.3).residual < 1e-9
+    assert operator.damped().invertible
+    assert not dataclasses.replace(operator, rest=0.0).damped().invertible
     assert operator.trace() == pytest.approx(float(wanted.trace()), rel=1e-6)
     places = min(p, len(deep.forget) * C) - k
-    rest = deep.l2 + (float(H.trace() - X.trace()) - deep.l2 * (p - k)) / places
-    assert operator.rest == pytest.approx(rest, rel=0.6)  # its trace is an estimate
+    trace = request.hessian(Structure.products).trace()  # an estimate, checked against dense algebra elsewhere
+    rest = deep.l2 + max(0.0, trace - float(X.trace()) - deep.l2 * (p - k)) / places
+    assert operator.rest == pytest.approx(rest, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", list(Subspace))
@@ -218,13 +223,14 @@ def test_losses_and_gradients_can_be_measured_under_another_loss(measurement):
     torch.testing.assert_close(found.inner.blocks_BKK[0], dense, rtol=0.05, atol=0.02 * float(dense.norm()))
 
 
-def test_the_diagonal_is_the_non_negative_least_squares_solution(case):
+@pytest.mark.parametrize("count", [120, 600])
+def test_the_diagonal_is_the_non_negative_least_squares_solution(case, count):
     request = case.request()
-    config = CurvatureConfig(estimator=Estimator.diagonal, perturbations=120, prior_strength=1e-12)
+    config = CurvatureConfig(estimator=Estimator.diagonal, perturbations=count, prior_strength=1e-12)
     estimator = make_estimator(config)
     seen = estimator.observe(request, MethodContext(SEEDS))
     drawn, p = torch.Generator().manual_seed(SEEDS["perturbation"]), case.core.n_parameters
-    delta = torch.stack([torch.randn(1, p, generator=drawn, dtype=torch.float64)[0] for _ in range(120)])
+    delta = torch.stack([torch.randn(1, p, generator=drawn, dtype=torch.float64)[0] for _ in range(count)])
     target = 0.5 * torch.einsum("ip,pq,iq->i", delta, case.hessian(case.forget), delta)
     torch.testing.assert_close(seen.target_P, target, rtol=1e-7, atol=1e-7)
     found = estimator.estimate(seen, request).operator
@@ -243,14 +249,6 @@ def make_values(case, head, made):
     estimator = make_estimator(CurvatureConfig(estimator=Estimator.diagonal, perturbations=120))
     request = case.request(head)
     return estimator.estimate(estimator.observe(request, MethodContext(SEEDS)), request).operator.values_CE[0]
-
-
-def test_many_perturbations_find_the_diagonal_of_the_hessian(case):
-    config = CurvatureConfig(estimator=Estimator.diagonal, perturbations=20 * case.core.n_parameters)
-    estimator, request = make_estimator(config), case.request()
-    found = estimator.estimate(estimator.observe(request, MethodContext(SEEDS)), request).operator.values_CE[0]
-    wanted = case.hessian(case.forget).diagonal()
-    assert float((found - wanted).norm() / wanted.norm()) < 0.6
 
 
 def test_parameters_beyond_what_can_be_held_share_a_value_by_channel(case, monkeypatch):
@@ -298,5 +296,5 @@ def test_estimators_that_need_feature_rows_say_so(case, estimator):
 
 
 def test_structures_with_matrices_are_refused(case):
-    with pytest.raises(ConfigError, match=r"curvature\.structure=shared does not fit .*; it can be auto, products"):
+    with pytest.raises(ConfigError, match=r"curvature\.structure=shared does not fit .*Choose one of auto, products"):
         newton(case, estimator="closed_form", structure=Structure.shared)

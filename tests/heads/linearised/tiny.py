@@ -102,18 +102,18 @@ class Case:
 
 def tiny_case(layers: int = 2, l2: float = 1e-2, batch_size: int = 40, scale: float = 5.0, slope: float = 0.0) -> Case:
     network = tiny_network()
-    cut = split_network(network, layers, slope)
+    split = split_network(network, layers, slope)
     drawn = torch.Generator().manual_seed(1)
     labels = torch.arange(N) % C
     images = torch.randn(N, 1, SIDE, SIDE, generator=drawn).double() + 0.5 * labels[:, None, None, None]
-    activations = cut.trunk(images)
-    core = Core.of(cut.top, activations[:4], batch_size=batch_size, components=cut.components).to(CPU)
-    parameters = {name: tensor.detach() for name, tensor in cut.top.named_parameters()}
-    found = jacrev(lambda p: functional_call(cut.top, p, (activations,)))(parameters)
+    activations = split.trunk(images)
+    core = Core.of(split.top, activations[:4], batch_size=batch_size, components=split.components).to(CPU)
+    parameters = {name: tensor.detach() for name, tensor in split.top.named_parameters()}
+    found = jacrev(lambda p: functional_call(split.top, p, (activations,)))(parameters)
     jacobian = torch.cat([found[name].flatten(2) for name in parameters], 2)
     order = torch.randperm(N, generator=drawn)
     with torch.no_grad():
-        fixed = cut.top(activations)
+        fixed = split.top(activations)
     return Case(
         core, activations.flatten(1), labels, jacobian, fixed, make_loss("quadratic", target_scale=scale), l2,
         order[:FORGET], order[FORGET:],

@@ -1,0 +1,33 @@
+"""Every loss, and its plain definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfu.losses import HuberHinge, Logistic, Loss, Quadratic, Softmax
+
+LOSSES = [
+    Quadratic(), Quadratic(target_scale=2.5), Logistic(), Softmax(), HuberHinge(), HuberHinge(smoothing=0.1),
+]  # fmt: skip
+IDS = [f"{loss.name}-{i}" for i, loss in enumerate(LOSSES)]
+every_loss = pytest.mark.parametrize("loss", LOSSES, ids=IDS)
+
+
+def defined(loss: Loss, outputs: torch.Tensor, label: int) -> torch.Tensor:
+    """The loss of one row as its formula says."""
+    if isinstance(loss, Softmax):
+        return torch.nn.functional.cross_entropy(outputs[None], torch.tensor([label]))
+    signs = -torch.ones_like(outputs)
+    signs[label] = 1
+    margin = signs * outputs
+    if isinstance(loss, Quadratic):
+        target = torch.zeros_like(outputs)
+        target[label] = loss.target_scale
+        return 0.5 * (outputs - target).square().sum()
+    if isinstance(loss, Logistic):
+        return -torch.nn.functional.logsigmoid(margin).sum()
+    assert isinstance(loss, HuberHinge)
+    h = loss.smoothing
+    parabola = (1 + h - margin) ** 2 / (4 * h)
+    return torch.where(margin > 1 + h, 0 * margin, torch.where(margin < 1 - h, 1 - margin, parabola)).sum()
