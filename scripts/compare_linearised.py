@@ -128,7 +128,7 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: 
             spent = time.perf_counter() - start
             scores, more = evaluator.evaluate(made.head), ""
             if estimator is Estimator.closed_form:
-                promised = (made.predicted_gain or 0.0) / scores["measured_distance_gain"]
+                promised = (made.predicted_distance_gain or 0.0) / scores["measured_distance_gain"]
                 more = (
                     f"c {made.details['step_scale']:.2f}, rho {made.details['rho']:.2g}, predicted/measured "
                     f"{promised:.2f}, applied {made.applied}"

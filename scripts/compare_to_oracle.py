@@ -65,7 +65,11 @@ def outcome(
     """Distance to Retrained, predicted over measured gain, and the details of one step."""
     result = Newton(config).unlearn(request, context)
     left = squared_norm(result.head.parameters_CE - truth.retrained, truth.hessian)
-    return (left / truth.nothing) ** 0.5, (result.predicted_gain or 0.0) / (truth.nothing - left), result.details
+    return (
+        (left / truth.nothing) ** 0.5,
+        (result.predicted_distance_gain or 0.0) / (truth.nothing - left),
+        result.details,
+    )
 
 
 def situation(data: FeatureData, loss: str, l2: float, n_forget: int, seed: int) -> tuple[ForgetRequest, Truth]:

@@ -149,8 +149,8 @@ def _write_outcome(outcome: UnlearningResult, folder: Path, stem: str) -> dict[s
         write_tensors(folder / f"{stem}.{_PATH}", {"path": torch.stack(outcome.path)})
     trials = [_write_outcome(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(outcome.trials)]
     return {
-        "applied": outcome.applied, "predicted_gain": outcome.predicted_gain, "details": dict(outcome.details),
-        "note": outcome.note, "trials": trials,
+        "applied": outcome.applied, "predicted_distance_gain": outcome.predicted_distance_gain,
+        "details": dict(outcome.details), "note": outcome.note, "trials": trials,
     }  # fmt: skip
 
 

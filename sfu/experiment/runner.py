@@ -285,7 +285,7 @@ def _row(method: UnlearningMethod, result: RowResult, evaluator: Evaluator, stem
         row |= evaluator.evaluate(outcome.head)
         row |= {
             "applied": outcome.applied,
-            "predicted_distance_gain": outcome.predicted_gain,
+            "predicted_distance_gain": outcome.predicted_distance_gain,
             "details": dict(outcome.details),
             "note": outcome.note,
         }

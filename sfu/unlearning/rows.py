@@ -12,13 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sfu.checks import validate_curvature
 from sfu.config_files import config_dir, group_options
-from sfu.discovery import modules_in, only_subclass
 from sfu.errors import ConfigError
 from sfu.settings import CurvatureConfig, MethodConfig, RunConfig, Tune, curvature_settings
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.tuning import Oracle, SourceFree, settings_of
 
-_PACKAGES = ("sfu.unlearning.methods", "sfu.unlearning.experimental")
 _PREFIX = "curvature."
 INHERITED = (
     "structure", "perturbations", "folds", "force", "solver", "tolerance", "max_iterations", "augment",
@@ -70,9 +68,7 @@ def row_specs(run: RunConfig) -> dict[str, RowSpec]:
 def _spec(run: RunConfig, name: str) -> RowSpec:
     layers = _layers(run, name, seen=())
     method = next((layer.method for layer in reversed(layers) if layer.method), None)
-    known = modules_in(*_PACKAGES)
-    if method not in known:
-        raise ConfigError(f"the row '{name}' names the method '{method}'; sfu has {', '.join(known)}.")
+    kind = UnlearningMethod.named(method or "", f"the row '{name}': method")
     curvature: DictConfig = OmegaConf.structured(run.curvature)
     for layer in layers:
         curvature = _lay_over(curvature, layer.curvature, name)
@@ -81,7 +77,7 @@ def _spec(run: RunConfig, name: str) -> RowSpec:
     for layer in layers:
         settings.update(layer.settings)
     grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
-    return RowSpec(method, only_subclass(known[method], UnlearningMethod), built, settings, grid)
+    return RowSpec(kind.registered_name, kind, built, settings, grid)
 
 
 def _method(run: RunConfig, name: str, spec: RowSpec) -> UnlearningMethod:

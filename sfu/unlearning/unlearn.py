@@ -32,8 +32,7 @@ def unlearn(
     batches: int = 1,
     seed: int = 0,
 ) -> UnlearningResult:
-    """Source-free Newton steps (one, unless told otherwise): sfu's ``unlearned_minus`` outside the experiment
-    framework.
+    """Take source-free Newton steps (one by default): ``unlearned_minus`` outside the experiment framework.
 
     Args:
         head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient.
@@ -46,8 +45,8 @@ def unlearn(
             cross-validated PSD fit.
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
         steps: Newton steps, the curvature moved along the path before each.
-        batches: Forget in so many parts, one after another.
-        seed: Of the perturbations, folds and noise.
+        batches: Number of parts, forgotten one after another.
+        seed: Seed of the perturbations, folds and noise.
 
     Returns:
         The unlearned head, whether the step was applied, its predicted gain, and notes.
@@ -59,15 +58,17 @@ def unlearn(
         SolverError: The fit failed.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed={seed}; a whole number of at least 0 is needed.")
+        raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
     config = curvature_settings(curvature)
     validate_curvature(config, "")
     method = Newton(config, noise_sigma, steps, batches)
     if method.access is not Access.FORGET:
-        raise ConfigError(f"curvature.estimator={config.estimator.value} needs the retained data; unlearn has none.")
+        raise ConfigError(
+            f"curvature.estimator={config.estimator.value} needs the retained data, and unlearn has none."
+        )
     if config.augment:
         raise ConfigError(
-            f"curvature.augment={list(config.augment)} is done by experiments, which hold the images; here, give the "
+            f"curvature.augment={list(config.augment)} needs the images, which only experiments have. Here, give the "
             "augmented features as views."
         )
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}

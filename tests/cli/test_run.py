@@ -229,12 +229,12 @@ def test_a_failed_run_is_recorded_as_failed(tmp_path, monkeypatch):
 
 
 def test_one_bad_row_fails_the_run_but_keeps_the_rest(tmp_path, monkeypatch, capsys):
-    from sfu.curvature.estimators.closed_form import ClosedForm
+    from sfu.curvature.estimators.hessians import ForgetHessian
 
     def broken(*_: object) -> None:
         raise RuntimeError("it broke")
 
-    monkeypatch.setattr(ClosedForm, "estimate", broken)
+    monkeypatch.setattr(ForgetHessian, "estimate", broken)
     assert sfu(monkeypatch, *QUICK, f"hydra.run.dir={tmp_path}") == 1
     assert "1 of 3 rows failed (closed_form: RuntimeError: it broke)" in capsys.readouterr().err
     rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]

@@ -121,12 +121,12 @@ def test_without_a_retrained_row_the_distance_is_the_same(tmp_path, feature_file
 
 
 def test_a_failing_row_does_not_take_the_others_with_it(tmp_path, feature_file, monkeypatch):
-    from sfu.curvature.estimators.closed_form import ClosedForm
+    from sfu.curvature.estimators.hessians import ForgetHessian
 
     def broken(*_: object) -> None:
         raise RuntimeError("it broke")
 
-    monkeypatch.setattr(ClosedForm, "estimate", broken)
+    monkeypatch.setattr(ForgetHessian, "estimate", broken)
     rows = run(config_for(feature_file), tmp_path, show_progress=False)["rows"]
     assert rows["closed_form"]["error"] == "RuntimeError: it broke"
     assert rows["unlearned_minus"]["distance"] < 1

@@ -41,7 +41,7 @@ def test_a_torch_layer_is_brought_nearer_to_its_retrained_self(bias):
     before = float((head.parameters_CE - retrained).norm())
     after = float((result.head.parameters_CE - retrained).norm())
     assert after < 0.7 * before
-    assert result.predicted_gain > 0
+    assert result.predicted_distance_gain > 0
     again = sfu.unlearn(head, features[:80], labels[:80])
     assert torch.equal(again.head.parameters_CE, result.head.parameters_CE)
 

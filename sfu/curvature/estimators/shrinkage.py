@@ -1,4 +1,4 @@
-r"""Shrinkage of the forget set's Hessian towards a multiple of the identity: the base of two estimators.
+r"""Shrinkage of the forget set's Hessian towards a multiple of the identity, by two formulas for the weight.
 
 The Hessian of class c is the second moment of rows scaled by the root of their output curvature,
 :math:`\sqrt{m_{ic}}\, a_i`; that is what is shrunk, a block for each class (one for all under the quadratic loss, the
@@ -35,20 +35,20 @@ class CurvedRows(NamedTuple):
 
 
 class Shrinkage(CurvatureEstimator[CurvedRows]):
-    """A shrunk second moment for each block, plus ``l2 R``."""
+    """A shrunk second moment for each block, plus ``l2 R``: the base of two estimators."""
 
     def observe(
         self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
     ) -> CurvedRows:
-        """The forget rows and their curvature.
+        """Return the forget rows and their curvature.
 
         Raises:
-            ConfigError: The head is no linear one.
+            ConfigError: The head is not linear.
         """
         if not isinstance(request.head, LinearHead):
             raise ConfigError(
-                f"curvature.estimator={self.config.estimator.value} shrinks the covariance of feature rows, which a "
-                "linearised head has none of; use closed_form or psd_fit."
+                f"curvature.estimator={self.registered_name} shrinks the covariance of feature rows, and a "
+                "linearised head has none. Use closed_form or psd_fit."
             )
         head, rows, design_FE = request.head, request.data(), request.design_FE
         hessian = head.loss.curvature(design_FE @ head.parameters_CE.T, request.labels_F)
@@ -60,24 +60,23 @@ class Shrinkage(CurvatureEstimator[CurvedRows]):
         return CurvedRows(design_FE, curvature_FC, rows.weight)
 
     def merge(self, observations: Sequence[CurvedRows]) -> CurvedRows:
-        """All rows."""
         return CurvedRows(
-            torch.cat([seen.design_FE for seen in observations]),
-            torch.cat([seen.curvature_FB for seen in observations]),
-            sum(seen.weight for seen in observations),
+            torch.cat([part.design_FE for part in observations]),
+            torch.cat([part.curvature_FB for part in observations]),
+            sum(part.weight for part in observations),
         )
 
     def estimate(
         self, observation: CurvedRows, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Shrink, and put the mean and the bias's row back.
+        """Shrink, then restore the mean and the row of the bias.
 
         Raises:
-            DataError: There is one row only.
+            DataError: There is only one row.
         """
         head = request.head
         if observation.design_FE.shape[0] < 2:
-            raise DataError("shrinkage needs at least two rows; use curvature.estimator=closed_form for one.")
+            raise DataError("Shrinkage needs at least two rows. Use curvature.estimator=closed_form for one.")
         blocks, shrinkages = [], []
         for curvature_F in observation.curvature_FB.T:
             block_EE, shrinkage = self._block(observation, curvature_F, head.n_features)
@@ -103,4 +102,28 @@ class Shrinkage(CurvatureEstimator[CurvedRows]):
 
     @abstractmethod
     def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
-        """The shrunk ``[D, D]`` second moments of the rows, and the weight of the identity."""
+        """Return the shrunk ``[D, D]`` second moments of the rows, and the weight of the identity."""
+
+
+class LedoitWolf(Shrinkage, name="ledoit_wolf"):
+    """``sklearn.covariance.ledoit_wolf`` of the scaled forget rows, plus ``l2 R``.
+
+    Source: Ledoit and Wolf, A well-conditioned estimator for large-dimensional covariance matrices, 2004.
+    """
+
+    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        from sklearn.covariance import ledoit_wolf
+
+        return ledoit_wolf(rows, assume_centered=True)
+
+
+class Oas(Shrinkage, name="oas"):
+    """``sklearn.covariance.oas`` of the scaled forget rows, plus ``l2 R``.
+
+    Source: Chen, Wiesel, Eldar and Hero, Shrinkage algorithms for MMSE covariance estimation, 2010.
+    """
+
+    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        from sklearn.covariance import oas
+
+        return oas(rows, assume_centered=True)

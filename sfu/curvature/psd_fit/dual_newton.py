@@ -19,42 +19,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.projection import Spectrum
-from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm
+from sfu.curvature.psd_fit.standard_form import LinearMap, Solution, Spectrum, StandardForm
 
 INNER_TOLERANCE = 1e-2
 INNER_LIMIT = 60
-# A preconditioner is kept over Newton steps while conjugate gradients need at most this many steps with it.
+# A preconditioner is reused over Newton steps while conjugate gradients need at most this many steps with it.
 STALE_LIMIT = 6
 DIRECT_LIMIT = 30
-# Steps from the closed form are given up when one must be this short, or when the residual has grown this much.
+# Newton stops stepping from the closed form when a step must be this short, or the residual has grown this much.
 SHORT_STEP = 0.02
 DIVERGED = 20.0
 TINY_STEP = 1e-9
 PATH_START = 0.1
 PATH_FACTOR = 30.0
 PATH_TOLERANCE = 1e-2
-
-
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """A solution of the standard form.
-
-    Attributes:
-        matrix_DD: Y >= 0.
-        dual: z.
-        iterations: steps taken.
-        value: f(Y).
-        relative_gap: duality gap over the original objective.
-        message: empty, or why it stopped before the tolerance.
-    """
-
-    matrix_DD: Tensor
-    dual: Tensor
-    iterations: int
-    value: float
-    relative_gap: float
-    message: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,20 +70,18 @@ def solve_dual_newton(
     form: StandardForm,
     tolerance: float,
     max_iterations: int,
-    start: Tensor | None = None,
     path: bool = True,
 ) -> Solution:
     """Minimise the dual of a standard form.
 
     Args:
-        form: the problem.
-        tolerance: relative duality gap at which to stop.
-        max_iterations: at most this many Newton steps in all.
-        start: z to start from; the closed form without the constraint when None.
-        path: follow the path of weights when a few steps at the weight wanted were not enough.
+        form: The problem.
+        tolerance: Relative duality gap at which to stop.
+        max_iterations: At most this many Newton steps in all.
+        path: Follow the path of weights when a few steps at the weight wanted were not enough.
     """
     solver = _Newton(form, max_iterations)
-    point = _Point.at(form, form.solve_inactive(form.weight) if start is None else start, form.weight)
+    point = _Point.at(form, form.solve_inactive(form.weight), form.weight)
     point = solver.run(point, tolerance, DIRECT_LIMIT, SHORT_STEP, DIVERGED * float(point.residual.norm()))
     if path and point.relative_gap(form) > tolerance:
         on_path = solver.follow_path(tolerance)

@@ -1,4 +1,4 @@
-"""The one problem every algorithm here solves, and its dual.
+"""The problem that every algorithm here solves, its dual, and the projection both need.
 
 Both kinds of measurement reduce, by shifting the lower bound to zero, to
 
@@ -12,21 +12,94 @@ whose gradient is ``F(z) = A Y(z) - t + c z``. For any z, the primal value at Y(
 ``|F(z)|^2 / (2c)`` (expand both and use ``<Y, B + A* z> = |Y|^2``): the residual of the dual is the certificate of the
 primal, without cancellation.
 
-Shapes: D features (or the rank of the perturbations after reduction), P measurements. ``z`` and ``t`` have the shape of
-the target space: (P,) for losses, (D, D) for gradients.
+Shapes: D features (or the rank of the perturbations after reduction), P measurements, R positive eigenvalues, K = D - R
+others. ``z`` and ``t`` have the shape of the target space: (P,) for losses, (D, D) for gradients.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.projection import Spectrum
+from sfu.operators.spectral import eigh
 
 LinearMap = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The eigendecomposition of a symmetric matrix, split by sign, from which the projection and its derivative follow.
+
+    The derivative of the projection in a direction S is ``U (Omega o (U^T S U)) U^T`` with Omega = 1 between positive
+    eigenvalues, 0 between the others and ``a / (a + b)`` between a positive a and a non-positive -b
+    (Sun & Sun, 2002, "Semismooth matrix-valued functions").
+
+    Attributes:
+        value_D: Eigenvalues, ascending.
+        vector_DD: Eigenvectors, by column.
+        split: K, how many eigenvalues are not positive.
+        omega_RK: The mixed block of Omega.
+    """
+
+    value_D: Tensor
+    vector_DD: Tensor
+    split: int
+    omega_RK: Tensor
+
+    @classmethod
+    def of(cls, matrix_DD: Tensor) -> Spectrum:
+        value_D, vector_DD = eigh(matrix_DD)
+        split = int((value_D <= 0).sum())
+        positive_R1, other_1K = value_D[split:, None], -value_D[None, :split]
+        return cls(value_D, vector_DD, split, positive_R1 / (positive_R1 + other_1K))
+
+    @property
+    def clipped_D(self) -> Tensor:
+        """The eigenvalues of the projection."""
+        return self.value_D.clamp(min=0)
+
+    def projection(self) -> Tensor:
+        """The nearest positive-semidefinite matrix."""
+        vector_DR = self.vector_DD[:, self.split :]
+        return (vector_DR * self.value_D[self.split :]) @ vector_DR.T
+
+    def derivative(self, direction_DD: Tensor) -> Tensor:
+        """Directional derivative of the projection; ``direction_DD`` is symmetric. Four D x D x D products."""
+        rotated_DD = self.vector_DD.T @ direction_DD @ self.vector_DD
+        rotated_DD[: self.split, : self.split] = 0
+        rotated_DD[self.split :, : self.split] *= self.omega_RK
+        rotated_DD[: self.split, self.split :] *= self.omega_RK.T
+        return self.vector_DD @ rotated_DD @ self.vector_DD.T
+
+
+def project(matrix_DD: Tensor) -> Tensor:
+    """Return the nearest positive-semidefinite matrix, by clipping eigenvalues."""
+    return Spectrum.of(matrix_DD).projection()
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A solution of the standard form.
+
+    Attributes:
+        matrix_DD: Y >= 0.
+        dual: z.
+        iterations: Steps taken.
+        value: f(Y).
+        relative_gap: Duality gap over the original objective.
+        message: Empty, or why it stopped before the tolerance.
+    """
+
+    matrix_DD: Tensor
+    dual: Tensor
+    iterations: int
+    value: float
+    relative_gap: float
+    message: str = ""
 
 
 class StandardForm(ABC):

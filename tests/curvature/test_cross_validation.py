@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfu.curvature.regularization import Fold, choose_step, fold_indices, noise_factor, predict_gain
+from sfu.curvature.cross_validation import Fold, choose_step, fold_indices, noise_factor, predict_gain
 from sfu.operators import ExplicitOperator
 from sfu.operators.spectral import SpectralInverse
 
@@ -44,7 +44,7 @@ def test_the_choice_is_the_best_of_its_neighbourhood_by_the_definition():
     folds, parts, gradient = folds_of()
     choice = choose_step(folds, 0.75)
     best = held_out_error(folds, parts, gradient, choice.rho, choice.scale)
-    assert choice.predicted_gain == pytest.approx(-best * 3 / 4, rel=1e-10)
+    assert choice.gain == pytest.approx(-best * 3 / 4, rel=1e-10)
     for rho in (choice.rho * 0.5, choice.rho * 2.0):
         for scale in (choice.scale * 0.9, choice.scale, choice.scale * 1.1):
             assert held_out_error(folds, parts, gradient, rho, scale) > best
@@ -54,7 +54,7 @@ def test_a_given_rho_is_scored_at_full_length_and_may_be_worse_than_nothing():
     folds, parts, gradient = folds_of()
     for rho in (0.0, 0.3):
         expected = -held_out_error(folds, parts, gradient, rho, 1.0) * 3 / 4
-        assert predict_gain(folds, rho, 0.75).predicted_gain == pytest.approx(expected, rel=1e-10)
+        assert predict_gain(folds, rho, 0.75).gain == pytest.approx(expected, rel=1e-10)
     tiny = [
         Fold(
             SpectralInverse(1e-3 * torch.eye(6).double(), torch.ones(6).double()),
@@ -64,7 +64,7 @@ def test_a_given_rho_is_scored_at_full_length_and_may_be_worse_than_nothing():
         )
         for f in folds
     ]
-    assert predict_gain(tiny, 0.0, 0.75).predicted_gain < 0
+    assert predict_gain(tiny, 0.0, 0.75).gain < 0
 
 
 def test_a_singular_estimate_is_never_used_undamped():
@@ -94,13 +94,13 @@ def test_a_zero_gradient_has_nothing_to_gain():
     folds, _, _ = folds_of()
     nothing = [Fold(f.inverse, 0 * f.gradient_CE, f.signal_CE, f.held_out) for f in folds]
     choice = choose_step(nothing, 0.75)
-    assert (choice.scale, choice.predicted_gain) == (0.0, 0.0)
+    assert (choice.scale, choice.gain) == (0.0, 0.0)
 
 
 def test_a_known_signal_is_not_scaled_as_if_it_were_noise():
     folds, parts, gradient = folds_of()
     known = [Fold(f.inverse, f.gradient_CE, f.gradient_CE, f.held_out) for f in folds]
-    assert predict_gain(known, 0.3, 0.75).predicted_gain == pytest.approx(
+    assert predict_gain(known, 0.3, 0.75).gain == pytest.approx(
         -held_out_error(folds, parts, gradient, 0.3, 1.0), rel=1e-10
     )
 
@@ -142,5 +142,5 @@ def test_the_predicted_gain_is_unbiased_at_the_optimum(n_forget, allowed):
         step = choice.scale * whole.solve(gradient[None], choice.rho)[0]
         exact = torch.linalg.solve(hessian, gradient)
         true.append(float(exact @ hessian @ exact - (step - exact) @ hessian @ (step - exact)))
-        predicted.append(choice.predicted_gain)
+        predicted.append(choice.gain)
     assert sum(predicted) / sum(true) == pytest.approx(1.0, abs=allowed)

@@ -1,4 +1,4 @@
-"""What was observed about the unknown curvature: forget losses or forget gradients at perturbed weights.
+"""The problem as given: losses or gradients observed at perturbed weights, a lower bound and a prior.
 
 Shapes: P perturbations, D features.
 """
@@ -20,11 +20,11 @@ class LossMeasurements:
     The data term of the fit is the mean square ``1/P sum_i (1/2 d_i^T X d_i - target_i)^2``.
 
     Args:
-        delta_PD: the perturbations, one per row.
-        target_P: the observed second-order loss changes.
+        delta_PD: The perturbations, one per row.
+        target_P: The observed second-order loss changes.
 
     Raises:
-        DataError: no perturbation, shapes that do not match, or values that are not finite.
+        DataError: There is no perturbation, shapes do not match, or values are not finite.
     """
 
     delta_PD: Tensor
@@ -53,7 +53,6 @@ class LossMeasurements:
 
     @property
     def device(self) -> torch.device:
-        """Where the measurements live; the fit runs and answers there."""
         return self.delta_PD.device
 
 
@@ -66,12 +65,12 @@ class GradientMeasurements:
 
     Args:
         gram_DD: ``1/P sum_i d_i d_i^T``.
-        cross_DD: the symmetric part of ``1/P sum_i response_i d_i^T``.
+        cross_DD: The symmetric part of ``1/P sum_i response_i d_i^T``.
         response_square: ``1/P sum_i |response_i|^2``.
         count: P.
 
     Raises:
-        DataError: no observation, shapes that do not match, values that are not finite, or a ``gram_DD`` that is not
+        DataError: There is no observation, shapes do not match, values are not finite, or ``gram_DD`` is not
             symmetric. Use :meth:`from_pairs` unless the moments were accumulated elsewhere.
     """
 
@@ -103,7 +102,7 @@ class GradientMeasurements:
         """Accumulate the moments, in float64, of perturbations ``d_i`` and responses ``X d_i``, one pair per row.
 
         Raises:
-            DataError: no perturbation, shapes that differ, or values that are not finite.
+            DataError: There is no perturbation, shapes differ, or values are not finite.
         """
         _require_matrix("delta_PD", delta_PD, "one perturbation per row")
         if response_PD.shape != delta_PD.shape:
@@ -134,11 +133,54 @@ class GradientMeasurements:
 
     @property
     def device(self) -> torch.device:
-        """Where the measurements live; the fit runs and answers there."""
         return self.gram_DD.device
 
 
 Measurements = LossMeasurements | GradientMeasurements
+MatrixLike = float | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SymmetricTerm:
+    """A symmetric D x D matrix: ``scale`` times the identity, or ``matrix_DD``."""
+
+    scale: float | None
+    matrix_DD: Tensor | None
+    dimension: int
+
+    def dense(self, like: Tensor) -> Tensor:
+        if self.matrix_DD is not None:
+            return self.matrix_DD.to(like)
+        assert self.scale is not None
+        return self.scale * torch.eye(self.dimension, dtype=like.dtype, device=like.device)
+
+
+def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTerm:
+    """Read a lower bound or prior: a number (times the identity), a vector (a diagonal) or a symmetric matrix.
+
+    Args:
+        name: The setting, for messages.
+        value: What was given.
+        dimension: D.
+
+    Raises:
+        DataError: The value is not finite, has the wrong shape, or is not symmetric.
+    """
+    given = torch.as_tensor(value, dtype=torch.float64)
+    if not torch.isfinite(given).all():
+        raise DataError(f"{name} is not finite. Give a finite number, a diagonal of length D={dimension} or a matrix.")
+    if given.ndim == 0:
+        return SymmetricTerm(float(given), None, dimension)
+    if given.shape == (dimension,):
+        return SymmetricTerm(None, torch.diag(given), dimension)
+    if given.shape != (dimension, dimension):
+        raise DataError(
+            f"{name} has shape {tuple(given.shape)}. Give a number, a diagonal of shape ({dimension},) or a matrix of "
+            f"shape ({dimension}, {dimension})."
+        )
+    if (given - given.T).abs().max() > 1e-8 * given.abs().max():
+        raise DataError(f"{name} is not symmetric. Give (M + M.T) / 2.")
+    return SymmetricTerm(None, (given + given.T) / 2, dimension)
 
 
 def _require_matrix(name: str, value: Tensor, meaning: str) -> None:
