@@ -43,6 +43,10 @@ class RetainedSet:
     weights_R: Tensor | None = None
 
 
+Retained = RetainedSet | None
+"""The retained rows, or ``None`` for a method that may not see them."""
+
+
 @dataclass(frozen=True)
 class MethodContext:
     """What the runner gives to every method.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sfu.heads.base import Head
 from sfu.registry import Registered, add_modules
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, make
 
 if TYPE_CHECKING:
@@ -115,7 +115,5 @@ class UnlearningMethod(Registered, ABC, kind="method"):
         """
 
     @abstractmethod
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Unlearn; ``retained`` is ``None`` unless :attr:`access` is :attr:`Access.RETAINED`."""

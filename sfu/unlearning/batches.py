@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from sfu.errors import ConfigError
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained, RetainedSet
 from sfu.unlearning.base import UnlearningResult
 
 Step = Callable[[ForgetRequest, MethodContext, RetainedSet | None], UnlearningResult]
@@ -32,7 +32,7 @@ def check_batches(n_batches: int, n_forget: int) -> None:
 
 
 def unlearn_in_batches(
-    step: Step, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None, n_batches: int
+    step: Step, request: ForgetRequest, context: MethodContext, retained: Retained, n_batches: int
 ) -> UnlearningResult:
     """Apply ``step`` to every batch of a random partition (seed ``folds``); details are those of the last batch.
 
@@ -51,10 +51,9 @@ def unlearn_in_batches(
     head, notes, applied, last = request.head, dict[str, int](), 0, None
     gains: list[float | None] = []
     in_training = torch.ones(request.n_forget, dtype=torch.bool)  # of each row of the request, so far
-    training_set = None if retained is None else TrainingSet(retained, request)
     for index, part in enumerate(parts):
         in_training[part] = False
-        others = None if training_set is None else training_set.with_rows(in_training.nonzero()[:, 0])
+        others = None if retained is None else with_rows(retained, request, in_training.nonzero()[:, 0])
         last = step(replace(request.rows(part), head=head), context, others)
         head, applied = last.head, applied + last.applied
         in_training[part] = not last.applied
@@ -81,32 +80,18 @@ def unlearn_in_batches(
     )
 
 
+def with_rows(retained: RetainedSet, request: ForgetRequest, index: torch.Tensor) -> RetainedSet:
+    """Return the retained rows and some of the request's; if only one side has weights, those of the other are 1."""
+    weights = None
+    if retained.weights_R is not None or request.weights_F is not None:
+        sides = _weights_of(retained.weights_R, retained.labels_R), _weights_of(request.weights_F, request.labels_F)
+        weights = torch.cat([sides[0], sides[1][index].to(sides[0])])
+    return RetainedSet(
+        torch.cat([retained.features_RD, request.features_FD[index].to(retained.features_RD)]),
+        torch.cat([retained.labels_R, request.labels_F[index].to(retained.labels_R)]),
+        weights,
+    )
+
+
 def _weights_of(given: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(labels, dtype=torch.float64) if given is None else given.double()
-
-
-class TrainingSet:
-    """The retained rows, with room behind them for rows of the request, so that they are copied only once.
-
-    If only one side has weights, those of the other are 1.
-    """
-
-    def __init__(self, retained: RetainedSet, request: ForgetRequest) -> None:
-        self._request, self._count = request, retained.labels_R.shape[0]
-        features, labels, weights = request.features_FD, request.labels_F, request.weights_F
-        self._features = torch.cat([retained.features_RD, features.to(retained.features_RD)])
-        self._labels = torch.cat([retained.labels_R, labels.to(retained.labels_R)])
-        self._weights = None
-        if retained.weights_R is not None or weights is not None:
-            sides = _weights_of(retained.weights_R, retained.labels_R), _weights_of(weights, labels)
-            self._weights = torch.cat([side.to(retained.labels_R.device) for side in sides])
-
-    def with_rows(self, index: torch.Tensor) -> RetainedSet:
-        """Return the retained rows and some of the request's; the next call overwrites them."""
-        stop, request = self._count + index.numel(), self._request
-        self._features[self._count : stop] = request.features_FD[index].to(self._features)
-        self._labels[self._count : stop] = request.labels_F[index].to(self._labels)
-        if self._weights is not None and request.weights_F is not None:
-            self._weights[self._count : stop] = request.weights_F[index].to(self._weights)
-        weights = None if self._weights is None else self._weights[:stop]
-        return RetainedSet(self._features[:stop], self._labels[:stop], weights)

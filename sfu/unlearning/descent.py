@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from sfu.errors import DivergedError
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
@@ -214,7 +214,7 @@ class DescentMethod(UnlearningMethod):
         return Sgd(self.lr, self.momentum, self.weight_decay, self.clip)
 
     @abstractmethod
-    def problem(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> DescentProblem:
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         """Return what the method minimises, whatever the settings of SGD."""
 
     @property
@@ -222,9 +222,7 @@ class DescentMethod(UnlearningMethod):
         """Scalars worth reporting that depend on the learning rate."""
         return {}
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Descend and return the last point.
 
         Raises:
@@ -242,7 +240,7 @@ class DescentMethod(UnlearningMethod):
         others: Sequence[DescentMethod],
         request: ForgetRequest,
         context: MethodContext,
-        retained: RetainedSet | None,
+        retained: Retained,
     ) -> list[UnlearningResult | DivergedError]:
         """Run methods that are alike on one linear head, whose outputs can be mapped over parameters."""
         problem = self.problem(request, context, retained)

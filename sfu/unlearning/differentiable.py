@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfu.errors import SourceFreeError
 from sfu.heads.base import Head
-from sfu.request import ForgetRequest, RetainedSet
+from sfu.request import ForgetRequest, Retained
 
 _ROWS = 256
 """Rows that are checked at a time."""
@@ -48,7 +48,7 @@ def forgotten(request: ForgetRequest) -> Labelled:
     return Labelled(request.features_FD.to(request.head.parameters_CE), request.labels_F, request.weights_F)
 
 
-def remaining(retained: RetainedSet | None, request: ForgetRequest, method: str) -> Labelled:
+def remaining(retained: Retained, request: ForgetRequest, method: str) -> Labelled:
     """Return the retained rows, on the head's device.
 
     Raises:

@@ -30,10 +30,10 @@ from sfu.curvature.sampling import UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError, SfuError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.settings import Structure, Tune
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
-from sfu.unlearning.batches import TrainingSet
+from sfu.unlearning.batches import with_rows
 from sfu.unlearning.descent import DescentMethod
 
 Candidate = tuple[dict[str, Any], UnlearningMethod]
@@ -91,7 +91,7 @@ class Tuned(UnlearningMethod):
         return {"tried": len(self.candidates), "failed": len(self.candidates) - worked}
 
     def _try_all(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+        self, request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> list[tuple[dict[str, Any], UnlearningMethod, UnlearningResult]]:
         """Return every setting that does not fail, with its method and result.
 
@@ -117,7 +117,7 @@ class Tuned(UnlearningMethod):
         return found
 
     def _try(
-        self, group: Sequence[int], request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+        self, group: Sequence[int], request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> Sequence[UnlearningResult | SfuError]:
         """Return the results of one candidate, or of several that can be tried together."""
         methods = [self.candidates[index][1] for index in group]
@@ -137,9 +137,7 @@ class SourceFree(Tuned):
 
     tuning = Tune.source_free.value
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Choose, then forget the whole set.
 
         Raises:
@@ -152,7 +150,7 @@ class SourceFree(Tuned):
         order = torch.randperm(request.n_forget, generator=context.generator("folds"))
         held_out, others = order[: request.n_forget // _HELD_OUT], order[request.n_forget // _HELD_OUT :]
         small = request.rows(others)
-        more = None if retained is None else TrainingSet(retained, request).with_rows(held_out)
+        more = None if retained is None else with_rows(retained, request, held_out)
         trials = self._try_all(small, replace(context, keep_path=False), more)
         gains = [predicted_distance_gain(small, request.rows(held_out), result.head) for _, _, result in trials]
         best = max(range(len(trials)), key=gains.__getitem__)
@@ -167,9 +165,7 @@ class Oracle(Tuned):
 
     tuning = ORACLE
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Return every setting's result as a trial of the first one, until the choice is made.
 
         Raises:

@@ -92,7 +92,7 @@ def test_reference_gradients_match_finite_differences(kind: str) -> None:
     def rebuilt(values: Tensor) -> Measurements:
         if kind == "loss":
             return LossMeasurements(measurements.delta_PD, values)
-        return GradientMeasurements(measurements.gram_DD, values, measurements.response_square, 8)
+        return GradientMeasurements(measurements.gram_DD, (values + values.T) / 2, measurements.response_square)
 
     value_DD = fit_psd_conic(rebuilt(observed), mu=mu).value_DD
     (found,) = torch.autograd.grad((value_DD * weight_DD).sum(), observed)

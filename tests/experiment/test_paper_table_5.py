@@ -109,7 +109,7 @@ def test_a_learning_rate_that_diverges_is_reported_and_leaves_no_head(tmp_path, 
 def test_class_methods_refuse_instances_before_training(tmp_path, feature_file, monkeypatch, method, forget, rule):
     monkeypatch.setattr(stages, "train_head", lambda *a, **k: pytest.fail("trained first"))
     config = config_for(feature_file, methods=[method], tune=rule, **forget)
-    with pytest.raises(ConfigError, match=r"forgets whole classes only, .* or leave"):
+    with pytest.raises(ConfigError, match=rf"^{method} forgets whole classes only, .* or remove {method}"):
         run(config, tmp_path, show_progress=False)
 
 

@@ -187,7 +187,7 @@ def test_the_paper_row_takes_the_runs_perturbations_and_keeps_its_own_rules():
         ({"a": {"base": "a"}}, ["a"], "circle"),
         ({"a": {"bass": "closed_form"}}, ["a"], r"variants\.a: .*It may hold base, method"),
         ({"a": 3}, ["a"], r"variants\.a"),
-        ({"a": {"method": "os.system"}}, ["a"], "names the method 'os.system'"),
+        ({"a": {"method": "os.system"}}, ["a"], r"row 'a': method=os\.system is unknown"),
         (
             {"a": {"base": "closed_form", "curvature": {"rhoo": 1}}},
             ["a"],
@@ -198,7 +198,7 @@ def test_the_paper_row_takes_the_runs_perturbations_and_keeps_its_own_rules():
         (
             {"a": {"base": "closed_form", "settings": {"sigma": 1}}},
             ["a"],
-            "Newton has no setting sigma; it takes batches, curvature, noise_sigma, steps",
+            r"sigma is not a setting of method=newton\. It takes curvature, noise_sigma, steps, batches",
         ),
     ],
 )

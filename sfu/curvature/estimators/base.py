@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from sfu.operators import CurvatureOperator, Plan, plan_structure
 from sfu.registry import Registered, add_modules
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 
 if TYPE_CHECKING:
     from sfu.settings import CurvatureConfig
@@ -97,9 +97,7 @@ class CurvatureEstimator(Registered, ABC, Generic[Observation], kind="estimator"
         )  # fmt: skip
 
     @abstractmethod
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> Observation:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> Observation:
         """Look at the examples of ``request`` (or at ``retained``, if the access allows)."""
 
     @abstractmethod
@@ -116,9 +114,7 @@ class CurvatureEstimator(Registered, ABC, Generic[Observation], kind="estimator"
 class HessianEstimator(CurvatureEstimator[HessianObservation]):
     """An estimator that starts from the Hessian of rows: the forget rows, unless overridden."""
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> HessianObservation:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
         return HessianObservation(request.hessian(self.plan(request).structure), request.weight)
 
     def merge(self, observations: Sequence[HessianObservation]) -> HessianObservation:

@@ -24,7 +24,7 @@ from sfu.curvature.observations import DEFAULT_LOSSES, default_scale
 from sfu.heads.base import Head
 from sfu.heads.linearised.head import LinearisedHead
 from sfu.operators.diagonal import DiagonalOperator
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 
 if TYPE_CHECKING:
     from sfu.settings import CurvatureConfig
@@ -51,9 +51,7 @@ class DiagonalFit(CurvatureEstimator[LossChanges], name="diagonal"):
         super().__init__(config)
         self._numbers = numbers
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> LossChanges:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> LossChanges:
         head, rows, objective = request.head, request.data(keep=True), request.head.objective()
         count = self.config.perturbations or DEFAULT_LOSSES
         group_CE, n_groups = groups_of(head, count, self._numbers)

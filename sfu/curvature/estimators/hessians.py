@@ -16,7 +16,7 @@ from sfu.losses import Rows
 from sfu.operators import Plan, build_operator
 from sfu.operators.build import with_ridge
 from sfu.operators.diagonal import DiagonalOperator
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.settings import Structure
 
 
@@ -30,9 +30,7 @@ class RetainedHessian(HessianEstimator, name="exact"):
     access = Access.RETAINED
     needs_validation = False
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> HessianObservation:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
         """Return the Hessian of the retained rows.
 
         Raises:
@@ -45,7 +43,7 @@ class RetainedHessian(HessianEstimator, name="exact"):
         return HessianObservation(operator, rows.weight)
 
     def _rows(
-        self, request: ForgetRequest, retained: RetainedSet | None, progress: Callable[[int, int], None] | None = None
+        self, request: ForgetRequest, retained: Retained, progress: Callable[[int, int], None] | None = None
     ) -> Rows:
         if retained is None:
             raise SourceFreeError(f"curvature.estimator={self.registered_name} needs the retained data.")
@@ -61,9 +59,7 @@ class HutchinsonDiagonal(RetainedHessian, name="hutchinson"):
     Source: Bekas, Kokiopoulou and Saad, An estimator for the diagonal of a matrix, 2007.
     """
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> HessianObservation:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
         head, probes = request.head, self.config.probes
         rows = self._rows(request, retained)
         operator = build_operator(head.objective(), rows, head.parameters_CE, Structure.products)

@@ -33,7 +33,7 @@ from sfu.errors import ConfigError, SolverError
 from sfu.losses import Layout
 from sfu.operators import ExplicitOperator
 from sfu.operators.lifted import LiftedOperator
-from sfu.request import ForgetRequest, MethodContext, RetainedSet, merge_requests
+from sfu.request import ForgetRequest, MethodContext, Retained, merge_requests
 from sfu.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, Solver, Structure
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ class PsdFit(CurvatureEstimator[Observation], name="psd_fit"):
         super().__init__(config)
         self._drawn: tuple[tuple[object, ...], Tensor] | None = None
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> Observation:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> Observation:
         if request.head.layout is Layout.products:
             return Deferred(request, context)
         structure = self._structure(request)

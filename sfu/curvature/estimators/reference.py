@@ -21,7 +21,7 @@ from sfu.data.datasets.features import read_arrays
 from sfu.data.feature_data import check_features
 from sfu.errors import ConfigError, DataError
 from sfu.operators import CurvatureOperator, build_operator
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.settings import Structure
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ class Reference(HessianEstimator, name="reference"):
         """Use the public data alone, since a few forget rows say less than they do."""
         return self.weights[-1]
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> HessianObservation:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
         if self._features is None:
             self._features = self._read(request, context.normalize_rows)
         return super().observe(request, context, retained)

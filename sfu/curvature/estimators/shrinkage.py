@@ -23,7 +23,7 @@ from sfu.errors import ConfigError, DataError
 from sfu.heads.linear import LinearHead
 from sfu.losses import Layout
 from sfu.operators.build import with_ridge
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 
 
 class CurvedRows(NamedTuple):
@@ -37,9 +37,7 @@ class CurvedRows(NamedTuple):
 class Shrinkage(CurvatureEstimator[CurvedRows]):
     """A shrunk second moment for each block, plus ``l2 R``: the base of two estimators."""
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> CurvedRows:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> CurvedRows:
         """Return the forget rows and their curvature.
 
         Raises:

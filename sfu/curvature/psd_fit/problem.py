@@ -60,46 +60,22 @@ class LossMeasurements:
 class GradientMeasurements:
     """Products with the unknown X: ``response_i ~ X d_i`` (a positive-semidefinite Procrustes problem).
 
-    The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations through three moments only, so
-    these are stored and the observations are not:
+    The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations only through three moments, which
+    :meth:`from_pairs` computes.
 
     Args:
         gram_DD: ``1/P sum_i d_i d_i^T``.
         cross_DD: The symmetric part of ``1/P sum_i response_i d_i^T``.
         response_square: ``1/P sum_i |response_i|^2``.
-        count: P.
-
-    Raises:
-        DataError: There is no observation, shapes do not match, values are not finite, or ``gram_DD`` is not
-            symmetric. Use :meth:`from_pairs` unless the moments were accumulated elsewhere.
     """
 
     gram_DD: Tensor
     cross_DD: Tensor
     response_square: float
-    count: int
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise DataError(f"gradient measurements: count is {self.count}; give at least one perturbation.")
-        _require_matrix("gram_DD", self.gram_DD, "the D x D second moment of the perturbations")
-        if self.gram_DD.shape[0] != self.gram_DD.shape[1] or self.cross_DD.shape != self.gram_DD.shape:
-            raise DataError(
-                f"gram_DD has shape {tuple(self.gram_DD.shape)} and cross_DD {tuple(self.cross_DD.shape)}: "
-                "both must be D x D."
-            )
-        _require_finite("gram_DD", self.gram_DD, "lower the perturbation scale")
-        _require_finite("cross_DD", self.cross_DD, "drop the perturbations whose gradient overflowed")
-        if not 0.0 <= self.response_square < float("inf"):
-            raise DataError(f"response_square is {self.response_square}: a mean of squares is finite and not negative.")
-        asymmetry = (self.gram_DD - self.gram_DD.T).abs().max()
-        if asymmetry > 1e-6 * self.gram_DD.abs().max():
-            raise DataError(f"gram_DD is not symmetric (largest difference {float(asymmetry):.1e}): use from_pairs.")
-        object.__setattr__(self, "cross_DD", (self.cross_DD + self.cross_DD.T) / 2)
 
     @classmethod
     def from_pairs(cls, delta_PD: Tensor, response_PD: Tensor) -> GradientMeasurements:
-        """Accumulate the moments, in float64, of perturbations ``d_i`` and responses ``X d_i``, one pair per row.
+        """Compute the moments, in float64, of perturbations ``d_i`` and responses ``X d_i``, one pair per row.
 
         Raises:
             DataError: There is no perturbation, shapes differ, or values are not finite.
@@ -107,19 +83,16 @@ class GradientMeasurements:
         _require_matrix("delta_PD", delta_PD, "one perturbation per row")
         if response_PD.shape != delta_PD.shape:
             raise DataError(
-                f"response_PD has shape {tuple(response_PD.shape)} and delta_PD {tuple(delta_PD.shape)}: give one "
+                f"response_PD has shape {tuple(response_PD.shape)} and delta_PD {tuple(delta_PD.shape)}. Give one "
                 "gradient difference per perturbation."
             )
         _require_finite("delta_PD", delta_PD, "lower the perturbation scale")
         _require_finite("response_PD", response_PD, "drop the perturbations whose gradient overflowed")
         delta_PD, response_PD = delta_PD.double(), response_PD.double()
         count = delta_PD.shape[0]
-        return cls(
-            gram_DD=delta_PD.T @ delta_PD / count,
-            cross_DD=response_PD.T @ delta_PD / count,
-            response_square=float(response_PD.square().sum() / count),
-            count=count,
-        )
+        cross_DD = response_PD.T @ delta_PD / count
+        square = float(response_PD.square().sum() / count)
+        return cls(delta_PD.T @ delta_PD / count, (cross_DD + cross_DD.T) / 2, square)
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
         """The data term at X: the mean over perturbations of the squared norm of the residual."""

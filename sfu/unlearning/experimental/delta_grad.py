@@ -29,7 +29,7 @@ from sfu.errors import DivergedError
 from sfu.heads.base import Head
 from sfu.losses import Objective, Rows
 from sfu.operators import CurvatureOperator, build_operator, plan_structure
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.settings import Structure
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
@@ -85,9 +85,7 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
     memory: int = setting(2, "Pairs of the quasi-Hessian.", at_least=1)
     access = Access.RETAINED
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Make the path, then replay it.
 
         Raises:

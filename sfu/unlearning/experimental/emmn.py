@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.classes import ClassMethod
@@ -46,9 +46,7 @@ class Emmn(ClassMethod, name="emmn"):
     impair_lr: float = setting(0.02, "Learning rate of the first epoch.", above=0)
     repair_lr: float = setting(0.01, "Learning rate of the second epoch; 0 skips it.", at_least=0)
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Learn the noise, impair, repair.
 
         Raises:

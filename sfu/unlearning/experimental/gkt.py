@@ -28,7 +28,7 @@ from torch.nn.functional import kl_div
 
 from sfu.errors import SolverError
 from sfu.heads.base import Head
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.classes import ClassMethod
@@ -71,9 +71,7 @@ class Gkt(ClassMethod, name="gkt"):
     generator_lr: float = setting(1e-3, "Learning rate of the generator.", above=0)
     clip: float = setting(5.0, "Largest gradient norm of both.", above=0)
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Teach a student.
 
         Raises:

@@ -23,7 +23,7 @@ import torch
 
 from sfu.errors import ConfigError
 from sfu.heads.train import train_like
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.settings import HeadConfig
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
@@ -45,9 +45,7 @@ class Sisa(UnlearningMethod, name="sisa"):
     def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
         return super().from_config(run, curvature, {"head": run.head, **settings})
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Train every shard on its retained rows.
 
         Raises:

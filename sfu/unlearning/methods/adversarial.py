@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from sfu.errors import SolverError
 from sfu.heads.base import Head
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.attack import Attack
 from sfu.unlearning.base import UnlearningMethod
@@ -54,7 +54,7 @@ class Adversarial(DescentMethod, name="adversarial"):
     examples: int = setting(20, "Adversarial examples for each example to forget.", at_least=1)
     importance: float = setting(1.0, "lambda.", at_least=0)
 
-    def problem(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> DescentProblem:
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         head, forget = request.head, forgotten(request)
         features_FD, labels_F = forget.features_ND, forget.labels_N
         key = f"attack {self.radius} {self.attack_steps} {self.step_size} {self.examples}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
@@ -22,9 +22,7 @@ class Original(UnlearningMethod, name="original"):
     access = Access.NONE
     settings_used = ()
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         return UnlearningResult(request.head, applied=False)
 
 
@@ -34,9 +32,7 @@ class Rescale(UnlearningMethod, name="rescale"):
 
     factor: float = setting(0.9, "All parameters are multiplied by it.")
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         head = request.unlearned_head(self.factor * request.head.parameters_CE)
         return UnlearningResult(head, details={"factor": self.factor})
 
@@ -47,8 +43,6 @@ class GradientStep(UnlearningMethod, name="gradient_step"):
 
     lr: float = setting(1.0, "Length of the step.", above=0)
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         step_CE = self.lr * request.step_ratio * request.newton_gradient()
         return UnlearningResult(request.unlearned_head(request.head.parameters_CE + step_CE), details={"lr": self.lr})

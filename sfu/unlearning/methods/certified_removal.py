@@ -46,7 +46,7 @@ from sfu.heads.base import Head
 from sfu.heads.rounding import rounding_bound
 from sfu.losses import Loss, Rows, make_loss
 from sfu.operators import build_operator, plan_structure
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained, RetainedSet
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.batches import check_batches, unlearn_in_batches
@@ -96,9 +96,7 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
         """Return the largest gradient residual that the noise hides."""
         return noise_std * largest_shift(self.epsilon, self.delta)
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Remove as many batches as the budget allows.
 
         Raises:
@@ -132,7 +130,7 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
         notes = [spent, result.note, known if certificate.seeded else None]
         return replace(result, note="; ".join(note for note in notes if note))
 
-    def _remove(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> UnlearningResult:
+    def _remove(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
         """Remove one batch, if the budget allows it."""
         head = request.head
         certificate = head.certificate

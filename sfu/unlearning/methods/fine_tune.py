@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem
 from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining, wrong_labels
@@ -32,7 +32,7 @@ class FineTune(DescentMethod, name="fine_tune"):
     weight_decay: float = setting(0.0, at_least=0)
     access = Access.RETAINED
 
-    def problem(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> DescentProblem:
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         retain, head = remaining(retained, request, self.method_name), request.head
 
         def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class RandomLabels(DescentMethod, name="random_labels"):
     lr: float = setting(0.013, above=0)
     epochs: int = setting(10, at_least=1)
 
-    def problem(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> DescentProblem:
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         labels_F = wrong_labels(request.labels_F, request.head.n_classes, context.generator("perturbation"))
         rows = replace(forgotten(request), labels_N=labels_F)
 

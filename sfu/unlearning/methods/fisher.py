@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.differentiable import remaining
@@ -30,9 +30,7 @@ class Fisher(UnlearningMethod, name="fisher"):
     cap: float = setting(100.0, "c, the largest inverse information.", above=0)
     access = Access.RETAINED
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         head, rows = request.head, remaining(retained, request, self.method_name)
         fisher_CE = context.remember("fisher", lambda: fisher_diagonal(head, rows))
         std_CE = (self.alpha * (1 / (fisher_CE + 1e-8)).clamp(max=self.cap)).sqrt()

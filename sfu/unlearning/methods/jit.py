@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sfu.heads.base import Head
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 
@@ -56,7 +56,7 @@ class Jit(DescentMethod, name="jit"):
     samples: int = setting(25, "N.", at_least=1)
     reduction: str = setting("sum", "Over the rows of a batch; ``sum`` is as published.", choices=("sum", "mean"))
 
-    def problem(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> DescentProblem:
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         drawn, head = context.generator("noise"), request.head
         count = request.n_forget
 

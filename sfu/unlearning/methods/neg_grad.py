@@ -22,7 +22,7 @@ from itertools import chain, repeat
 
 from torch import Tensor
 
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining
@@ -32,7 +32,7 @@ from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, rem
 class NegGrad(DescentMethod, name="neg_grad"):
     """Ascend on the forget set's loss."""
 
-    def problem(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> DescentProblem:
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         rows = forgotten(request)
 
         def ascent(parameters_CE: Tensor, index: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class NegGradPlus(DescentMethod, name="neg_grad_plus"):
     alpha: float = setting(0.95, "Share of the retained data.", above=0, below=1)
     access = Access.RETAINED
 
-    def problem(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> DescentProblem:
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         retain, forget, head = remaining(retained, request, self.method_name), forgotten(request), request.head
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:

@@ -36,7 +36,7 @@ from sfu.heads.base import Head
 from sfu.losses import make_loss
 from sfu.operators import DampedInverse
 from sfu.operators.plan import check_structure
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, setting
 from sfu.settings import CurvatureConfig, Estimator, Regularization
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
@@ -127,9 +127,7 @@ class Newton(UnlearningMethod, name="newton"):
             return _FOLDS if n_forget >= _FEW else 0
         return self.curvature.folds
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Estimate, choose, decide and step, batch by batch if there are several.
 
         The step is skipped, and the head returned untouched and without noise, if the forget set is unlike a random
@@ -146,9 +144,7 @@ class Newton(UnlearningMethod, name="newton"):
             return self._unlearn_at_once(request, context, retained)
         return unlearn_in_batches(self._unlearn_at_once, request, context, retained, self.batches)
 
-    def _unlearn_at_once(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
-    ) -> UnlearningResult:
+    def _unlearn_at_once(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
         given, request = request.head, request.in_float64()
         ratio = sampling_ratio(request) if self.estimator.needs_validation else None
         hopeless = check_sample(ratio, self.curvature.force)
@@ -170,7 +166,7 @@ class Newton(UnlearningMethod, name="newton"):
             note="; ".join(decision.remarks) or None,
         )
 
-    def _estimate(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> Validation:
+    def _estimate(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> Validation:
         """Observe the forget set, fold by fold if there are enough rows."""
         estimator, n_folds = self.estimator, self._n_folds(request.n_forget)
         if n_folds > 0:
@@ -266,7 +262,7 @@ class Newton(UnlearningMethod, name="newton"):
         chosen: Candidate,
         request: ForgetRequest,
         context: MethodContext,
-        retained: RetainedSet | None,
+        retained: Retained,
     ) -> StepResult:
         """Take further steps, if the curvature changes at all, and add the noise."""
         result, further = first, self.steps - 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sfu.errors import SourceFreeError
 from sfu.heads.train import train_like
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.settings import HeadConfig
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
@@ -27,9 +27,7 @@ class Retrained(UnlearningMethod, name="retrained"):
     def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
         return super().from_config(run, curvature, {"head": run.head, **settings})
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         if retained is None:
             raise SourceFreeError("retrained needs the retained data.")
         head = train_like(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 from sfu.unlearning.differentiable import forgotten, mean_loss, remaining
@@ -36,7 +36,7 @@ class Scrub(DescentMethod, name="scrub"):
     temperature: float = setting(4.0, "T.", above=0)
     access = Access.RETAINED
 
-    def problem(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> DescentProblem:
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         forget, retain, head = forgotten(request), remaining(retained, request, self.method_name), request.head
         drawn = context.generator("training")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.differentiable import forgotten, remaining
@@ -30,9 +30,7 @@ class Ssd(UnlearningMethod, name="ssd"):
     dampening: float = setting(1.0, "lambda.", above=0)
     access = Access.RETAINED
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         head, rows = request.head, remaining(retained, request, self.method_name)
 
         def importances() -> tuple[torch.Tensor, torch.Tensor]:
