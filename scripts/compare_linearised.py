@@ -2,7 +2,7 @@
 
     python scripts/compare_linearised.py cifar10_images --layers 1 2 3 --l2 5e-3 5e-2 --fractions 0.1 0.15 0.2
 
-A core is trained on public images of the folder (kept in sfu's cache), the rest are the users'. For each K, l2 and
+A core is trained on public images of the folder (and cached); the other images are the users'. For each K, l2 and
 share forgotten: accuracies on test, remaining and forget set and distance to Retrained of Original, Retrained,
 Unlearned(+), the closed form with rho and c cross-validated, and the oracle of that family.
 """
@@ -105,10 +105,10 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: 
     print(f" l2 = {l2:g}: N = {data.n_train}, {products[0]} products, {spent:.0f} s to train")
     for fraction in arguments.fractions:
         split = make_split(ForgetConfig(fraction=fraction), data.train_labels_N, data.n_classes, 0)
-        kept = RetainedSet(data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
+        retained = RetainedSet(data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
         request = ForgetRequest(original, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
         start = time.perf_counter()
-        retrained = train_head(kept.features_RD, kept.labels_R, data.n_classes, head, loss,
+        retrained = train_head(retained.features_RD, retained.labels_R, data.n_classes, head, loss,
                                checkpoint=warm_start(original), **where)  # fmt: skip
         spent = time.perf_counter() - start
         evaluator = Evaluator(data, split, original, retrained)
@@ -124,7 +124,7 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: 
             start = time.perf_counter()
             config = CurvatureConfig(estimator=estimator, regularization=rule)
             context = MethodContext({"folds": derive_seed(0, "folds")})
-            made = Newton(config).unlearn(request, context, kept if estimator is Estimator.exact else None)
+            made = Newton(config).unlearn(request, context, retained if estimator is Estimator.exact else None)
             spent = time.perf_counter() - start
             scores, more = evaluator.evaluate(made.head), ""
             if estimator is Estimator.closed_form:
@@ -134,7 +134,7 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: 
                     f"{promised:.2f}, applied {made.applied}"
                 )
             line(name, scores, spent, more)
-        rows = original.rows(kept.features_RD, kept.labels_R)
+        rows = original.rows(retained.features_RD, retained.labels_R)
         hessian = build_operator(original.objective(), rows, original.parameters_CE, Structure.products)
         start = time.perf_counter()
         best = oracle(request, retrained.parameters_CE, hessian, arguments.rhos)

@@ -4,7 +4,7 @@ r"""Targeted adversarial examples by projected gradient descent within an L2 bal
           \qquad g = \nabla_x\, CE(f(x; w), t)
 
 Source: Madry et al., ICLR 2018 (L2, targeted), started at a random point of the ball as in advertorch's L2PGDAttack,
-which L2UL uses. Images are kept in [0, 1] there; features have no range.
+which L2UL uses. It clips images to [0, 1]; features have no range.
 
 Shapes: B rows, D features, C classes.
 """

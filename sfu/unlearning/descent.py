@@ -12,6 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -186,15 +187,15 @@ class _Descent:
         return self.error or DescentResult(self.point_CE, self._steps, self._path.ended(self.point_CE))
 
 
-def n_batches(count: int, batch_size: int) -> int:
+def n_batches(n_rows: int, batch_size: int) -> int:
     """Return the number of minibatches in an epoch."""
-    return -(-count // batch_size)
+    return -(-n_rows // batch_size)
 
 
-def minibatches(count: int, batch_size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield the row numbers of each batch, in a new random order every epoch."""
-    for _ in range(epochs):
-        yield from torch.randperm(count, generator=generator).split(batch_size)
+def minibatches(n_rows: int, batch_size: int, epochs: int | None, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the row numbers of each batch, in a new random order every epoch; endlessly if ``epochs`` is ``None``."""
+    for _ in count() if epochs is None else range(epochs):
+        yield from torch.randperm(n_rows, generator=generator).split(batch_size)
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ class DescentMethod(UnlearningMethod):
         problem = self.problem(request, context, retained)
         return self._result(request, problem, descend(request.head.parameters_CE, problem, self.sgd, context))
 
-    def alike(self, other: UnlearningMethod) -> bool:
+    def descends_with(self, other: UnlearningMethod) -> bool:
         """Whether the other method differs only in its learning rate, so that both can descend together."""
         return type(other) is type(self) and replace(self, lr=other.lr) == other
 
@@ -242,7 +243,7 @@ class DescentMethod(UnlearningMethod):
         context: MethodContext,
         retained: Retained,
     ) -> list[UnlearningResult | DivergedError]:
-        """Run methods that are alike on one linear head, whose outputs can be mapped over parameters."""
+        """Run methods that differ only in their learning rate on one linear head, whose outputs can be vmapped."""
         problem = self.problem(request, context, retained)
         ends = descend_together(request.head.parameters_CE, problem, [other.sgd for other in others], context)
         return [
@@ -259,8 +260,8 @@ class DescentMethod(UnlearningMethod):
         return UnlearningResult(request.unlearned_head(end.parameters_CE), details=details, path=end.path)
 
     def _over_rows(
-        self, context: MethodContext, count: int, loss: Callable[[Tensor, Tensor], Tensor]
+        self, context: MethodContext, n_rows: int, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> DescentProblem:
-        """Return plain epochs over ``count`` rows."""
-        batches = minibatches(count, self.batch_size, self.epochs, context.generator("training"))
-        return DescentProblem(batches, loss, self.epochs * n_batches(count, self.batch_size))
+        """Return plain epochs over ``n_rows`` rows."""
+        batches = minibatches(n_rows, self.batch_size, self.epochs, context.generator("training"))
+        return DescentProblem(batches, loss, self.epochs * n_batches(n_rows, self.batch_size))

@@ -101,7 +101,7 @@ class Tuned(UnlearningMethod):
         """
         results: dict[int, UnlearningResult | SfuError] = {}
         shared = replace(context, memory={}, progress=None)
-        for group in _alike([method for _, method in self.candidates], request):
+        for group in _descending_together([method for _, method in self.candidates], request):
             results |= zip(group, self._try(group, request, shared, retained), strict=True)
             if context.progress is not None:
                 context.progress(len(results), len(self.candidates) + 1)
@@ -202,13 +202,17 @@ def predicted_distance_gain(request: ForgetRequest, held_out: ForgetRequest, hea
     return 2 * request.step_ratio * along - float(held_out.hessian(Structure.products).quadratic(move_CE))
 
 
-def _alike(methods: Sequence[UnlearningMethod], request: ForgetRequest) -> list[list[int]]:
+def _descending_together(methods: Sequence[UnlearningMethod], request: ForgetRequest) -> list[list[int]]:
     """Group methods that differ only in their learning rate, which can descend together on a linear head."""
     groups: list[list[int]] = []
     for index, method in enumerate(methods):
         for group in groups:
             first = methods[group[0]]
-            if isinstance(first, DescentMethod) and isinstance(request.head, LinearHead) and first.alike(method):
+            if (
+                isinstance(first, DescentMethod)
+                and isinstance(request.head, LinearHead)
+                and first.descends_with(method)
+            ):
                 group.append(index)
                 break
         else:

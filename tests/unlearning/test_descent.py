@@ -126,7 +126,7 @@ def test_settings_that_descend_together_end_where_each_ends_alone(method, loss):
     request, retained = case(loss)
     retained = retained if method.access is Access.RETAINED else None
     settings = [replace(method, lr=lr) for lr in (1e-3, 1e9, 1e-2)]
-    assert all(method.alike(other) for other in settings)
+    assert all(method.descends_with(other) for other in settings)
     together = method.unlearn_together(settings, request, replace(CONTEXT, keep_path=True), retained)
     assert isinstance(together[1], DivergedError)
     for setting, outcome in (settings[0], together[0]), (settings[2], together[2]):
@@ -137,6 +137,6 @@ def test_settings_that_descend_together_end_where_each_ends_alone(method, loss):
 
 
 def test_only_what_differs_in_its_rate_alone_descends_together():
-    assert not NegGrad().alike(NegGrad(epochs=3))
-    assert not NegGrad().alike(RandomLabels())
-    assert not Adversarial().alike(Adversarial(lr=1.0))
+    assert not NegGrad().descends_with(NegGrad(epochs=3))
+    assert not NegGrad().descends_with(RandomLabels())
+    assert not Adversarial().descends_with(Adversarial(lr=1.0))

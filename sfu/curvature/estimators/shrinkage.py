@@ -2,8 +2,8 @@ r"""Shrinkage of the forget set's Hessian towards a multiple of the identity, by
 
 The Hessian of class c is the second moment of rows scaled by the root of their output curvature,
 :math:`\sqrt{m_{ic}}\, a_i`; that is what is shrunk, a block for each class (one for all under the quadratic loss, the
-diagonal blocks under softmax). With a bias the rows are taken about their weighted mean, which is exact, so translating
-the features changes nothing.
+diagonal blocks under softmax). With a bias the rows are centred on their weighted mean, which costs no accuracy, so
+translating the features changes nothing.
 
 Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes, B blocks (1 or C).
 """

@@ -3,7 +3,7 @@ r"""DeltaGrad: replay gradient descent without the forgotten rows, with most gra
 Training by full-batch gradient descent caches its points and gradients :math:`(w_t, \nabla F(w_t))`. The replay
 computes the gradient of the retained rows in the first ``burn_in`` steps and every ``period``-th after, and elsewhere
 approximates that of all rows, :math:`\nabla F(w^I_t) \approx \nabla F(w_t) + B_t (w^I_t - w_t)`, with an L-BFGS
-quasi-Hessian :math:`B_t` of the last ``memory`` exact differences, and takes off the forget rows' own gradient:
+quasi-Hessian :math:`B_t` of the last ``memory`` true differences, and subtracts the forget rows' own gradient:
 
 .. math:: w^I_{t+1} = w^I_t - \eta \frac{V \hat\nabla F(w^I_t) - V_f \nabla F_f(w^I_t)}{V_r}
 

@@ -19,9 +19,8 @@ Shapes: A adversarial rows, F forget rows, D features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -79,13 +78,18 @@ class Adversarial(DescentMethod, name="adversarial"):
         def forgot(parameters_CE: Tensor) -> bool:
             return all_wrong(head, parameters_CE, features_FD, labels_F)
 
+        pairs = zip(
+            minibatches(near_AD.shape[0], self.adversarial_batch_size, None, context.generator("training")),
+            minibatches(request.n_forget, self.batch_size, None, context.generator("folds")),
+            strict=True,
+        )
         about = {"attack_success": success, "mean_feature_norm": length, "radius": self.radius}
         return DescentProblem(
-            islice(self._batches(near_AD.shape[0], request.n_forget, context), self.max_steps), loss, self.max_steps,
-            about, done=forgot, after=lambda parameters_CE: {"all_forgotten": forgot(parameters_CE)},
+            islice(pairs, self.max_steps), loss, self.max_steps, about, done=forgot,
+            after=lambda parameters_CE: {"all_forgotten": forgot(parameters_CE)},
         )  # fmt: skip
 
-    def alike(self, other: UnlearningMethod) -> bool:
+    def descends_with(self, other: UnlearningMethod) -> bool:
         """Return false: each descent ends where its own head has forgotten."""
         return False
 
@@ -102,19 +106,6 @@ class Adversarial(DescentMethod, name="adversarial"):
         targets_A = wrong_labels(labels_A, request.head.n_classes, drawn)
         attack = Attack(self.radius, self.attack_steps, self.step_size)
         return attack.perturb(request.head, rows_AD, targets_A, drawn), targets_A
-
-    def _batches(self, n_adversarial: int, n_forget: int, context: MethodContext) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield endless pairs, each side in its own order."""
-
-        def endless(size: int, batch_size: int, drawn: torch.Generator) -> Iterator[Tensor]:
-            for _ in count():
-                yield from minibatches(size, batch_size, 1, drawn)
-
-        yield from zip(
-            endless(n_adversarial, self.adversarial_batch_size, context.generator("training")),
-            endless(n_forget, self.batch_size, context.generator("folds")),
-            strict=True,
-        )
 
 
 def held_in_place(importance_CE: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor, unsolve
     The residual is :math:`\sum_i s_i \int_0^1 (M_i(t) - M_i(0)) z_i\, dt \otimes a_i` with :math:`z_i = V a_i` the
     change of the outputs and s_i the row weights. Since :math:`\|M_i(t) - M_i(0)\| \le \gamma t \|z_i\|`:
 
-    - ``sharp``: :math:`\tfrac\gamma2 \|X\|_2 (\sum_i s_i \|z_i\|^4)^{1/2}`, the integral kept;
+    - ``sharp``: :math:`\tfrac\gamma2 \|X\|_2 (\sum_i s_i \|z_i\|^4)^{1/2}` (with the integral);
     - ``data_dependent``: :math:`\gamma \|X\|_2\, r\, \|V\|\, (\sum_i s_i \|z_i\|^2)^{1/2}` (corollary 2), by
       :math:`\|z_i\| \le r \|V\|`;
     - ``worst_case``: :math:`\gamma V_r r^3 \|g\|^2 / (l_2 V_r)^2` with :math:`\|g\| \le V_f (C r_f + l_2 \|W\|)`

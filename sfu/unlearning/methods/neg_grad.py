@@ -16,9 +16,7 @@ retained rows, alpha 0.95, SGD with momentum 0.9, lr 0.01.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 from torch import Tensor
 
@@ -53,16 +51,14 @@ class NegGradPlus(DescentMethod, name="neg_grad_plus"):
     def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         retain, forget, head = remaining(retained, request, self.method_name), forgotten(request), request.head
 
-        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-            again = chain.from_iterable(
-                minibatches(forget.count, self.batch_size, 1, drawn) for drawn in repeat(context.generator("folds"))
-            )
-            epochs = minibatches(retain.count, self.batch_size, self.epochs, context.generator("training"))
-            yield from zip(epochs, again, strict=False)
-
         def loss(parameters_CE: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
             descent = mean_loss(head, parameters_CE, retain.at(batch[0])) + regularizer(head, parameters_CE)
             return self.alpha * descent - (1 - self.alpha) * mean_loss(head, parameters_CE, forget.at(batch[1]))
 
+        pairs = zip(
+            minibatches(retain.count, self.batch_size, self.epochs, context.generator("training")),
+            minibatches(forget.count, self.batch_size, None, context.generator("folds")),
+            strict=False,
+        )
         total = self.epochs * n_batches(retain.count, self.batch_size)
-        return DescentProblem(pairs(), loss, total, {"alpha": self.alpha})
+        return DescentProblem(pairs, loss, total, {"alpha": self.alpha})

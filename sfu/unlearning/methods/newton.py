@@ -179,8 +179,8 @@ class Newton(UnlearningMethod, name="newton"):
         """Return ``make()``, cached for all settings tried on one request that differ only in the regularisation."""
         if self.batches > 1:  # every batch is another request
             return make()
-        alike = replace(self.curvature, regularization=Regularization.none, rho=0.0, force=False)
-        return context.remember(f"newton {what} {alike}", make)
+        estimated_from = replace(self.curvature, regularization=Regularization.none, rho=0.0, force=False)
+        return context.remember(f"newton {what} {estimated_from}", make)
 
     def _choose(self, validation: Validation, request: ForgetRequest, context: MethodContext) -> Candidate:
         """Choose the estimator's weight, rho and c of the largest predicted gain."""
