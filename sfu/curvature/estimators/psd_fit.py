@@ -28,6 +28,7 @@ from torch import Tensor
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator, HessianObservation, merge_hessians
 from sfu.curvature.observations import Observations, default_scale, draw_perturbations, observe
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Measurements, PsdFitResult, Status, fit_psd
+from sfu.curvature.psd_fit.problem import symmetric_term
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError, SolverError
 from sfu.losses import Layout
@@ -204,7 +205,7 @@ class _Problem:
         if matrix is None:
             raise SolverError(result.message)
         if self.config.subtract_lower_bound:
-            matrix = matrix - _as_matrix(bound, matrix)
+            matrix = matrix - symmetric_term("lower_bound", bound, matrix.shape[0]).dense(matrix)
         return matrix, result
 
     def _fit(self, measurements: Measurements, bound: float | Tensor, prior: float | Tensor) -> PsdFitResult:
@@ -272,9 +273,3 @@ def _largest_curvature(measurements: Measurements) -> float:
         return 2.0 * float(torch.linalg.eigvalsh(measurements.gram_DD)[-1])
     products_PP = (measurements.delta_PD @ measurements.delta_PD.T).square() / 4
     return 2.0 * float(torch.linalg.eigvalsh(products_PP)[-1]) / products_PP.shape[0]
-
-
-def _as_matrix(bound: float | Tensor, like: Tensor) -> Tensor:
-    if isinstance(bound, float):
-        return bound * torch.eye(like.shape[0], dtype=like.dtype, device=like.device)
-    return torch.diag(bound) if bound.ndim == 1 else bound

@@ -37,14 +37,13 @@ class LossForm(StandardForm):
         prior: SymmetricTerm,
         mu: float | None,
         prior_strength: float,
-        reduce: bool = True,
     ) -> None:
         delta_PD = measurements.delta_PD.double()
         target_P = measurements.target_P.to(delta_PD)
         count, dimension = delta_PD.shape
         self._lower, self._basis_FD, self._outside = lower, None, 0.0
         outside_objective = 0.0
-        if reduce and count < dimension and lower.scale is not None and prior.scale is not None:
+        if count < dimension and lower.scale is not None and prior.scale is not None:
             self._basis_FD, triangle = torch.linalg.qr(delta_PD.T)
             delta_PD = triangle.T.contiguous()
             shift = prior.scale - lower.scale
