@@ -10,12 +10,14 @@ import torch
 from sklearn.datasets import load_digits
 
 from sfu.errors import ConfigError, DataError, SourceFreeError
+from sfu.heads.rounding import rounding_bound
 from sfu.heads.train import train_head
 from sfu.losses import Logistic, Quadratic, Softmax, make_loss
+from sfu.operators import build_operator, plan_structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import HeadConfig, LossConfig, RunConfig
 from sfu.unlearning.gaussian_mechanism import delta_of
-from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, residual
+from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, residual, residual_bounds
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
 from tests.unlearning.cases import RETAINED_CURVATURE, relative
@@ -272,3 +274,54 @@ def test_a_head_in_float32_and_balanced_weights_are_refused():
     )
     with pytest.raises(ConfigError, match="class_weights=balanced: the weights are counted from the removed"):
         CertifiedRemoval.from_config(run, None, {})
+
+
+def small_removal(loss, n_forget: int = 30):
+    """(head, request, retained rows, move, solution) of one removal, step by step."""
+    weights = 0.5 + torch.rand(1797, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    head, features, labels, _ = trained(loss, classes=3, weights=weights, data=(digits(10)[0], digits(10)[1] % 3))
+    request = ForgetRequest(head, features[:n_forget], labels[:n_forget], weights_F=weights[:n_forget])
+    retained = RetainedSet(features[n_forget:], labels[n_forget:], weights[n_forget:])
+    rows = request.retained_rows(retained)
+    plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)
+    operator = build_operator(head.objective(), rows, head.parameters_CE, plan.structure)
+    solution = operator.solve(request.forget_gradient())
+    return request, retained, rows, request.step_ratio * solution.value_CE, solution
+
+
+@pytest.mark.parametrize("loss", [Logistic(), Softmax()], ids=lambda loss: loss.name)
+def test_the_bounds_by_their_definitions(loss):
+    request, retained, rows, move, _ = small_removal(loss)
+    head, gamma = request.head, loss.constants.curvature_lipschitz
+    features, weights = retained.features_RD.double(), retained.weights_R
+    spectral = float(torch.linalg.matrix_norm(features * weights[:, None].sqrt(), 2))
+    change = (features @ move.T).norm(dim=1)
+    radius, length = float(features.norm(dim=1).max()), float(move.norm())
+    classes = math.sqrt(3) if loss.name == "logistic" else 1.0
+    removed = float(request.features_FD.double().norm(dim=1).max())
+    largest = loss.constants.gradient_bound * classes * removed + head.l2 * float(head.parameters_CE.norm())
+    step = 1.25 * request.weight * largest / (head.l2 * rows.weight)
+    found = residual_bounds(request, rows, move, unsolved=0.25)
+    assert found["sharp"] == pytest.approx(gamma / 2 * spectral * float(weights @ change**4) ** 0.5, rel=1e-9)
+    corollary = gamma * spectral * radius * length * float(weights @ change**2) ** 0.5
+    assert found["data_dependent"] == pytest.approx(corollary, rel=1e-9)
+    assert found["worst_case"] == pytest.approx(gamma * rows.weight * radius**3 * step**2, rel=1e-9)
+
+
+def test_what_is_paid_is_the_bound_the_unsolved_part_and_rounding():
+    request, retained, rows, move, solution = small_removal(Logistic())
+    head = request.head
+    left = request.unlearned_head(head.parameters_CE + move)
+    rounding = rounding_bound(left, rows)
+    unsolved = solution.residual * request.weight * float(request.forget_gradient().norm())
+    whole = unsolved + rounding_bound(head, request.data()) + rounding_bound(head, rows) + 2 * rounding
+    assert unsolved > 0
+    for name in BOUNDS:
+        details = CertifiedRemoval(epsilon=1e15, bound=name).unlearn(request, CONTEXT, retained).details
+        assert details["last_cost"] - details[f"bound_{name}"] == pytest.approx(whole, rel=1e-3)
+    measured = CertifiedRemoval(epsilon=1e15, bound="measured").unlearn(request, CONTEXT, retained)
+    assert measured.head.certificate.residual_bound == pytest.approx(
+        residual(measured.head, retained) + rounding, rel=1e-12
+    )
+    refused = CertifiedRemoval(epsilon=1e-9, bound="sharp").unlearn(request, CONTEXT, retained)
+    assert refused.details["budget_spent"] == head.certificate.residual_bound
