@@ -340,3 +340,21 @@ def test_perturbations_that_would_not_fit_in_memory_are_refused():
     config = CurvatureConfig(measurement=Measurement.loss, perturbations=10**11)
     with pytest.raises(ConfigError, match=r"perturbations=100000000000 need \d+ GiB"):
         draw_perturbations(config, 10, 512, torch.Generator())
+
+
+@pytest.mark.parametrize("name", CurvatureEstimator.names())
+def test_every_estimator_returns_a_symmetric_positive_operator(name, tmp_path):
+    """Whoever registered it: products that are symmetric, and at least ``l2`` along every direction."""
+    request, retained, _ = situation(n_forget=100)
+    head = dataclasses.replace(request.head, data_hessian=second_moments(request.features_FD))
+    request = dataclasses.replace(request, head=head)
+    np.savez(tmp_path / "public.npz", features=retained.features_RD.numpy()[:50])
+    config = CurvatureConfig(estimator=Estimator(name), reference_path=str(tmp_path / "public.npz"))
+    estimator = make_estimator(config)
+    given = retained if estimator.access is Access.RETAINED else None
+    observation = estimator.observe(request, CONTEXT, given)
+    operator = estimator.estimate(estimator.merge([observation]), request).operator
+    drawn = torch.randn(2, 4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one, other = (operator.matmul(vector) for vector in drawn)
+    assert float((drawn[1] * one).sum()) == pytest.approx(float((drawn[0] * other).sum()), rel=1e-9)
+    assert float((drawn[0] * one).sum()) >= request.head.l2 * float(drawn[0].square().sum()) * (1 - 1e-9)
