@@ -108,8 +108,7 @@ class Tuned(UnlearningMethod):
         found = [
             (given, method, result)
             for index, (given, method) in enumerate(self.candidates)
-            if isinstance(result := results[index], UnlearningResult)
-            and torch.isfinite(result.head.parameters_CE).all()
+            if isinstance(result := results[index], UnlearningResult)  # heads refuse values that are not finite
         ]
         if not found:
             first = next((error for _, error in sorted(results.items()) if isinstance(error, SfuError)), SfuError())

@@ -86,7 +86,7 @@ def fit_psd_conic(
 def _solve(
     measurements: Measurements, lower_DD: Tensor, prior_DD: Tensor, mu: float, tolerance: float, iterations: int
 ) -> Tensor:
-    """X - L, differentiable with respect to the observations."""
+    """Return X - L, differentiable with respect to the observations."""
     try:
         import cvxpy
         from cvxpylayers.torch import CvxpyLayer

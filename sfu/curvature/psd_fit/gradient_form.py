@@ -102,7 +102,7 @@ class GradientForm(StandardForm):
         return lambda vector_DD: self._root_DD * spectrum.derivative(self._root_DD * vector_DD)
 
     def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
-        """The diagonal of the Jacobian in the eigenbasis of G, exactly, from squares of the eigenvectors.
+        """The diagonal of the Jacobian in the eigenbasis of G, from squares of the eigenvectors.
 
         Entry ij of the diagonal of ``Proj'`` on symmetric matrices is a quadratic form of Omega in the squares of the
         eigenvectors (plus an exchange term, left out).
@@ -117,7 +117,7 @@ class GradientForm(StandardForm):
         return lambda vector_DD: vector_DD / diagonal_DD
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the congruence, add the lower bound."""
+        """Undo the congruence and add the lower bound."""
         factor_DD = self._vector_DD * self._congruence_D
         shifted_DD = factor_DD @ matrix_DD @ factor_DD.T
         shifted_DD = (shifted_DD + shifted_DD.T) / 2

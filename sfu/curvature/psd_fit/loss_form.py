@@ -23,7 +23,7 @@ _COLUMNS = 512
 
 
 class LossForm(StandardForm):
-    """``c = mu P / 2``, ``B = X0 - L``, ``t = target - A(L)``, ``scale = mu``.
+    """Losses in standard form: ``c = mu P / 2``, ``B = X0 - L``, ``t = target - A(L)``, ``scale = mu``.
 
     When there are fewer perturbations than features and L and X0 are multiples of the identity, the data say nothing
     outside the span of the perturbations: the solution there is ``max(L, X0)`` times the identity, and the problem is
@@ -101,7 +101,7 @@ class LossForm(StandardForm):
         return spectrum, self._rotated[1][:, split:].square() @ spectrum.value_D[split:] / 2
 
     def _blocks(self, spectrum: Spectrum) -> tuple[Tensor, Tensor, Tensor]:
-        """``Delta U`` whole, and its columns on the positive and on the other eigenvectors."""
+        """Return ``Delta U``, and its columns on the positive and on the other eigenvectors."""
         cached, rotated_PD = self._rotated
         if cached is not spectrum:
             rotated_PD = self.delta_PD @ spectrum.vector_DD
@@ -164,7 +164,7 @@ class LossForm(StandardForm):
         return inverse
 
     def _small_jacobian(self, spectrum: Spectrum) -> Tensor | None:
-        """The Jacobian itself, where forming it costs no more than a few products with it; else ``None``.
+        """Return the Jacobian itself if forming it costs no more than a few products with it, and otherwise ``None``.
 
         Where the data cannot be met by any Y >= 0 and mu is tiny, a rank-one Omega leaves conjugate gradients without
         end; few features and many perturbations are where that happens.
@@ -192,12 +192,12 @@ class LossForm(StandardForm):
         return self.overdetermined() or FIRST_ORDER_STEPS * first_order < PATH_STEPS * newton
 
     def overdetermined(self) -> bool:
-        """More measurements than unknowns: whatever noise they hold, no X meets them."""
+        """Whether measurements outnumber unknowns, so that no X meets noisy ones."""
         count, size = self.delta_PD.shape
         return count > size * (size + 1) // 2
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the reduction to the span, add the lower bound."""
+        """Undo the reduction to the span and add the lower bound."""
         shifted_FF = matrix_DD
         if self._basis_FD is not None:
             inside_FF = self._basis_FD @ shifted_FF @ self._basis_FD.T
@@ -227,7 +227,7 @@ def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
 
 
 def _rank_one(omega_RK: Tensor) -> tuple[Tensor, Tensor]:
-    """The leading singular pair of a matrix with positive entries, the singular value in ``right_K``."""
+    """Return the leading singular pair of a matrix with positive entries, the singular value in ``right_K``."""
     right_K = torch.ones_like(omega_RK[0])
     for _ in range(4):
         left_R = omega_RK @ right_K

@@ -41,7 +41,7 @@ class LossMeasurements:
         _require_finite("target_P", self.target_P, "drop the perturbations whose loss overflowed, or lower their scale")
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
-        """The data term at X: the mean square of the residuals."""
+        """Return the data term at X: the mean square of the residuals."""
         delta_PD = self.delta_PD.to(value_DD)
         fitted_P = ((delta_PD @ value_DD) * delta_PD).sum(1) / 2
         return (fitted_P - self.target_P.to(value_DD)).square().mean()
@@ -95,7 +95,7 @@ class GradientMeasurements:
         return cls(delta_PD.T @ delta_PD / count, (cross_DD + cross_DD.T) / 2, square)
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
-        """The data term at X: the mean over perturbations of the squared norm of the residual."""
+        """Return the data term at X: the mean over perturbations of the squared norm of the residual."""
         fitted = ((value_DD @ self.gram_DD.to(value_DD)) * value_DD).sum()
         return fitted - 2 * (self.cross_DD.to(value_DD) * value_DD).sum() + self.response_square
 
@@ -158,7 +158,7 @@ def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTer
 
 def _require_matrix(name: str, value: Tensor, meaning: str) -> None:
     if value.ndim != 2 or value.shape[0] < 1 or value.shape[1] < 1:
-        raise DataError(f"{name} has shape {tuple(value.shape)}: expected at least one row and one column ({meaning}).")
+        raise DataError(f"{name} has shape {tuple(value.shape)}: give at least one row and one column ({meaning}).")
 
 
 def _require_finite(name: str, value: Tensor, remedy: str) -> None:

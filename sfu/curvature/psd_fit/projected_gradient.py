@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sfu.curvature.psd_fit.standard_form import Solution, StandardForm, project
+from sfu.curvature.psd_fit.standard_form import Minimiser, StandardForm, project
 
 CHECK_EVERY = 20
 
 
-def solve_projected_gradient(form: StandardForm, tolerance: float, max_iterations: int) -> Solution:
+def solve_projected_gradient(form: StandardForm, tolerance: float, max_iterations: int) -> Minimiser:
     """Minimise a standard form over Y >= 0, starting from the projection of the closed form without the constraint.
 
     Args:
@@ -56,8 +56,8 @@ def _gradient(form: StandardForm, matrix_DD: Tensor, image: Tensor) -> Tensor:
     return matrix_DD - form.base_DD + form.adjoint(image - form.target) / form.weight
 
 
-def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Solution:
-    """The better of Y and Y(z), for the dual point ``z = (t - A Y) / c`` that Y implies, with its duality gap.
+def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Minimiser:
+    """Return the better of Y and Y(z), for the dual point ``z = (t - A Y) / c`` that Y implies, with its duality gap.
 
     The gap of the pair (Y(z), z) is ``|F(z)|^2 / (2c)``; that of (Y, z) is
     ``1/2 |Y - Y(z)|^2 + <Y, Proj(-(B + A* z))>``: terms that are not negative, so no digits cancel.
@@ -77,4 +77,4 @@ def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Solutio
     else:
         best_DD, value = mapped_DD, mapped_value
         gap = float((image - form.target + form.weight * dual).square().sum()) / (2 * form.weight)
-    return Solution(best_DD, dual, iteration, value, form.relative_gap(gap, value))
+    return Minimiser(best_DD, dual, iteration, value, form.relative_gap(gap, value))

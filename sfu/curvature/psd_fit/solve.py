@@ -28,7 +28,7 @@ from sfu.curvature.psd_fit.problem import (
     symmetric_term,
 )
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
-from sfu.curvature.psd_fit.standard_form import Solution, StandardForm
+from sfu.curvature.psd_fit.standard_form import Minimiser, StandardForm
 from sfu.errors import ConfigError, SolverError
 from sfu.operators.spectral import eigh
 
@@ -173,7 +173,7 @@ def _standard_form(
     return LossForm(measurements, lower, prior, mu, prior_strength)
 
 
-def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tuple[Solution | None, str]:
+def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tuple[Minimiser | None, str]:
     """Return the solution and the algorithm that found it."""
     if algorithm == "projected_gradient":
         return solve_projected_gradient(form, tolerance, limit), algorithm
@@ -196,7 +196,7 @@ def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tu
     return first_order, "projected_gradient"
 
 
-def solve_unconstrained(form: StandardForm) -> Solution | None:
+def solve_unconstrained(form: StandardForm) -> Minimiser | None:
     """Minimise without the constraint; return ``None`` if the minimiser violates it.
 
     Losses: ``(A A* + c I) z = t - A B`` and ``Y = B + A* z``. Gradients: the Sylvester equation
@@ -211,10 +211,10 @@ def solve_unconstrained(form: StandardForm) -> Solution | None:
     residual = image - form.target + form.weight * dual
     value = form.value(matrix_DD, image, form.weight)
     gap = form.relative_gap(float(residual.square().sum()) / (2 * form.weight), value)
-    return Solution(matrix_DD, dual, 0, value, gap)
+    return Minimiser(matrix_DD, dual, 0, value, gap)
 
 
-def _verdict(solution: Solution, tolerance: float, limit: int) -> tuple[Status, str]:
+def _verdict(solution: Minimiser, tolerance: float, limit: int) -> tuple[Status, str]:
     if solution.relative_gap <= tolerance:
         return Status.CONVERGED, f"relative duality gap {solution.relative_gap:.1e}"
     remedy = "raise prior_strength (or mu), or loosen tolerance"
