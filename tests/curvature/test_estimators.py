@@ -122,6 +122,21 @@ def test_the_diagonal_prior_is_the_measured_diagonal():
         torch.testing.assert_close(problem.measured_diagonal(), expected, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("measurement", list(Measurement))
+@pytest.mark.parametrize("response", [1.0, -1.0])
+def test_the_identity_prior_is_the_mean_curvature_and_at_least_l2(measurement, response):
+    """The mean of ``d H d`` over that of ``d d``; noise can make it negative, and H never is."""
+    request, _, _ = situation()
+    config = CurvatureConfig(measurement=measurement, perturbations=20, per_class=False)
+    observed = make_estimator(config).observe(request, CONTEXT)
+    changed = {"response": response * observed.response, "slope_KQ": response * observed.slope_KQ}
+    observed = dataclasses.replace(observed, **changed)
+    delta, hessian = observed.delta_KQS[0], request.hessian(Structure.shared).blocks_BKK[0]
+    mean = float(((delta @ hessian) * delta).sum() / delta.square().sum())
+    expected = mean if response > 0 else request.head.l2
+    assert _Problem(config, observed, request, 0)._prior() == pytest.approx(expected, rel=1e-9)
+
+
 def test_cvxpylayers_gives_the_same_estimate():
     request, _, _ = situation()
     ours = CurvatureConfig(measurement=Measurement.loss, perturbations=30, per_class=False, prior_strength=1e-2)

@@ -42,6 +42,14 @@ def test_sgd_with_momentum_decay_and_clipping_by_hand():
     assert end.path == ()
 
 
+def test_clipping_shortens_long_gradients_and_leaves_short_ones():
+    start = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
+    problem = DescentProblem([None], lambda w, _: 0.5 * (w**2).sum(), 1)
+    plain, loose = (descend(start, problem, Sgd(0.1, clip=clip), CONTEXT).parameters_CE for clip in (None, 50.0))
+    assert torch.equal(plain, loose)
+    assert torch.equal(plain, start - 0.1 * start)
+
+
 def test_a_descent_that_runs_away_stops_and_says_where():
     request, _ = case()
     steps = []
