@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sfu.operators import build_operator, plan_structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.settings import HeadConfig, LossConfig, RunConfig
 from sfu.unlearning.gaussian_mechanism import delta_of
+from sfu.unlearning.methods import certified_removal
 from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, residual, residual_bounds
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
@@ -325,3 +327,12 @@ def test_what_is_paid_is_the_bound_the_unsolved_part_and_rounding():
     )
     refused = CertifiedRemoval(epsilon=1e-9, bound="sharp").unlearn(request, CONTEXT, retained)
     assert refused.details["budget_spent"] == head.certificate.residual_bound
+
+
+def test_what_the_solver_leaves_is_paid_for(monkeypatch):
+    request, retained, _, _, solution = small_removal(Logistic())
+    rough = SimpleNamespace(solve=lambda right_CE: dataclasses.replace(solution, residual=1e-3))
+    monkeypatch.setattr(certified_removal, "build_operator", lambda *given: rough)
+    details = CertifiedRemoval(epsilon=1e15, bound="sharp").unlearn(request, CONTEXT, retained).details
+    left = 1e-3 * request.weight * float(request.forget_gradient().norm())
+    assert details["last_cost"] - details["bound_sharp"] == pytest.approx(left, rel=1e-4)
