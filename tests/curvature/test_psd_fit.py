@@ -16,6 +16,7 @@ from sfu.curvature.psd_fit import (
 )
 from sfu.curvature.psd_fit.loss_form import LossForm
 from sfu.curvature.psd_fit.problem import symmetric_term
+from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
 from sfu.curvature.psd_fit.standard_form import perron_bound
 from sfu.errors import ConfigError, DataError, SolverError
 
@@ -327,3 +328,25 @@ def test_perron_bound_is_an_upper_bound_and_tight() -> None:
         exact = float(torch.linalg.eigvalsh(matrix_PP)[-1])
         assert exact * (1 - 1e-12) <= perron_bound(matrix_PP) <= exact * (1 + 1e-6)
     assert perron_bound(torch.zeros(3, 3)) == 0
+
+
+@pytest.mark.parametrize("smallest", [-1e-6, -0.05])
+def test_a_closed_form_that_violates_the_bound_a_little_is_refused(smallest: float) -> None:
+    eye_DD = torch.eye(4, dtype=torch.float64)
+    response_DD = torch.diag(torch.tensor([1.0, 0.5, 0.25, smallest], dtype=torch.float64))
+    measurements = GradientMeasurements.from_pairs(eye_DD, response_DD)
+    assert fit_psd(measurements, algorithm="unconstrained").status is Status.FAILED
+    torch.testing.assert_close(fit_psd(measurements).require(), response_DD.clamp(min=0), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("steps", [1, 40])
+def test_the_gap_of_projected_gradient_is_primal_less_dual(steps: int) -> None:
+    """The dual value at z is ``f(Y(z)) - |F(z)|^2 / (2c)``."""
+    delta_PD, target_P, _ = draw(60, 12, 3.0)
+    zero = symmetric_term("bound", 0.0, 12)
+    form = LossForm(LossMeasurements(delta_PD, target_P), zero, zero, None, 1e-3)
+    found = solve_projected_gradient(form, 1e-14, steps)
+    spectrum, image = form.evaluate(found.dual)
+    residual = image - form.target + form.weight * found.dual
+    dual = form.value(spectrum.projection(), image, form.weight) - float(residual.square().sum()) / (2 * form.weight)
+    assert found.relative_gap == pytest.approx(form.relative_gap(found.value - dual, found.value), rel=1e-6)

@@ -142,5 +142,5 @@ def test_class_methods_in_a_run(tmp_path, feature_file):
 def test_settings_that_cannot_work_are_named_before_any_work(changes, message):
     with pytest.raises(ConfigError, match=message):
         validate(config_for(**changes))
-    with pytest.raises(ConfigError, match="its grid has 9 settings and tune_budget=3"):
+    with pytest.raises(ConfigError, match="its grid has 9 settings, but tune_budget=3"):
         make_methods(config_for(methods=["neg_grad"], tune=Tune.oracle, tune_budget=3))
