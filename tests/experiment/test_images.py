@@ -356,7 +356,7 @@ def test_a_forget_set_with_more_copies_than_there_were_rows_is_fine(arrays):
 
 @pytest.mark.parametrize(
     ("views", "message"),
-    [(torch.zeros(1, 9, 12), r"are \[1, 9, 12\]; \[views, 10, 12\] is needed"), (torch.zeros(10, 12), "is needed"),
+    [(torch.zeros(1, 9, 12), r"are \[1, 9, 12\]\. Give \[views, 10, 12\]"), (torch.zeros(10, 12), "every view"),
      (torch.full((1, 10, 12), torch.nan), "NaN or infinite")],
 )  # fmt: skip
 def test_views_that_do_not_fit_are_refused(views, message):
