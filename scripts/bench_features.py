@@ -23,9 +23,9 @@ from sfu.data.backbones.backbone import Backbone
 from sfu.data.features.extract import Extractor
 from sfu.data.features.store import CHUNK_ROWS
 from sfu.data.images.images import FileImages
+from sfu.data.settings import BackboneSettings
 from sfu.experiment.resources import measured
 from sfu.experiment.validate import resolve_device
-from sfu.settings import BackboneConfig
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -39,7 +39,7 @@ def main() -> None:
     print(f"{len(images)} of {len(paths)} images, {given.backbone}, {device}, {torch.get_num_threads()} threads")
     print(f"{'pixels':>6} {'forward':>10} {'extraction':>11} {'ratio':>6} {'peak MiB':>9} {'of half as many':>16}")
     for size in given.sizes:
-        config = BackboneConfig(
+        config = BackboneSettings(
             name=given.backbone, weights="none", size=size, batch_size=given.batch_size, dtype=given.dtype
         )
         count = min(len(images), max(CHUNK_ROWS // 2, given.images * 32**2 // size**2))
@@ -59,7 +59,7 @@ def main() -> None:
         )
 
 
-def _forward(config: BackboneConfig, images: FileImages, device: torch.device) -> float:
+def _forward(config: BackboneSettings, images: FileImages, device: torch.device) -> float:
     """Return the images per second of the network alone, on pixels in memory."""
     backbone: Backbone = Extractor(config, device).backbone
     batch = backbone.transform([images.decode(i) for i in range(config.batch_size)], device, backbone.dtype)
@@ -75,7 +75,7 @@ def _forward(config: BackboneConfig, images: FileImages, device: torch.device) -
     return count / (time.perf_counter() - started)
 
 
-def _extraction(config: BackboneConfig, images: FileImages, device: torch.device) -> tuple[float, float]:
+def _extraction(config: BackboneSettings, images: FileImages, device: torch.device) -> tuple[float, float]:
     """Return the images per second from files to chunks on disk, and the peak memory in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         config.cache = folder

@@ -20,16 +20,18 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from sfu.curvature.settings import curvature_settings
 from sfu.experiment.resources import measured
 from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.head import LinearisedHead
 from sfu.heads.linearised.preflight import preflight, with_batch_size
 from sfu.heads.linearised.split_network import split_network
+from sfu.heads.settings import LinearisedSettings
 from sfu.heads.train import train_head
-from sfu.losses import make_loss
+from sfu.losses.base import make_loss
 from sfu.operators.build import build_operator
+from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext
-from sfu.settings import CurvatureConfig, Estimator, HeadConfig, Structure
 from sfu.unlearning.methods.newton import Newton
 
 
@@ -84,7 +86,7 @@ def row(arguments: argparse.Namespace, layers: int, count: int, classes: int) ->
 def train(arguments: argparse.Namespace, layers: int, count: int, classes: int) -> None:
     _, core, activations, labels = situation(arguments, layers, count, classes)
     print(preflight(core, count))
-    config = HeadConfig(name="linearised", l2=arguments.l2, tolerance=1e-3, max_iterations=5000)
+    config = LinearisedSettings(l2=arguments.l2, tolerance=1e-3, max_iterations=5000)
     features = activations.flatten(1)
     for what in ("train", "unlearn"):
         start = time.perf_counter()
@@ -96,7 +98,7 @@ def train(arguments: argparse.Namespace, layers: int, count: int, classes: int) 
                 )  # fmt: skip
             else:
                 request = ForgetRequest(head, features[: count // 10], labels[: count // 10])
-                Newton(CurvatureConfig(estimator=Estimator.closed_form, force=True)).unlearn(request, MethodContext())
+                Newton(curvature_settings(estimator="closed_form", force=True)).unlearn(request, MethodContext())
         print(f"{what}: {time.perf_counter() - start:.0f} s, peak {usage.peak_memory_mb / 1024:.2f} GiB", flush=True)
 
 

@@ -19,11 +19,13 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from torch import Tensor
 
+from sfu.data.datasets.base import Dataset
 from sfu.data.load import load_dataset
 from sfu.heads.linear import LinearHead
+from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
-from sfu.losses import Loss, Quadratic, make_loss
-from sfu.settings import DatasetConfig, HeadConfig
+from sfu.losses.base import Loss, make_loss
+from sfu.losses.quadratic import Quadratic
 
 CPU = torch.device("cpu")
 
@@ -35,12 +37,12 @@ def timed(work: Callable[[], object]) -> tuple[object, float]:
 
 class Bench:
     def __init__(self, path: str, limit: int | None, tolerance: float) -> None:
-        data = load_dataset(DatasetConfig(name="features", path=path), 0)
+        data = load_dataset(Dataset.make(name="features", path=path), 0)
         self.features, self.labels = data.train_features_ND[:limit], data.train_labels_N[:limit]
         self.n_classes, self.tolerance = data.n_classes, tolerance
 
     def ours(self, loss: Loss, l2: float, tolerance: float | None = None) -> tuple[LinearHead, float]:
-        config = HeadConfig(name="linear", l2=l2, tolerance=tolerance or self.tolerance)
+        config = LinearSettings(l2=l2, tolerance=tolerance or self.tolerance)
         work = partial(train_head, self.features, self.labels, self.n_classes, config, loss)
         head, seconds = timed(partial(work, seed=0, device=CPU, dtype=torch.float64))
         assert isinstance(head, LinearHead)

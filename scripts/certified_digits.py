@@ -14,10 +14,10 @@ import argparse
 import torch
 from sklearn.datasets import load_digits
 
+from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
-from sfu.losses import make_loss
+from sfu.losses.base import make_loss
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
-from sfu.settings import HeadConfig
 from sfu.unlearning.methods.certified_removal import BOUNDS, CertifiedRemoval, residual
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     data = load_digits()
     features = torch.nn.functional.normalize(torch.from_numpy(data.data), dim=1)
     labels = torch.from_numpy(data.target).long()
-    config = HeadConfig(name="linear", l2=arguments.l2, objective_noise=arguments.noise)
+    config = LinearSettings(l2=arguments.l2, objective_noise=arguments.noise)
     where = {"seed": 0, "noise_seed": 0, "device": torch.device("cpu"), "dtype": torch.float64}
     head = train_head(features, labels, 10, config, make_loss(arguments.loss), **where)
     method = CertifiedRemoval(epsilon=1e6, bound="sharp")

@@ -2,7 +2,7 @@
 
     python scripts/compare_linearised.py cifar10_images --layers 1 2 3 --l2 5e-3 5e-2 --fractions 0.1 0.15 0.2
 
-A core is trained on public images of the folder (kept in sfu's cache), the rest are the users'. For each K, l2 and
+A core is trained on public images of the folder (and cached); the other images are the users'. For each K, l2 and
 share forgotten: accuracies on test, remaining and forget set and distance to Retrained of Original, Retrained,
 Unlearned(+), the closed form with rho and c cross-validated, and the oracle of that family.
 """
@@ -18,8 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sfu.curvature.settings import Regularization, curvature_settings
+from sfu.data.datasets.base import Dataset
 from sfu.data.features.extract import Extractor
 from sfu.data.load import extract_features, load_image_parts
+from sfu.data.settings import BackboneSettings, ForgetSettings
 from sfu.data.split import make_split
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import squared_norm
@@ -27,23 +30,13 @@ from sfu.heads.base import Head
 from sfu.heads.linearised.build_core import build_core
 from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import Checkpoint
+from sfu.heads.settings import CoreWeights, HeadSettings, LinearSettings, PretrainSettings
 from sfu.heads.train import train_head
-from sfu.losses import make_loss
+from sfu.losses.base import make_loss
 from sfu.operators.build import build_operator
+from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.seeds import derive_seed
-from sfu.settings import (
-    BackboneConfig,
-    CoreWeights,
-    CurvatureConfig,
-    DatasetConfig,
-    Estimator,
-    ForgetConfig,
-    HeadConfig,
-    PretrainConfig,
-    Regularization,
-    Structure,
-)
 from sfu.store import Store
 from sfu.unlearning.methods.newton import Newton
 
@@ -77,12 +70,12 @@ def line(name: str, scores: dict, seconds: float, more: str = "") -> None:
 
 def situation(arguments: argparse.Namespace, layers: int) -> tuple:
     """The users' data as activations below K components, and the core."""
-    dataset = DatasetConfig(
+    dataset = Dataset.make(
         name="image_folder", path=arguments.path, limit_per_class=arguments.limit, core_fraction=arguments.core_fraction
     )
-    backbone = BackboneConfig(name=arguments.network, weights="none", size=arguments.size)
-    head = HeadConfig(
-        name="linearised", layers=layers, core=CoreWeights.pretrain, pretrain=PretrainConfig(epochs=arguments.epochs),
+    backbone = BackboneSettings(name=arguments.network, weights="none", size=arguments.size)
+    head = LinearSettings(
+        name="linearised", layers=layers, core=CoreWeights.pretrain, pretrain=PretrainSettings(epochs=arguments.epochs),
         tolerance=arguments.tolerance, max_iterations=5000,
     )  # fmt: skip
     parts = load_image_parts(dataset, 0)
@@ -99,7 +92,7 @@ def situation(arguments: argparse.Namespace, layers: int) -> tuple:
     return data, core, head
 
 
-def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: argparse.Namespace) -> None:
+def compare(data: object, core: object, head: HeadSettings, l2: float, arguments: argparse.Namespace) -> None:
     head.l2, loss = l2, make_loss("quadratic", target_scale=arguments.target_scale)
     where = {"seed": 0, "device": CPU, "dtype": torch.float64, "core": core}
     products: list[int] = [0]
@@ -110,11 +103,11 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: 
     spent = time.perf_counter() - start
     print(f" l2 = {l2:g}: N = {data.n_train}, {products[0]} products, {spent:.0f} s to train")
     for fraction in arguments.fractions:
-        split = make_split(ForgetConfig(fraction=fraction), data.train_labels_N, data.n_classes, 0)
-        kept = RetainedSet(data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
+        split = make_split(ForgetSettings(fraction=fraction), data.train_labels_N, data.n_classes, 0)
+        retained = RetainedSet(data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
         request = ForgetRequest(original, data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
         start = time.perf_counter()
-        retrained = train_head(kept.features_RD, kept.labels_R, data.n_classes, head, loss,
+        retrained = train_head(retained.features_RD, retained.labels_R, data.n_classes, head, loss,
                                checkpoint=warm_start(original), **where)  # fmt: skip
         spent = time.perf_counter() - start
         evaluator = Evaluator(data, split, original, retrained)
@@ -122,25 +115,25 @@ def compare(data: object, core: object, head: HeadConfig, l2: float, arguments: 
         line("original", evaluator.evaluate(original), 0.0)
         line("retrained", evaluator.evaluate(retrained), spent)
         for name, estimator, rule in (
-            ("unlearned_plus", Estimator.exact, Regularization.none),
-            ("closed_form", Estimator.closed_form, Regularization.cross_validated),
+            ("unlearned_plus", "exact", Regularization.none),
+            ("closed_form", "closed_form", Regularization.cross_validated),
         ):
-            if arguments.without_plus and estimator is Estimator.exact:
+            if arguments.without_plus and estimator == "exact":
                 continue
             start = time.perf_counter()
-            config = CurvatureConfig(estimator=estimator, regularization=rule)
+            config = curvature_settings(estimator=estimator, regularization=rule)
             context = MethodContext({"folds": derive_seed(0, "folds")})
-            made = Newton(config).unlearn(request, context, kept if estimator is Estimator.exact else None)
+            made = Newton(config).unlearn(request, context, retained if estimator == "exact" else None)
             spent = time.perf_counter() - start
             scores, more = evaluator.evaluate(made.head), ""
-            if estimator is Estimator.closed_form:
-                promised = (made.predicted_gain or 0.0) / scores["measured_distance_gain"]
+            if estimator == "closed_form":
+                promised = (made.predicted_distance_gain or 0.0) / scores["measured_distance_gain"]
                 more = (
                     f"c {made.details['step_scale']:.2f}, rho {made.details['rho']:.2g}, predicted/measured "
                     f"{promised:.2f}, applied {made.applied}"
                 )
             line(name, scores, spent, more)
-        rows = original.rows(kept.features_RD, kept.labels_R)
+        rows = original.rows(retained.features_RD, retained.labels_R)
         hessian = build_operator(original.objective(), rows, original.parameters_CE, Structure.products)
         start = time.perf_counter()
         best = oracle(request, retrained.parameters_CE, hessian, arguments.rhos)

@@ -17,12 +17,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sfu.data.datasets.base import Dataset
 from sfu.data.features.extract import Extractor
 from sfu.data.images.images import ArrayImages
+from sfu.data.settings import BackboneSettings
+from sfu.experiment.config import RunConfig
 from sfu.experiment.pipeline import run
 from sfu.heads.files import load_head
+from sfu.heads.settings import LinearSettings
+from sfu.losses.base import make_loss
 from sfu.operators.spectral import eigh
-from sfu.settings import BackboneConfig, DatasetConfig, HeadConfig, LoggerConfig, LossConfig, RunConfig
+from sfu.reporting.loggers.base import NullLogger
 
 METHODS = ["original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form", "unlearned_minus_paper"]
 TOLERANCE = {"unlearned_minus_paper": 1e-3}  # a step a thousand times too long magnifies rounding
@@ -44,8 +49,8 @@ def make_features(path: Path, n_train: int, width: int) -> None:
 def run_on(device: str, path: Path, folder: Path) -> dict:
     folder.mkdir()
     config = RunConfig(
-        dataset=DatasetConfig(name="features", path=str(path)), head=HeadConfig(name="linear", l2=1e-4),
-        loss=LossConfig(name="quadratic"), logger=LoggerConfig(name="none"), methods=METHODS, device=device,
+        dataset=Dataset.make(name="features", path=str(path)), head=LinearSettings(l2=1e-4),
+        loss=make_loss(name="quadratic"), logger=NullLogger(), methods=METHODS, device=device,
     )  # fmt: skip
     config.backbone.name = "none"
     return run(config, folder, show_progress=False)
@@ -77,7 +82,7 @@ def check_features(there: torch.device, count: int) -> bool:
     images, found, sound = ArrayImages(pixels, "made images"), {}, True
     for device, dtype in ((torch.device("cpu"), "float32"), (there, "float32"), (there, "bfloat16")):
         with tempfile.TemporaryDirectory() as cache:
-            config = BackboneConfig(name="resnet18", weights="none", size=64, dtype=dtype, cache=cache)
+            config = BackboneSettings(name="resnet18", weights="none", size=64, dtype=dtype, cache=cache)
             extractor = Extractor(config, device, say=lambda sentence: None)
             backbone = extractor.backbone
             backbone.features(backbone.transform.pixels([images.decode(i) for i in range(config.batch_size)]))  # warm

@@ -14,19 +14,22 @@ import time
 
 import torch
 
+from sfu.curvature.settings import Regularization, curvature_settings
+from sfu.data.datasets.base import Dataset
 from sfu.data.load import load_dataset
 from sfu.evaluation.measures import squared_norm
+from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
-from sfu.losses import Softmax
+from sfu.losses.softmax import Softmax
 from sfu.operators.build import build_operator
+from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
-from sfu.settings import CurvatureConfig, DatasetConfig, Estimator, HeadConfig, Regularization, Structure
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
 
 CPU = torch.device("cpu")
-EXACT = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
+EXACT = curvature_settings(estimator="exact", regularization=Regularization.none)
 
 
 def main() -> None:
@@ -35,13 +38,13 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=10, help="made classes for each class of the file")
     parser.add_argument("--l2", type=float, default=5e-4)
     arguments = parser.parse_args()
-    data = load_dataset(DatasetConfig(name="features", path=arguments.path), 0)
+    data = load_dataset(Dataset.make(name="features", path=arguments.path), 0)
     features = data.train_features_ND
     generator = torch.Generator().manual_seed(0)
     projections = torch.randn(features.shape[1], arguments.parts, generator=generator).to(features)
     labels = data.train_labels_N * arguments.parts + (features @ projections).argmax(1)
     n_classes = data.n_classes * arguments.parts
-    config = HeadConfig(name="linear", l2=arguments.l2)
+    config = LinearSettings(l2=arguments.l2)
     head = train_head(features, labels, n_classes, config, Softmax(), seed=0, device=CPU, dtype=torch.float64)
     print(f"N = {len(labels)}, C D = {head.parameters_CE.numel()}, |gradient| {float(head.gradient_CE.norm()):.1e}")
     order = torch.randperm(len(labels), generator=generator)
@@ -53,7 +56,7 @@ def main() -> None:
     methods: dict[str, UnlearningMethod] = {
         "retrained": Retrained(config),
         "unlearned_plus": Newton(EXACT),
-        "closed_form": Newton(CurvatureConfig(estimator=Estimator.closed_form)),
+        "closed_form": Newton(curvature_settings(estimator="closed_form")),
     }
     target, nothing = head.parameters_CE, 1.0
     for name, method in methods.items():

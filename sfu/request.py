@@ -1,4 +1,4 @@
-"""The whole of what a source-free method may see: the head, the examples to forget, and how many there were in all.
+"""What a method receives: the request (head, examples to forget, their number) and the context; nothing else.
 
 Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes.
 """
@@ -19,7 +19,7 @@ from sfu.heads.base import Head
 from sfu.losses.rows import Rows, check_weights, design_matrix
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
-from sfu.settings import Structure
+from sfu.operators.structure import Structure
 
 Cached = TypeVar("Cached")
 
@@ -27,7 +27,7 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 class Access(Enum):
-    """What a method may see. The runner enforces it."""
+    """What a method may see; the runner enforces it."""
 
     NONE = "none"  # looks at nothing, changes nothing
     FORGET = "forget"  # the request alone: source-free
@@ -37,23 +37,27 @@ class Access(Enum):
 
 @dataclass(frozen=True)
 class RetainedSet:
-    """The retained rows, handed only to methods of :attr:`Access.RETAINED`."""
+    """The retained rows, given only to methods of :attr:`Access.RETAINED`."""
 
     features_RD: Tensor
     labels_R: Tensor
     weights_R: Tensor | None = None
 
 
+Retained = RetainedSet | None
+"""The retained rows, or ``None`` for a method that may not see them."""
+
+
 @dataclass(frozen=True)
 class MethodContext:
-    """What the runner lends to every method.
+    """What the runner gives to every method.
 
     Attributes:
-        seeds: Derived seeds by name: ``training``, ``perturbation``, ``noise``.
-        normalize_rows: Whether features were normalised row by row; further feature files must be too.
-        keep_path: Whether iterative methods shall keep where they were after each step, as ``UnlearningResult.path``.
-        memory: What one setting of a method may leave to the others that are tried on the same request.
+        seeds: Derived seeds by name: ``training``, ``perturbation``, ``noise``, ``folds``.
         progress: Called with (done, total) by long work.
+        normalize_rows: Whether features were normalised row by row; further feature files must be too.
+        keep_path: Whether iterative methods record their parameters after each step, as ``UnlearningResult.path``.
+        memory: A cache shared by all settings of a method that are tried on one request; ``None`` for no cache.
     """
 
     seeds: dict[str, int] = field(default_factory=dict)
@@ -63,7 +67,7 @@ class MethodContext:
     memory: dict[str, Any] | None = None
 
     def remember(self, key: str, make: Callable[[], Cached]) -> Cached:
-        """``make()``, made once for all settings that share :attr:`memory`; ``key`` must name all it depends on."""
+        """Return ``make()``, cached in :attr:`memory`; ``key`` must name everything it depends on."""
         if self.memory is None:
             return make()
         if key not in self.memory:
@@ -71,23 +75,23 @@ class MethodContext:
         return cast(Cached, self.memory[key])
 
     def generator(self, name: str) -> torch.Generator:
-        """A fresh CPU generator for ``name``; the same numbers on every device."""
+        """Return a fresh CPU generator for the seed ``name``; it gives the same numbers on every device."""
         return torch.Generator().manual_seed(self.seeds.get(name, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequest:
-    """A deletion request. Frozen, and holding private copies: no retained example can be reached from it.
+    """A deletion request. It is frozen and holds private copies, so no retained example can be reached from it.
 
     Attributes:
         head: The trained head.
         features_FD: Features of the examples to forget, on the head's device.
         labels_F: Their labels.
         weights_F: Their sample weights, if the head was trained with sample weights.
-        views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, for the curvature alone;
-            ``None`` without.
+        views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, used for the curvature
+            only; ``None`` if there are none.
         copies: How often every example occurs among the rows (see :meth:`for_curvature`).
-        classes: The classes asked to be forgotten, if these are all training rows of whole classes; ``None`` otherwise.
+        classes: The classes to forget, if the rows are all training rows of whole classes; ``None`` otherwise.
     """
 
     head: Head
@@ -99,19 +103,19 @@ class ForgetRequest:
     classes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check the examples against the head, and copy them out of whatever storage they came from.
+        """Check the examples against the head, and copy them out of the storage they came from.
 
         Raises:
-            DataError: The forget set is empty, is everything, is not finite, or does not fit the head.
+            DataError: The forget set is empty, is the whole training set, is not finite, or does not fit the head.
         """
         features, labels, head = self.features_FD, self.labels_F, self.head
         if features.is_complex() or features.dtype == torch.bool:
-            raise DataError(f"the forget features are {features.dtype}; real numbers are needed.")
+            raise DataError(f"the forget features are {features.dtype}. Give real numbers.")
         if features.ndim != 2 or features.shape[0] == 0:
-            raise DataError(f"the forget set has shape {list(features.shape)}; at least one row [F, D] is needed.")
+            raise DataError(f"the forget set has shape {list(features.shape)}. Give at least one row [F, D].")
         if features.shape[1] != head.n_features:
             raise DataError(
-                f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}; extract them "
+                f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}. Extract them "
                 "with the backbone the head was trained on."
             )
         if labels.shape != features.shape[:1] or labels.dtype not in _INTEGERS:
@@ -120,21 +124,21 @@ class ForgetRequest:
             )
         if int(labels.min()) < 0 or int(labels.max()) >= head.n_classes:
             raise DataError(
-                f"the forget labels run from {int(labels.min())} to {int(labels.max())}; the head has classes "
+                f"the forget labels run from {int(labels.min())} to {int(labels.max())}, but the head has classes "
                 f"0 .. {head.n_classes - 1}."
             )
         if not torch.isfinite(features).all():
-            raise DataError("the forget features have NaN or infinite values; remove or repair those rows.")
+            raise DataError("the forget features have NaN or infinite values. Remove or repair those rows.")
         if self.n_forget >= head.n_train:
             raise DataError(
-                f"{self.n_forget} examples to forget of N = {head.n_train} leave none retained; check n_train."
+                f"{self.n_forget} examples to forget of N = {head.n_train} leave none retained. Check n_train."
             )
         self._check_classes()
         views = self.views_VFD
         if views is not None and (views.ndim != 3 or views.shape[1:] != features.shape or views.shape[0] == 0):
             raise DataError(
-                f"the augmented features are {list(views.shape)}; [views, {features.shape[0]}, {features.shape[1]}] is "
-                "needed, every view with a row for each example to forget."
+                f"the augmented features are {list(views.shape)}. Give [views, {features.shape[0]}, "
+                f"{features.shape[1]}], every view with a row for each example to forget."
             )
         if views is not None and not torch.isfinite(views).all():
             raise DataError("the augmented features have NaN or infinite values.")
@@ -146,14 +150,14 @@ class ForgetRequest:
         if self.weights_F is not None:
             if head.weight is None:
                 raise DataError(
-                    "the examples to forget have sample weights and the head has none; give the total weight of its "
+                    "the examples to forget have sample weights, but the head has none. Give the total weight of its "
                     "training rows as the head's `weight`."
                 )
             object.__setattr__(self, "weights_F", check_weights(self.weights_F, self.labels_F))
         if not self.weight < head.total_weight:
             raise DataError(
-                f"the forget set weighs {self.weight:g} and the training set {head.total_weight:g}; give the total "
-                "weight of the training rows as the head's `weight`."
+                f"the forget set weighs {self.weight:g} and the training set {head.total_weight:g}. It must weigh "
+                "less; give the total weight of the training rows as the head's `weight`."
             )
 
     def _check_classes(self) -> None:
@@ -164,7 +168,7 @@ class ForgetRequest:
             raise DataError(f"the request is to forget the classes {list(self.classes)} but its labels are {present}.")
         if len(present) >= self.head.n_classes:
             raise DataError(
-                f"forgetting all {self.head.n_classes} classes would leave an empty head; keep at least one class."
+                f"forgetting all {self.head.n_classes} classes would leave an empty head. Keep at least one class."
             )
 
     @property
@@ -179,7 +183,7 @@ class ForgetRequest:
 
     @property
     def weight(self) -> float:
-        """V_f: what the forget rows weigh together; N_f without sample and class weights."""
+        """V_f: total weight of the forget rows; N_f without sample and class weights."""
         return self.data().weight / self.copies
 
     @property
@@ -199,31 +203,29 @@ class ForgetRequest:
         return design_matrix(self.features_FD, self.head.bias, head.device, head.dtype)
 
     def without_summary(self) -> ForgetRequest:
-        """The same request without the curvature stored with the head."""
+        """Return the request without the curvature stored with the head."""
         return self if self.head.data_hessian is None else replace(self, head=self.head.without_summary())
 
     def in_float64(self) -> ForgetRequest:
-        """The same request with the head in float64, in which curvature and solves are computed."""
+        """Return the request with the head in float64, in which curvature and solves are computed."""
         head = self.head
         double = head.to(head.parameters_CE.device, torch.float64)
         return self if head.parameters_CE.dtype == torch.float64 else replace(self, head=double)
 
     def rows(self, index: Tensor) -> ForgetRequest:
-        """The same request for some of its rows (a cross-validation fold)."""
-        views = None if self.views_VFD is None else self.views_VFD[:, index]
-        weights = None if self.weights_F is None else self.weights_F[index]
+        """Return the request for some of its rows (a cross-validation fold)."""
         return replace(
             self,
             features_FD=self.features_FD[index],
             labels_F=self.labels_F[index],
-            weights_F=weights,
-            views_VFD=views,
+            weights_F=None if self.weights_F is None else self.weights_F[index],
+            views_VFD=None if self.views_VFD is None else self.views_VFD[:, index],
         )
 
     def for_curvature(self) -> ForgetRequest:
-        """The request with its views as further rows, so that their Hessians are averaged in.
+        """Return the request with its views as further rows, so that their Hessians are averaged in.
 
-        Only curvature is to be read off it: the gradient of the Newton step is that of the examples themselves.
+        Use it for curvature only: the gradient of the Newton step is that of the examples themselves.
         """
         if self.views_VFD is None:
             return self
@@ -239,18 +241,19 @@ class ForgetRequest:
         )
 
     def at(self, parameters_CE: Tensor) -> ForgetRequest:
-        """The same request with the head moved."""
+        """Return the request with the head moved."""
         return replace(self, head=replace(self.head, parameters_CE=parameters_CE))
 
-    def data(self, *, keep: bool = False) -> Rows:
-        """The forget rows as the head's loss sees them."""
-        return self.head.rows(self.features_FD, self.labels_F, self.weights_F, cache=keep)
+    def data(self, *, cache: bool = False) -> Rows:
+        """Return the forget rows in the form the head's loss takes."""
+        return self.head.rows(self.features_FD, self.labels_F, self.weights_F, cache=cache)
 
     def retained_rows(self, retained: RetainedSet, *, progress: Callable[[int, int], None] | None = None) -> Rows:
-        """The retained rows as the head's loss sees them; they must be what the training set keeps.
+        """Return the retained rows in the form the head's loss takes.
 
         Raises:
-            DataError: They are not N - N_f rows, or do not weigh V - V_f.
+            DataError: They are not N - N_f rows of total weight V - V_f, so they are not the training set without the
+                forget set.
         """
         head = self.head
         rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, cache=True, progress=progress)
@@ -263,10 +266,10 @@ class ForgetRequest:
         return rows
 
     def unlearned_head(self, parameters_CE: Tensor) -> Head:
-        """The head of the retained data at ``parameters_CE``, taken to be at its optimum there.
+        """Return the head of the retained data at ``parameters_CE``, assumed to be at its optimum there.
 
-        A stored summary of the old training data is dropped with the examples it still contains, and a certificate
-        loses its bound, which only certified removal can carry on.
+        The stored summary is dropped, because it still contains the forgotten examples. A certificate loses its bound,
+        which only certified removal can update.
         """
         head = self.head
         return replace(
@@ -282,7 +285,7 @@ class ForgetRequest:
     def hessian(self, structure: Structure) -> CurvatureOperator:
         """``H_f``: Hessian of the mean objective of the forget rows at the head."""
         head = self.head
-        return build_operator(head.objective(), self.data(keep=True), head.parameters_CE, structure)
+        return build_operator(head.objective(), self.data(cache=True), head.parameters_CE, structure)
 
     def forget_gradient(self) -> Tensor:
         """``g_f``: gradient of the mean objective of the forget rows at the head, ``[C, E]``."""
@@ -294,7 +297,7 @@ class ForgetRequest:
 
 
 def merge_requests(parts: Sequence[ForgetRequest]) -> ForgetRequest:
-    """One request for disjoint sets of rows of one head."""
+    """Merge requests for disjoint sets of rows of one head."""
     weights = [part.weights_F for part in parts if part.weights_F is not None]
     return replace(
         parts[0],

@@ -47,9 +47,3 @@ def derive_seed(seed: int, purpose: str) -> int:
     import numpy as np
 
     return int(np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(1)[0] >> 1)
-
-
-def resolve_seeds(config: Any) -> dict[str, int]:
-    """As :meth:`SeedSettings.resolve`, for a run's configuration."""
-    seeds: dict[str, int] = config.seeds.resolve(config.seed)
-    return seeds

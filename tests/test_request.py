@@ -7,7 +7,7 @@ import torch
 
 from sfu.errors import DataError
 from sfu.heads.linear import LinearHead
-from sfu.request import ForgetRequest
+from sfu.request import ForgetRequest, RetainedSet, merge_requests
 
 
 def head(n_train: int = 20) -> LinearHead:
@@ -45,3 +45,57 @@ def test_it_holds_copies_and_is_frozen():
 def test_requests_that_cannot_work(features, labels, message):
     with pytest.raises(DataError, match=message):
         ForgetRequest(head(), features, labels)
+
+
+def weighted_request(**changes) -> ForgetRequest:
+    weights = torch.linspace(0.5, 2.0, 60).double().reshape(3, 20)
+    trained = LinearHead(weights, 0.01 * weights, 0.1, 20, weight=30.0, data_hessian=torch.eye(20).double())
+    features = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+    given = {"weights_F": torch.tensor([1.0, 2.0, 3.0, 0.5]).double(), **changes}
+    return ForgetRequest(trained, features, torch.tensor([0, 1, 2, 0]), **given)
+
+
+def test_weights_take_the_place_of_counts_in_the_newton_step():
+    request = weighted_request()
+    assert (request.weight, request.retained_weight, request.step_ratio) == (6.5, 23.5, 6.5 / 23.5)
+    expected = request.forget_gradient() - 30.0 / 6.5 * request.head.gradient_CE
+    torch.testing.assert_close(request.newton_gradient(), expected, rtol=1e-12, atol=0)
+
+
+def test_the_unlearned_head_is_that_of_the_retained_data_and_holds_nothing_of_the_others():
+    request = weighted_request()
+    moved = request.head.parameters_CE + 1
+    left = request.unlearned_head(moved)
+    assert torch.equal(left.parameters_CE, moved)
+    assert torch.equal(left.gradient_CE, torch.zeros_like(moved))
+    assert (left.n_train, left.weight, left.data_hessian) == (16, 23.5, None)
+
+
+def test_views_are_further_rows_for_the_curvature_alone():
+    views = torch.randn(2, 4, 20, generator=torch.Generator().manual_seed(1))
+    request = weighted_request(views_VFD=views)
+    whole = request.for_curvature()
+    torch.testing.assert_close(whole.features_FD, torch.cat([request.features_FD, views[0], views[1]]))
+    assert torch.equal(whole.labels_F, request.labels_F.repeat(3))
+    assert torch.equal(whole.weights_F, request.weights_F.repeat(3))
+    assert (whole.views_VFD, whole.n_forget, whole.weight) == (None, 4, 6.5)
+    assert weighted_request().for_curvature().copies == 1
+    part = request.rows(torch.tensor([2, 0]))
+    assert torch.equal(part.views_VFD, views[:, [2, 0]])
+    assert part.weight == 4.0
+
+
+def test_parts_of_a_request_merge_into_the_whole():
+    request = weighted_request()
+    merged = merge_requests([request.rows(torch.tensor([0, 1])), request.rows(torch.tensor([2, 3]))])
+    for name in ("features_FD", "labels_F", "weights_F"):
+        assert torch.equal(getattr(merged, name), getattr(request, name))
+
+
+@pytest.mark.parametrize(("count", "weight"), [(15, 23.5), (16, 23.5 * (1 + 1e-6))])
+def test_retained_rows_must_be_the_training_set_without_the_forget_set(count, weight):
+    request = weighted_request()
+    weights = torch.full((count,), weight / count).double()
+    retained = RetainedSet(torch.randn(count, 20), torch.zeros(count, dtype=torch.long), weights)
+    with pytest.raises(DataError, match=rf"has {count} rows of total weight .* has 16 of 23\.5"):
+        request.retained_rows(retained)

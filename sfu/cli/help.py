@@ -72,7 +72,7 @@ def _keys() -> Iterator[tuple[str, Any, str, str, str]]:
         if one.name not in GROUPS:
             yield from _keys_of(one, get_type_hints(RunConfig)[one.name], "", "")
             continue
-        members = {name: GROUPS[one.name].named(name) for name in GROUPS[one.name].names()}
+        members: dict[str, Any] = {name: GROUPS[one.name].named(name) for name in GROUPS[one.name].names()}
         shown: set[str] = set()
         for kind in members.values():
             for below in fields(kind):

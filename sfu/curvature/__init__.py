@@ -1,1 +1,1 @@
-"""Curvature of the data that is gone: measurements, the PSD fit, estimators, and the regularised inverse."""
+"""Estimates of the Hessian of data that is gone: observations, the PSD fit, estimators and cross-validation."""

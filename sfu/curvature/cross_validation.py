@@ -1,34 +1,92 @@
-"""Observe every fold of the forget set once, estimate the curvature without each: the folds that choose the step.
+r"""Choose the damping rho and the length c of the step by cross-validation on the forget set alone.
 
-The part of a fold's right-hand side that is not sampling noise is the training rows' mean gradient less the correction:
-under objective perturbation -b/V belongs to it, with nothing random about it.
+The step :math:`u = c (H + \rho R)^{-1} g` misses the ideal one by :math:`u^T H_r u - 2 u^T g + const` in the
+retain-Hessian norm. The forget set is split into K folds. H and g are estimated on K - 1 of them, and the error is
+scored with the held-out fold's own Hessian, which is independent of u: an unbiased estimate of the error that needs no
+source data. For every rho the best c is :math:`\langle u, g\rangle / \langle u, H u\rangle`.
 
-A fold is scored with its own Hessian, exactly: one block under the quadratic loss, products with its rows elsewhere.
+At the optimum the forget gradient is sampling noise, of which K - 1 folds have more (squared) than the whole set, by a
+known factor, so the predicted gain is scaled down by it. The part of the gradient that is not noise is not scaled: what
+an early stop left of the training gradient, and the -b/V of objective perturbation.
 
-Shapes: C classes, E = D (+ 1 with bias).
+All of this takes the forget set for a random sample of the training data; :mod:`sfu.curvature.sampling` tests that.
+
+Shapes: K folds, M values of rho, C classes, E = D (+ 1 with bias).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimator
-from sfu.curvature.regularization import Fold, fold_indices
-from sfu.losses import Layout
+from sfu.losses.base import Layout
+from sfu.operators.base import CurvatureOperator, DampedInverse
+from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext
-from sfu.settings import Structure
+
+_GRID_POINTS = 81
+_GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold of the forget set.
+
+    Attributes:
+        inverse: The inverse estimated from the other folds, ready for any rho.
+        gradient_CE: Right-hand side of the Newton step from the other folds.
+        signal_CE: The part of it that is not sampling noise: ``g - b / V - (V / V_f) g`` for the stored training
+            gradient g and the b of objective perturbation, if there was any.
+        held_out: This fold's own Hessian.
+    """
+
+    inverse: DampedInverse
+    gradient_CE: Tensor
+    signal_CE: Tensor
+    held_out: CurvatureOperator
+
+
+@dataclass(frozen=True)
+class StepChoice:
+    """How to damp and scale the step, and its expected gain.
+
+    Attributes:
+        rho: Damping.
+        scale: c.
+        gain: Expected reduction of the squared distance to Retrained in the retain-Hessian norm, for a step of ratio
+            V_f / V_r = 1; negative if the step is expected to do harm.
+    """
+
+    rho: float
+    scale: float
+    gain: float
+
+
+class Validation(NamedTuple):
+    """What cross-validation observed.
+
+    Attributes:
+        observation: Of the whole forget set.
+        folds: The folds for each of the estimator's weights.
+        failed_fits: How many of the folds' estimates came with a note (a fit that did not converge).
+    """
+
+    observation: Any
+    folds: list[list[Fold]]
+    failed_fits: int
 
 
 def cross_validate(
-    estimator: CurvatureEstimator[Any], request: ForgetRequest, context: MethodContext, n_folds: int
-) -> tuple[Any, list[list[Fold]], int]:
-    """Split the forget set at random (seed ``folds``) and estimate on all folds but one, for every fold.
+    estimator: CurvatureEstimator[Any, Any], request: ForgetRequest, context: MethodContext, n_folds: int
+) -> Validation:
+    """Split the forget set at random (seed ``folds``) and, for every fold, estimate the curvature from the others.
 
-    Returns:
-        The observation of the whole forget set, the folds for each of ``estimator.weights``, and how many of the folds'
-        estimates came with a complaint (a fit that did not converge).
+    A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise.
     """
     head, total = request.head, request.weight
     parts = [request.rows(index) for index in fold_indices(request.n_forget, n_folds, context.generator("folds"))]
@@ -41,23 +99,83 @@ def cross_validate(
         if context.progress is not None:
             context.progress(done, steps)
 
-    seen = []
+    observations = []
     for part in parts:
-        seen.append(estimator.observe(part.for_curvature(), context))
+        observations.append(estimator.observe(part.for_curvature(), context))
         tick()
     scored_by = Structure.shared if head.layout is Layout.shared else Structure.products
     held_out = [part.hessian(scored_by) for part in parts]
     sums = torch.stack([part.forget_gradient() * part.weight for part in parts])
     correction = (head.total_weight / total) * head.gradient_CE
     folds: list[list[Fold]] = [[] for _ in estimator.weights]
-    complaints = 0
+    failed_fits = 0
     for k, part in enumerate(parts):
-        others = estimator.merge([seen[j] for j in range(n_folds) if j != k])
+        others = estimator.merge([observations[j] for j in range(n_folds) if j != k])
         gradient = (sums.sum(0) - sums[k]) / (total - part.weight) - correction
         for index, weight in enumerate(estimator.weights):
             estimate = estimator.estimate(others, request, weight)
-            complaints += estimate.note is not None
+            failed_fits += estimate.note is not None
             inverse = estimate.operator.damped()
             folds[index].append(Fold(inverse, gradient, head.rows_gradient_CE - correction, held_out[k]))
             tick()
-    return estimator.merge(seen), folds, complaints
+    return Validation(estimator.merge(observations), folds, failed_fits)
+
+
+def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[Tensor]:
+    """Return a random partition of ``range(n_rows)`` into ``n_folds`` parts of almost equal size."""
+    return list(torch.randperm(n_rows, generator=generator).tensor_split(n_folds))
+
+
+def noise_factor(n_folds: int, forget_share: float) -> float:
+    """Return the squared sampling noise of the whole forget gradient over that of K - 1 folds.
+
+    The rows are drawn without replacement.
+
+    Args:
+        n_folds: K.
+        forget_share: N_f / N.
+    """
+    return (n_folds - 1) * (1 - forget_share) / (n_folds - forget_share * (n_folds - 1))
+
+
+def choose_step(folds: Sequence[Fold], noise: float) -> StepChoice:
+    """Return the rho of a wide grid, and its c, with the smallest held-out error; ``noise`` is :func:`noise_factor`."""
+    mean = sum(fold.inverse.mean_eigenvalue for fold in folds) / len(folds)
+    rhos = (mean * torch.logspace(*_GRID_DECADES, _GRID_POINTS, dtype=torch.float64)).tolist()
+    if all(fold.inverse.invertible for fold in folds):
+        rhos = [0.0, *rhos]
+    along_M, curved_M = _scores(folds, rhos)
+    usable_M = (curved_M > 0) & (along_M > 0)
+    if not bool(usable_M.any()):  # the gradient is zero: nothing to gain
+        return StepChoice(rhos[-1], 0.0, 0.0)
+    best = int(torch.where(usable_M, along_M.square() / curved_M, -1.0).argmax())
+    along, curved = float(along_M[best]), float(curved_M[best])
+    return StepChoice(rhos[best], along / curved, _gain(folds, along, curved, rhos[best], along / curved, noise, 0.0))
+
+
+def predict_gain(folds: Sequence[Fold], rho: float, noise: float, *, floor: float = 0.0) -> StepChoice:
+    """Return a given rho at c = 1, with its expected gain."""
+    along, curved = (float(score[0]) for score in _scores(folds, [rho], floor=floor))
+    return StepChoice(rho, 1.0, _gain(folds, along, curved, rho, 1.0, noise, floor))
+
+
+def _gain(
+    folds: Sequence[Fold], along: float, curved: float, rho: float, scale: float, noise: float, floor: float
+) -> float:
+    """Return ``2 c <u, g> - c^2 <u, H u>``, with its sampling noise scaled to that of the whole set."""
+    signal = [replace(fold, gradient_CE=fold.signal_CE) for fold in folds]
+    signal_along, signal_curved = (float(score[0]) for score in _scores(signal, [rho], floor=floor))
+    whole = 2 * scale * along - scale**2 * curved
+    of_signal = 2 * scale * signal_along - scale**2 * signal_curved
+    return noise * whole + (1 - noise) * of_signal
+
+
+def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return the means over folds of ``<u, g>`` and ``<u, H_heldout u>`` at c = 1, ``[M]`` each."""
+    along = torch.zeros(len(rhos), dtype=torch.float64)
+    curved = torch.zeros_like(along)
+    for fold in folds:
+        gains, costs = fold.inverse.scores(fold.gradient_CE, rhos, fold.held_out, floor=floor)
+        along += gains.double().cpu() / len(folds)
+        curved += costs.double().cpu() / len(folds)
+    return along, curved

@@ -1,9 +1,9 @@
-"""Is the forget set like a random sample of the training data? The head alone can tell.
+"""Test from the head alone whether the forget set is like a random sample of the training data.
 
 At the head, the mean gradient over all training rows is known (the stored g without the b/V of objective
 perturbation; 0 at an optimum without it). The forget rows' mean gradient differs from it by sampling noise, if they are
-a random sample, of expected square ``tr(cov) / N_f (1 - N_f/N)``. The ratio of what is seen to that is about 1 for
-random samples; for a whole class it is in the hundreds.
+a random sample, of expected square ``tr(cov) / N_f (1 - N_f/N)``. The ratio of the observed square to the expected one
+is about 1 for random samples, and in the hundreds for a whole class.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 from sfu.request import ForgetRequest
 
 UNLIKE_A_SAMPLE = 20.0
-"""Above this ratio the forget set's curvature is not taken to stand for the rest."""
+"""Above this ratio the forget set's curvature does not represent the retained data's."""
 DOUBTFUL = 5.0
 """Random samples of digits and CIFAR-10 features stay below this 999 times in 1000 (fewer where one direction
-dominates); above it the reader is warned."""
+dominates); above it sfu warns."""
 
 
 def sampling_ratio(request: ForgetRequest) -> float | None:
-    """Squared deviation of the forget gradient over its expectation for a random sample; ``None`` for a single row.
+    """Return the squared deviation of the forget gradient over its expectation for a random sample.
 
     A row's gradient is its slope pulled back, so the trace of the covariance over rows needs no matrix. With weights
-    the mean is a ratio of sums, and its variance is linearised.
+    the mean is a ratio of sums, and its variance is linearised. ``None`` for a single row.
     """
     head, count = request.head, request.n_forget
     if count < 2:

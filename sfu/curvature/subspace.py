@@ -1,7 +1,7 @@
 r"""Restrict a head to a subspace: :math:`w = w^* + Q^T (c - Q w^*)` with K orthonormal rows of Q.
 
-What is left of a row is its outputs and a C x K Jacobian, so the restricted head is a small one of its own, to which
-everything applies that applies to a linear head: perturbations, measurements and the dense fits among them.
+In the subspace a row is its outputs and a C x K Jacobian. The restricted head is a small head, to which perturbations,
+observations and dense fits apply as to a linear head.
 
 Shapes: F rows, C classes, K dimensions, P = C E parameters (p where the classes share them).
 """
@@ -15,26 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfu.curvature.settings import Subspace
 from sfu.errors import ArtifactError, ConfigError
 from sfu.heads.base import Head
-from sfu.losses import Layout, Loss, Rows
+from sfu.losses.base import Layout, Loss
 from sfu.losses.chunks import Chunk, TableChunk
+from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.plan import available_memory
 from sfu.request import ForgetRequest
-from sfu.settings import Subspace
 
-_DOUBLE = 1 << 26  # numbers of a basis up to which it is held in float64
+_DOUBLE = 1 << 26  # up to so many numbers, a basis is held in float64
 _NOTHING = 1e-10
 _UNITS = 10.0  # of the precision of the products
-_BASES = 6  # that are held at one time: of five folds, and of the whole
+_BASES = 6  # held at one time: one for each of five folds, and one for the whole set
 
 
 class TableRows(Rows):
-    """Rows whose features are their outputs at the head and their Jacobian, ``[F, C (1 + K)]``."""
+    """Rows whose features are their outputs at the head and their Jacobian, ``[F, C (1 + K)]``.
+
+    ``origin_1K`` are the coordinates at which the outputs were computed.
+    """
 
     def __init__(self, features_FD: Tensor, labels_F: Tensor, loss: Loss, origin_1K: Tensor, **options: Any) -> None:
-        """``origin_1K``: the parameters at which the outputs were read off."""
         super().__init__(features_FD, labels_F, loss, bias=False, **options)
         self._origin_1K, self.width, self.shared = origin_1K, origin_1K.shape[1], True
 
@@ -57,21 +60,18 @@ class RestrictedHead(Head):
 
     @property
     def n_classes(self) -> int:
-        """C."""
         return self.outputs_of_a_row
 
     @property
     def n_features(self) -> int:
-        """Outputs and Jacobian of a row."""
+        """Numbers of a row: its outputs and its Jacobian."""
         return self.outputs_of_a_row * (1 + self.parameters_CE.shape[1])
 
     @property
     def layout(self) -> Layout:
-        """One matrix for all."""
         return Layout.dense
 
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
-        """Rows as tables."""
         like = self.parameters_CE
         assert self.origin_1K is not None
         return TableRows(
@@ -80,18 +80,16 @@ class RestrictedHead(Head):
         )  # fmt: skip
 
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
-        """Affine in the coordinates."""
         table_NCX = features_ND.to(parameters_CE).unflatten(1, (self.n_classes, -1))
         assert self.origin_1K is not None
         return table_NCX[..., 0] + table_NCX[..., 1:] @ (parameters_CE - self.origin_1K)[0]
 
     def save(self, stem: Path) -> list[Path]:
-        """It lives for one estimate."""
         raise ArtifactError("a restricted head is never saved; this is a defect in sfu.")
 
 
 def restrict(request: ForgetRequest, basis_KP: Tensor) -> ForgetRequest:
-    """The request seen from the subspace; costs K passes over the rows."""
+    """Return the request in the subspace; costs K passes over the rows."""
     head = request.head
     shape, like = head.parameters_CE.shape, head.parameters_CE
     tables = []
@@ -108,25 +106,31 @@ def restrict(request: ForgetRequest, basis_KP: Tensor) -> ForgetRequest:
 
 
 def make_basis(
-    kind: Subspace, request: ForgetRequest, hessian: CurvatureOperator, dimension: int, generator: torch.Generator
+    kind: Subspace,
+    request: ForgetRequest,
+    hessian: CurvatureOperator,
+    dimension: int,
+    generator: torch.Generator,
+    largest_double: int = _DOUBLE,
 ) -> Tensor:
-    """K orthonormal rows ``[K, P]``: the Krylov space of the forget Hessian and the step's gradient, or a random one.
+    """Return K orthonormal rows ``[K, P]``: the Krylov space of the forget Hessian and the gradient, or a random one.
 
-    Fewer rows where the Krylov space ends earlier, or what is left of a vector is below the precision of the products:
-    it would be noise, and not orthogonal. float64 while that is small, else float32.
+    There are fewer rows if the Krylov space ends earlier, or if the remainder of a vector is below the precision of the
+    products, since it would be noise and not orthogonal. The basis is float64 up to ``largest_double`` numbers, and
+    float32 beyond.
 
     Raises:
-        ConfigError: ``curvature.dimension`` is above the number of parameters, or too many vectors for the device.
+        ConfigError: ``curvature.dimension`` is above the number of parameters, or the vectors do not fit the device.
     """
     like = request.head.parameters_CE
     if dimension > like.numel():
-        raise ConfigError(f"curvature.dimension={dimension} but the head has {like.numel()} parameters.")
-    dtype = torch.float64 if dimension * like.numel() <= _DOUBLE else torch.float32
+        raise ConfigError(f"curvature.dimension={dimension} but the head has {like.numel()} parameters. Lower it.")
+    dtype = torch.float64 if dimension * like.numel() <= largest_double else torch.float32
     need, memory = _BASES * dimension * like.numel() * dtype.itemsize, available_memory(like.device)
     if need > memory / 2:
         raise ConfigError(
             f"curvature.dimension={dimension} needs about {need / 2**30:.1f} GiB for directions of {like.numel():,} "
-            f"numbers, once for each fold, and the device has {memory / 2**30:.1f} GiB; lower curvature.dimension, or "
+            f"numbers, once for each fold, and the device has {memory / 2**30:.1f} GiB. Lower curvature.dimension, or "
             "use curvature.estimator=closed_form."
         )
     nothing = max(_NOTHING, *(_UNITS * torch.finfo(held).eps for held in (dtype, request.data().precision)))

@@ -20,7 +20,7 @@ from sfu.data.forget_files import rows_of_files
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sfu.settings import ForgetConfig
+    from sfu.data.settings import ForgetSettings
 
 DEFAULT_FRACTION = 0.1
 
@@ -41,7 +41,7 @@ class ForgetSplit:
 
 
 def make_split(
-    config: ForgetConfig,
+    config: ForgetSettings,
     labels_N: Tensor,
     n_classes: int,
     seed: int,

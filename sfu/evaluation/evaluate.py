@@ -18,7 +18,7 @@ from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, sq
 from sfu.evaluation.membership import MembershipScore, cross_entropy_per_sample, membership_attack
 from sfu.heads.base import Head
 from sfu.operators.build import build_operator
-from sfu.settings import Structure
+from sfu.operators.structure import Structure
 
 Metrics = dict[str, float | None]
 

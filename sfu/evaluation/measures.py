@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfu.losses import Rows
+from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator
 
 

@@ -140,13 +140,14 @@ def typed_config(config: DictConfig) -> RunConfig:
 
 def _from_node(kind: type[Any], node: DictConfig, what: str) -> Any:
     """Return ``kind`` with the values of a node, and of the nodes in it."""
-    hints, values = typing.get_type_hints(kind), dict[str, Any]()
+    values: dict[str, Any] = {}
+    hints: Mapping[str, Any] = typing.get_type_hints(kind)
     for key in map(str, node):
         value = node[key]
         hint = hints.get(key)
         if kind is RunConfig and key in GROUPS:
             values[key] = _choice(key, value)
-        elif isinstance(value, DictConfig) and is_dataclass(hint):
+        elif isinstance(value, DictConfig) and isinstance(hint, type) and is_dataclass(hint):
             values[key] = _from_node(hint, value, f"{kind.prefix}.{key}".lstrip("."))
         else:
             values[key] = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value

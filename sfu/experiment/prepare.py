@@ -15,6 +15,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sfu.data.datasets.base import FeatureDataset, ImageDataset
 from sfu.data.features.store import cache_root
 from sfu.data.load import extract_features, load_dataset, load_image_parts
 from sfu.data.seal import real_places
@@ -29,6 +30,7 @@ from sfu.heads.files import load_head
 from sfu.heads.linearised.build_core import build_core
 from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import checkpoint_of
+from sfu.heads.settings import LinearisedSettings
 from sfu.heads.train import train_head
 from sfu.request import ForgetRequest
 from sfu.results.artifacts import save_split
@@ -38,10 +40,11 @@ from sfu.unlearning.classes import refuse_instances, whole_classes
 def load(run: RunContext) -> None:
     """Load features, or images with their labels."""
     with run.display.stage("loading the data"):
-        if run.config.backbone.name == NO_BACKBONE:
-            run.data = load_dataset(run.config.dataset, run.seeds["split"])
-        else:
-            run.images = load_image_parts(run.config.dataset, run.seeds["split"])
+        dataset, seed = run.config.dataset, run.seeds["split"]
+        if run.config.backbone.name != NO_BACKBONE and isinstance(dataset, ImageDataset):
+            run.images = load_image_parts(dataset, seed)
+        elif isinstance(dataset, FeatureDataset):
+            run.data = load_dataset(dataset, seed)
 
 
 def check_forget_set(run: RunContext) -> None:
@@ -64,12 +67,12 @@ def check_forget_set(run: RunContext) -> None:
 
 def pretrain_core(run: RunContext) -> None:
     """Build the network of a linearised head, and train its core on the public images, if there are any."""
-    if run.config.head.name != "linearised" or run.images is None:
+    head, images = run.config.head, run.images
+    if not isinstance(head, LinearisedSettings) or images is None:
         return
-    images = run.images
     with run.display.stage("training the core") as tick:
         run.trunk, run.core = build_core(
-            run.config.backbone, run.config.head, images.n_classes, *images.public_images(), images.example(),
+            run.config.backbone, head, images.n_classes, *images.public_images(), images.example(),
             run.device, progress=tick, say=run.display.say,
         )  # fmt: skip
 
@@ -112,7 +115,7 @@ def train(run: RunContext) -> None:
     checkpoint = None
     if run.core is not None:
         run.display.say(str(preflight(run.core, data.n_train)))
-        checkpoint = checkpoint_of(run.core, data.fingerprint(), config, run.dtype)
+        checkpoint = checkpoint_of(run.core, data.fingerprint(), config.head.l2, config.loss, run.dtype)
     with run.display.stage("training the original head") as tick:
         make = partial(
             train_head, data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,

@@ -191,7 +191,8 @@ def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str
         write_tensors(folder / f"{stem}.{_PATH}", {"path": torch.stack(result.path)})
     trials = [_write_result(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(result.trials)]
     return {
-        "applied": result.applied, "predicted_gain": result.predicted_gain, "details": dict(result.details),
+        "applied": result.applied, "predicted_distance_gain": result.predicted_distance_gain,
+        "details": dict(result.details),
         "note": result.note, "trials": trials,
     }  # fmt: skip
 
@@ -211,7 +212,7 @@ def _describe_row(method: UnlearningMethod, result: RowResult, scores: dict[str,
     else:
         row |= {
             "applied": result.unlearned.applied,
-            "predicted_distance_gain": result.unlearned.predicted_gain,
+            "predicted_distance_gain": result.unlearned.predicted_distance_gain,
             "details": dict(result.unlearned.details),
             "note": result.unlearned.note,
         }

@@ -2,4 +2,5 @@
 
 from sfu.registry import add_modules
 
-add_modules("sfu.heads.linear", "sfu.heads.linearised.head")
+add_modules("sfu.heads.linear")
+add_modules("sfu.heads.linearised.head")

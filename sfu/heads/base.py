@@ -20,12 +20,15 @@ from torch import Tensor
 from sfu.errors import ArtifactError, DataError
 from sfu.files import write_tensors, write_text
 from sfu.heads.certificate import Certificate
-from sfu.losses import Layout, Loss, Objective, Quadratic, Rows
+from sfu.losses.base import Layout, Loss
+from sfu.losses.objective import Objective
+from sfu.losses.quadratic import Quadratic
+from sfu.losses.rows import Rows
 from sfu.registry import Registered
 
 if TYPE_CHECKING:
     from sfu.heads.linearised.core import Core
-    from sfu.settings import HeadConfig
+    from sfu.heads.settings import HeadSettings
 
 LOGIT_ROWS = 8192
 
@@ -99,7 +102,7 @@ class Head(Registered, ABC, kind="head"):
         """Check what only this kind of head has."""
 
     @classmethod
-    def untrained(cls, config: HeadConfig, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
+    def untrained(cls, config: HeadSettings, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
         """Return a head of zeros in float64 on the CPU, for training.
 
         Args:

@@ -18,14 +18,14 @@ from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 
 if TYPE_CHECKING:
-    from sfu.settings import AdamConfig, SgdConfig
+    from sfu.heads.settings import AdamSettings, SgdSettings
 
 Progress = Callable[[int, int], None]
 """Called with (epochs done, largest number of epochs)."""
 
 
 def train_adam(
-    objective: Objective, rows: Rows, start_CE: Tensor, config: AdamConfig, *, seed: int, progress: Progress | None
+    objective: Objective, rows: Rows, start_CE: Tensor, config: AdamSettings, *, seed: int, progress: Progress | None
 ) -> Tensor:
     """Return the parameters of the best epoch of Adam.
 
@@ -46,7 +46,7 @@ def train_adam(
 
 
 def train_sgd(
-    objective: Objective, rows: Rows, start_CE: Tensor, config: SgdConfig, *, seed: int, progress: Progress | None
+    objective: Objective, rows: Rows, start_CE: Tensor, config: SgdSettings, *, seed: int, progress: Progress | None
 ) -> Tensor:
     """Return the last parameters of SGD with momentum, whose rate falls at ``config.milestones``.
 

@@ -18,7 +18,7 @@ from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.explicit import solve_positive_definite
 from sfu.operators.plan import plan_structure
-from sfu.settings import Structure
+from sfu.operators.structure import Structure
 
 CachedTensor = Callable[[Callable[[], Tensor]], Tensor]
 """Returns a cached tensor, or the one that its argument makes."""

@@ -16,13 +16,14 @@ from torch import Tensor
 from sfu.errors import DataError
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
-from sfu.losses import Layout, Loss, Quadratic, Rows, loss_from_json, make_loss
+from sfu.losses.base import Layout, Loss, loss_from_json, make_loss
 from sfu.losses.chunks import outputs_of
-from sfu.losses.rows import design_matrix
+from sfu.losses.quadratic import Quadratic
+from sfu.losses.rows import Rows, design_matrix
 
 if TYPE_CHECKING:
     from sfu.heads.linearised.core import Core
-    from sfu.settings import HeadConfig
+    from sfu.heads.settings import HeadSettings
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class LinearHead(Head, name="linear"):
             raise DataError(f"the head's data_hessian is {list(self.data_hessian.shape)}. Its loss needs {wanted}.")
 
     @classmethod
-    def untrained(cls, config: HeadConfig, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
+    def untrained(cls, config: HeadSettings, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
         zero_CE = torch.zeros(n_classes, n_features + int(config.bias), dtype=torch.float64)
         return cls(zero_CE, zero_CE, config.l2, 1, config.bias, loss, weight=1.0)
 

@@ -28,7 +28,7 @@ from sfu.operators.conjugate_gradients import conjugate_gradients
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.plan import plan_structure
 from sfu.operators.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
-from sfu.settings import Structure
+from sfu.operators.structure import Structure
 
 _LOOSEST, _TIGHTEST = 0.1, 1e-3  # relative residuals of conjugate gradients
 _STRIDE, _MANY, _ROUGHLY, _STEPS = 8, 16_384, 1e-2, 20

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sfu.heads.optimum import Optimum, not_reached
+from sfu.losses.base import Loss
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.build import products_of
@@ -25,7 +26,6 @@ from sfu.store import Store, cache_dir, key_of
 
 if TYPE_CHECKING:
     from sfu.heads.linearised.core import Core
-    from sfu.settings import RunConfig
 
 _STALLED = 0.5  # a solve that leaves more of the gradient than this has stalled
 _REMEDY = "or compute in head.dtype=float64"
@@ -68,10 +68,9 @@ class Checkpoint:
         self.store.remove(self.key)
 
 
-def checkpoint_of(core: Core, fingerprint: str, config: RunConfig, dtype: torch.dtype) -> Checkpoint:
+def checkpoint_of(core: Core, fingerprint: str, l2: float, loss: Loss, dtype: torch.dtype) -> Checkpoint:
     """Return the checkpoint of one training."""
-    head, loss = config.head, {name: str(value) for name, value in vars(config.loss).items()}
-    return Checkpoint(key_of([core.digest, fingerprint, head.l2, head.dtype, str(dtype), loss]))
+    return Checkpoint(key_of([core.digest, fingerprint, l2, str(core.dtype), str(dtype), loss.as_json()]))
 
 
 def solve_normal_equations(

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sfu.errors import SolverError
 from sfu.heads.base import Head
-from sfu.losses import Rows
 from sfu.losses.base import one_hot
+from sfu.losses.rows import Rows
 
 log = logging.getLogger(__name__)
 

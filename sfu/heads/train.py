@@ -20,21 +20,23 @@ from sfu.heads.exact import CachedTensor, train_exact
 from sfu.heads.linearised.core import Core
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
-from sfu.losses import Layout, Loss, loss_from_config
+from sfu.heads.settings import Training
+from sfu.losses.base import Layout, Loss
 from sfu.losses.rows import check_weights
 from sfu.operators.plan import plan_structure
-from sfu.settings import Structure, Training
+from sfu.operators.structure import Structure
 
 if TYPE_CHECKING:
-    from sfu.settings import HeadConfig, LossConfig
+    from sfu.heads.settings import HeadSettings
+    from sfu.losses.base import Loss
 
 
 def train_head(
     features_ND: Tensor,
     labels_N: Tensor,
     n_classes: int,
-    head: HeadConfig,
-    loss: LossConfig | Loss,
+    head: HeadSettings,
+    loss: Loss,
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -51,7 +53,7 @@ def train_head(
         labels_N: Training labels.
         n_classes: C.
         head: The ``head`` group.
-        loss: The ``loss`` group, or a loss that is made already (``balanced`` class weights counted).
+        loss: The ``loss`` group; ``balanced`` class weights are counted here.
         device: Where to train.
         dtype: Of the head.
         core: The network at fixed weights of a linearised head.
@@ -63,7 +65,7 @@ def train_head(
         ConfigError: The curvature to store is too large, or the loss's settings do not fit the data.
         DataError: The sample weights are not one finite number of at least 0 for each row, or are all 0.
     """
-    made = loss if isinstance(loss, Loss) else loss_from_config(loss, labels_N, n_classes)
+    made = loss.for_labels(labels_N, n_classes)
     untrained = Head.named(head.name, "head.name").untrained(head, made, features_ND.shape[1], n_classes, core)
     return train_like(untrained.to(device, dtype), features_ND, labels_N, head, **options)
 
@@ -72,7 +74,7 @@ def train_like(
     original: Head,
     features_ND: Tensor,
     labels_N: Tensor,
-    config: HeadConfig,
+    config: HeadSettings,
     *,
     seed: int,
     weights_N: Tensor | None = None,

@@ -1,1 +1,1 @@
-"""What may be seen, the Newton step, and one file per method."""
+"""Unlearning methods, their settings' choice, and the one-call ``unlearn``."""

@@ -4,7 +4,7 @@ r"""Targeted adversarial examples by projected gradient descent within an L2 bal
           \qquad g = \nabla_x\, CE(f(x; w), t)
 
 Source: Madry et al., ICLR 2018 (L2, targeted), started at a random point of the ball as in advertorch's L2PGDAttack,
-which L2UL uses. Images are kept in [0, 1] there; features have no range.
+which L2UL uses. It clips images to [0, 1]; features have no range.
 
 Shapes: B rows, D features, C classes.
 """
@@ -21,7 +21,7 @@ from sfu.heads.base import Head
 from sfu.losses.base import one_hot
 
 _NUMBERS = 1 << 17
-"""Worked on at a time: few enough for the cache."""
+"""Numbers in a chunk of rows: few enough for the CPU's cache."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +30,31 @@ class Attack:
 
     Attributes:
         radius: epsilon.
-        steps: How many.
+        steps: Number of steps.
         step_size: alpha.
+        numbers: Rows are worked on in chunks of so many numbers.
     """
 
     radius: float
     steps: int
     step_size: float
+    numbers: int = _NUMBERS
 
     def perturb(self, head: Head, features_BD: Tensor, targets_B: Tensor, generator: torch.Generator) -> Tensor:
-        """Adversarial examples, ``[B, D]``, in the dtype of the features (float32 at least)."""
+        """Return adversarial examples, ``[B, D]``, in the dtype of the features (float32 at least)."""
         drawn_BD = torch.randn(features_BD.shape, generator=generator).to(features_BD)
         length_B1 = self.radius * torch.rand(features_BD.shape[0], 1, generator=generator).to(features_BD)
         attack, width = self._within_span, head.n_classes
         if head.feature_weights_CD is None:
             attack, width = self._anywhere, features_BD.shape[1]
-        step = max(1, _NUMBERS // width)
+        step = max(1, self.numbers // width)
         parts = zip(*(rows.split(step) for rows in (features_BD, drawn_BD, length_B1, targets_B)), strict=True)
         return torch.cat([attack(head, *part) for part in parts])
 
     def _anywhere(
         self, head: Head, centre_BD: Tensor, drawn_BD: Tensor, length_B1: Tensor, targets_B: Tensor
     ) -> Tensor:
-        """By a reverse pass through the head for every step."""
+        """Attack any head, by a reverse pass for every step."""
         parameters = head.parameters_CE.to(centre_BD.dtype)
         point_BD = centre_BD + length_B1 * drawn_BD / _norm(drawn_BD)
         for _ in range(self.steps):
@@ -66,10 +68,10 @@ class Attack:
     def _within_span(
         self, head: Head, centre_BD: Tensor, drawn_BD: Tensor, length_B1: Tensor, targets_B: Tensor
     ) -> Tensor:
-        r"""The same where outputs are affine in the features: every step is a combination of the C rows of W.
+        r"""Attack a head that is affine in the features: every step is a combination of the C rows of W.
 
-        A point is ``x_0 + t n + A W`` with n the unit vector drawn; its outputs and its distance from x_0 follow from t
-        and A, and D numbers a row are touched only at the beginning and at the end.
+        A point is ``x_0 + t n + A W`` with n the unit vector drawn. Its outputs and its distance from x_0 follow from t
+        and A, so rows of D numbers are touched only at the beginning and at the end.
         """
         weights_CD = head.feature_weights_CD
         assert weights_CD is not None
@@ -89,10 +91,9 @@ class Attack:
 
 
 def _root(squares_B1: Tensor) -> Tensor:
-    """Never 0."""
     return squares_B1.clamp(min=torch.finfo(squares_B1.dtype).tiny).sqrt()
 
 
 def _norm(vectors_BD: Tensor) -> Tensor:
-    """Of each row, never 0."""
+    """Return the norm of each row, never 0."""
     return vectors_BD.norm(dim=1, keepdim=True).clamp(min=torch.finfo(vectors_BD.dtype).tiny)

@@ -1,7 +1,13 @@
-"""The interface of a method, and what it declares it may see.
+"""The interface of an unlearning method, and what it returns.
 
-A new method is one file in ``sfu/unlearning/methods`` holding one subclass of :class:`UnlearningMethod`, and one yaml
-in ``configs/method``. Nothing else is edited.
+A method is a frozen dataclass that gives its name and its settings::
+
+    @dataclass(frozen=True)
+    class Shrink(UnlearningMethod, name="shrink"):
+        factor: float = setting(0.9, "All parameters are multiplied by it.", above=0)
+
+        def unlearn(self, request, context, retained=None):
+            return UnlearningResult(request.unlearned_head(self.factor * request.head.parameters_CE))
 """
 
 from __future__ import annotations
@@ -9,16 +15,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from sfu.errors import ConfigError
+from sfu.curvature.settings import CurvatureSettings
 from sfu.heads.base import Head
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.registry import Registered, add_modules
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
+from sfu.schema import check_fields, make
+from sfu.unlearning.settings import RunSettings
 
-if TYPE_CHECKING:
-    from sfu.settings import RunConfig
+add_modules("sfu.unlearning.methods")
+add_modules("sfu.unlearning.experimental")
 
 
 @dataclass(frozen=True)
@@ -27,39 +36,51 @@ class UnlearningResult:
 
     Attributes:
         head: The head after unlearning.
-        applied: Whether all that was asked for was done; ``False`` if the method withheld a step or a batch.
-        predicted_gain: Predicted reduction of the squared distance to Retrained, in the retain-Hessian norm.
-        details: Scalars worth keeping (chosen damping, solver status, ...).
+        applied: Whether the method did everything it was asked to; ``False`` if it skipped a step or a batch.
+        predicted_distance_gain: Predicted reduction of the squared distance to Retrained, in the retain-Hessian norm.
+        details: Scalars worth reporting (chosen damping, solver status, ...).
         note: One sentence for the reader of the table.
-        path: Parameters after each step of an iterative method, the start first; evenly thinned where there are many.
-        trials: The outcomes of all settings tried, where the choice is left to who may see Retrained.
+        path: Parameters after each step of an iterative method, the start first; evenly thinned if there are many.
+        trials: The results of all settings tried, if the choice needs the retrained model.
     """
 
     head: Head
     applied: bool = True
-    predicted_gain: float | None = None
+    predicted_distance_gain: float | None = None
     details: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
     note: str | None = None
     path: tuple[Tensor, ...] = ()
     trials: tuple[UnlearningResult, ...] = ()
 
 
-class UnlearningMethod(ABC):
+class UnlearningMethod(Registered, ABC, kind="method"):
     """Turns a request into an unlearned head.
 
     Attributes:
-        settings_used: Groups of the configuration that decide what the method does, beside data, head, loss, forget set
-            and its own settings. A narrow list lets a sweep over other groups keep the row.
+        settings_used: Groups of the configuration that decide what the method does, besides data, head, loss, forget
+            set and its own settings. A short list lets a sweep over other groups reuse the row.
+        tuning: The rule that chose its settings, if they are not as published (:mod:`sfu.unlearning.tuning`).
     """
 
     settings_used: ClassVar[tuple[str, ...]] = ("curvature", "newton")
-
     tuning: ClassVar[str | None] = None
-    """The rule by which its settings were chosen, if not as published (:mod:`sfu.unlearning.tuning`)."""
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigError: The message names the key, the value and what is accepted.
+        """
+        check_fields(self, f"{self.registered_name}: ")
+
+    @property
+    def method_name(self) -> str:
+        """The name that configurations give the method."""
+        return self.registered_name
 
     @property
     def whole_classes(self) -> bool:
-        """Whether the method can forget whole classes only."""
+        """Whether the method can only forget whole classes."""
         return False
 
     @property
@@ -69,39 +90,30 @@ class UnlearningMethod(ABC):
 
     @property
     def augmentations(self) -> tuple[str, ...]:
-        """Augmentations of the forget images whose features the method wants as ``request.views_VFD``; none here."""
+        """Augmentations of the forget images whose features the method wants as ``request.views_VFD``."""
         return ()
 
     @classmethod
-    def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
+    def from_config(cls, run: RunSettings, curvature: CurvatureSettings, settings: dict[str, Any]) -> Self:
         """Build from the run's configuration.
 
         Args:
             run: The whole configuration.
-            curvature: The row's own curvature settings, already laid over the run's (a ``CurvatureConfig``).
-            settings: The ``settings`` of the method's yaml; by default the constructor's arguments.
+            curvature: The row's own curvature settings, already merged with the run's .
+            settings: The ``settings`` of the method's yaml; by default the fields of the dataclass.
 
         Raises:
-            ConfigError: A setting the method does not have.
+            ConfigError: The method does not have one of the settings.
         """
-        import inspect
+        return make(cls, settings, f"method={cls.registered_name}")
 
-        accepted = sorted(set(inspect.signature(cls).parameters))
-        unknown = sorted(set(settings) - set(accepted))
-        if unknown:
-            known = f"it takes {', '.join(accepted)}" if accepted else "it takes none"
-            raise ConfigError(f"{cls.__name__} has no setting {', '.join(unknown)}; {known}.")
-        return cls(**settings)
-
-    def check(self, n_forget: int) -> None:  # noqa: B027
+    def check(self, n_forget: int) -> None:
         """Refuse, before anything is trained, a forget set of a size the method cannot handle.
 
         Raises:
-            ConfigError: Naming the setting to change.
+            ConfigError: The message names the setting to change.
         """
 
     @abstractmethod
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Unlearn; ``retained`` is ``None`` unless :attr:`access` is :attr:`Access.RETAINED`."""

@@ -1,4 +1,4 @@
-"""Requests for whole classes, and methods that know no other."""
+"""Requests for whole classes, and methods that take no others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sfu.unlearning.base import UnlearningMethod
 
 
 def whole_classes(labels_N: Tensor, forget_F: Tensor) -> tuple[int, ...] | None:
-    """The classes to forget, if the forget set is all training rows of some classes; else ``None``."""
+    """Return the classes to forget if the forget set is all training rows of some classes, and ``None`` otherwise."""
     counts_K = labels_N.bincount()
     of_forget_K = labels_N[forget_F].bincount(minlength=counts_K.numel())
     asked = of_forget_K > 0
@@ -20,29 +20,34 @@ def whole_classes(labels_N: Tensor, forget_F: Tensor) -> tuple[int, ...] | None:
 
 
 def refuse_instances(methods: Iterable[UnlearningMethod], labels_N: Tensor, forget_F: Tensor) -> None:
-    """Refuse a request for instances before any work, if a method can forget whole classes only.
+    """Refuse a request for single examples, before any work, if a method can only forget whole classes.
 
     Raises:
-        ConfigError: Naming the method.
+        ConfigError: The message names the method.
     """
     for method in methods:
         if method.whole_classes and whole_classes(labels_N, forget_F) is None:
-            raise _refusal(type(method).__module__.rsplit(".", 1)[-1])
+            raise _refusal(method.method_name)
 
 
-def classes_of(request: ForgetRequest, method: str) -> tuple[int, ...]:
-    """The classes the request is for.
+class ClassMethod(UnlearningMethod):
+    """A method that needs no example, only the classes to forget."""
 
-    Raises:
-        ConfigError: It is for instances.
-    """
-    if request.classes is None:
-        raise _refusal(method)
-    return request.classes
+    whole_classes = True
+
+    def classes_of(self, request: ForgetRequest) -> list[int]:
+        """Return the classes to forget.
+
+        Raises:
+            ConfigError: The request is for single examples.
+        """
+        if request.classes is None:
+            raise _refusal(self.method_name)
+        return list(request.classes)
 
 
 def _refusal(method: str) -> ConfigError:
     return ConfigError(
-        f"{method} forgets whole classes only, and this request is for single examples; give forget.classes=[...] "
-        f"without forget.fraction, or leave {method} out of methods."
+        f"{method} forgets whole classes only, but this request is for single examples. Give forget.classes=[...] "
+        f"without forget.fraction, or remove {method} from methods."
     )

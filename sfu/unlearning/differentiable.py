@@ -1,7 +1,7 @@
-r"""Losses as functions of the parameters that autograd can differentiate, for methods that descend on them.
+r"""Losses that autograd can differentiate by the parameters, for methods that descend on them.
 
 They are the head's own: :math:`\sum_i v_i\, l(f(x_i; w), y_i) / \sum_i v_i` with the row weights v of its loss, and its
-regulariser. Nothing here knows the shape of the parameters: f is ``head.outputs``.
+regulariser. Since f is ``head.outputs``, nothing here depends on the shape of the parameters.
 
 Shapes: B rows, D features, C classes.
 """
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sfu.errors import SourceFreeError
 from sfu.heads.base import Head
-from sfu.request import ForgetRequest, RetainedSet
+from sfu.request import ForgetRequest, Retained
 
-_LOOK = 256
-"""Rows of a look for one that is still right."""
+_ROWS = 256
+"""Rows that are checked at a time."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,10 @@ class Labelled:
 
     @property
     def count(self) -> int:
-        """N."""
         return self.labels_N.shape[0]
 
     def at(self, index: Tensor) -> Labelled:
-        """Some of the rows."""
+        """Return some of the rows."""
         index = index.to(self.labels_N.device)  # index_select: several times as fast as brackets
         return Labelled(
             self.features_ND.index_select(0, index),
@@ -45,15 +44,15 @@ class Labelled:
 
 
 def forgotten(request: ForgetRequest) -> Labelled:
-    """The rows to forget, in the dtype of the head."""
+    """Return the rows to forget, in the dtype of the head."""
     return Labelled(request.features_FD.to(request.head.parameters_CE), request.labels_F, request.weights_F)
 
 
-def remaining(retained: RetainedSet | None, request: ForgetRequest, method: str) -> Labelled:
-    """The retained rows, on the head's device.
+def remaining(retained: Retained, request: ForgetRequest, method: str) -> Labelled:
+    """Return the retained rows, on the head's device.
 
     Raises:
-        SourceFreeError: There are none.
+        SourceFreeError: No retained data were given.
     """
     if retained is None:
         raise SourceFreeError(f"{method} needs the retained data.")
@@ -66,7 +65,7 @@ def remaining(retained: RetainedSet | None, request: ForgetRequest, method: str)
 
 
 def mean_loss(head: Head, parameters_CE: Tensor, rows: Labelled) -> Tensor:
-    """Weighted mean of the head's loss over rows, without the regulariser."""
+    """Return the weighted mean of the head's loss over rows, without the regulariser."""
     outputs_BC = head.outputs(rows.features_ND, parameters_CE)
     values_B = head.loss.values(outputs_BC, rows.labels_N).sum(-1)
     weight_B = head.loss.row_weights(rows.labels_N, rows.weights_N, values_B.dtype)
@@ -74,20 +73,20 @@ def mean_loss(head: Head, parameters_CE: Tensor, rows: Labelled) -> Tensor:
 
 
 def regularizer(head: Head, parameters_CE: Tensor) -> Tensor:
-    """``l2/2 |w|^2`` over the regularised parameters."""
+    """Return ``l2/2 |w|^2`` over the regularised parameters."""
     return 0.5 * head.l2 * (parameters_CE.square() * head.regularized_E).sum()
 
 
 def all_wrong(head: Head, parameters_CE: Tensor, features_FD: Tensor, labels_F: Tensor) -> bool:
-    """Whether no row's largest output is the label's; looks no further than the first rows where one is."""
+    """Whether the head errs on every row; stops at the first rows where it does not."""
     with torch.no_grad():
         return not any(
             bool((head.outputs(part_BD, parameters_CE).argmax(1) == labels_B).any())
-            for part_BD, labels_B in zip(features_FD.split(_LOOK), labels_F.split(_LOOK), strict=True)
+            for part_BD, labels_B in zip(features_FD.split(_ROWS), labels_F.split(_ROWS), strict=True)
         )
 
 
 def wrong_labels(labels_N: Tensor, n_classes: int, generator: torch.Generator) -> Tensor:
-    """For each row one of the ``n_classes - 1`` other classes, uniformly: never its own."""
+    """Draw for each row one of the ``n_classes - 1`` other classes, uniformly."""
     shift_N = torch.randint(1, n_classes, labels_N.shape, generator=generator).to(labels_N.device)
     return (labels_N + shift_N) % n_classes

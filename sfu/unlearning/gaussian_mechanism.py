@@ -1,4 +1,4 @@
-r"""What Gaussian noise hides, exactly: the analytic Gaussian mechanism, for every epsilon.
+r"""The analytic Gaussian mechanism: which shift Gaussian noise hides, for every epsilon and without slack.
 
 Two Gaussians of standard deviation sigma whose means are :math:`\Delta = x \sigma` apart are
 :math:`(\epsilon, \delta)`-indistinguishable if and only if
@@ -6,8 +6,8 @@ Two Gaussians of standard deviation sigma whose means are :math:`\Delta = x \sig
 .. math:: \delta \ge \Phi(x/2 - \epsilon/x) - e^\epsilon\, \Phi(-x/2 - \epsilon/x)
 
 which is solved here for the shift x, or for epsilon. The classical formula
-:math:`x = \epsilon / \sqrt{2 \log(1.5/\delta)}` is smaller as long as epsilon is not large, and no bound at all once it
-exceeds the true x (at delta 1e-4 from epsilon 8.4 on): it grows with epsilon, the true shift with its root.
+:math:`x = \epsilon / \sqrt{2 \log(1.5/\delta)}` is smaller for moderate epsilon. It grows with epsilon, and
+the true shift only with its root, so it is no bound once it exceeds the true x (at delta 1e-4 from epsilon 8.4 on).
 
 Source: Balle and Wang, Improving the Gaussian mechanism for differential privacy, 2018, theorem 8.
 """
@@ -24,27 +24,27 @@ _HALVINGS = 200
 
 
 def delta_of(shift: float, epsilon: float) -> float:
-    """The smallest delta for a shift, in standard deviations.
+    """Return the smallest delta for a shift, in standard deviations.
 
-    By the scaled complementary error function, so that nothing overflows:
+    The scaled complementary error function prevents overflow:
     ``e^epsilon Phi(-x/2 - epsilon/x) = 1/2 exp(-(x/2 - epsilon/x)^2 / 2) erfcx((x/2 + epsilon/x) / sqrt 2)``.
     """
     if shift == 0:
         return 0.0
     low, high = shift / 2 - epsilon / shift, shift / 2 + epsilon / shift
     scale = math.exp(-(low**2) / 2)
-    taken = 0.5 * scale * float(erfcx(high / math.sqrt(2)))
-    return float(ndtr(low)) - taken if low > 0 else 0.5 * scale * float(erfcx(-low / math.sqrt(2))) - taken
+    subtrahend = 0.5 * scale * float(erfcx(high / math.sqrt(2)))
+    return float(ndtr(low)) - subtrahend if low > 0 else 0.5 * scale * float(erfcx(-low / math.sqrt(2))) - subtrahend
 
 
 @cache
 def largest_shift(epsilon: float, delta: float) -> float:
-    """The largest shift, in standard deviations, that stays within (epsilon, delta)."""
+    """Return the largest shift, in standard deviations, that stays within (epsilon, delta)."""
     return _last(lambda shift: delta_of(shift, epsilon) <= delta)
 
 
 def smallest_epsilon(shift: float, delta: float) -> float:
-    """The smallest epsilon at which a shift, in standard deviations, is within (epsilon, delta); 0 for a tiny one."""
+    """Return the smallest epsilon (0 or more) at which a shift, in standard deviations, is within (epsilon, delta)."""
     if delta_of(shift, 0.0) <= delta:
         return 0.0
     below = _last(lambda epsilon: delta_of(shift, epsilon) > delta)
@@ -52,7 +52,7 @@ def smallest_epsilon(shift: float, delta: float) -> float:
 
 
 def _last(holds: Callable[[float], bool]) -> float:
-    """The largest number, to working precision, for which a condition holds that holds up to some number."""
+    """Return the largest number, to working precision, up to which a condition holds."""
     low, high = 0.0, 1.0
     while holds(high):
         low, high = high, 2 * high

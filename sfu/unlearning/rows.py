@@ -15,7 +15,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sfu.config_files import config_dir, group_options
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
-from sfu.discovery import modules_in, only_subclass
 from sfu.errors import ConfigError
 from sfu.registry import unknown
 from sfu.schema import accepted_names, meta_of, not_a_setting, typed
@@ -23,7 +22,6 @@ from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.settings import RowSettings, RunSettings, Tune
 from sfu.unlearning.tuning import Oracle, SourceFree, settings_of
 
-_PACKAGES = ("sfu.unlearning.methods", "sfu.unlearning.experimental")
 _PREFIX = "curvature."
 
 
@@ -69,16 +67,14 @@ def row_specs(run: RunSettings) -> dict[str, RowSpec]:
 def _spec(run: RunSettings, name: str) -> RowSpec:
     layers = _layers(run, name, seen=())
     method = next((layer.method for layer in reversed(layers) if layer.method), None)
-    known = modules_in(*_PACKAGES)
-    if method not in known:
-        raise ConfigError(f"the row '{name}': {unknown('method', method, known)}")
+    kind = UnlearningMethod.named(str(method), f"the row '{name}': method")
     curvature = run.curvature
     settings: dict[str, Any] = {}
     for layer in layers:
         curvature = _lay_over(curvature, layer.curvature, name)
         settings.update(layer.settings)
     grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
-    return RowSpec(method, only_subclass(known[method], UnlearningMethod), curvature, settings, grid)
+    return RowSpec(kind.registered_name, kind, curvature, settings, grid)
 
 
 def _method(run: RunSettings, name: str, spec: RowSpec) -> UnlearningMethod:
@@ -104,7 +100,7 @@ def _layers(run: RunSettings, name: str, seen: tuple[str, ...]) -> list[RowSetti
         row = _row_settings(run.variants[name], f"variants.{name}")
     elif name in files:
         row = _row_file(config_dir() / "method" / f"{name}.yaml")
-    elif name in modules_in(*_PACKAGES):
+    elif name in UnlearningMethod.names():
         row = RowSettings(method=name)
     else:
         raise ConfigError(unknown("methods", name, {*files, *run.variants}))
@@ -119,9 +115,9 @@ def _row_file(path: Path) -> RowSettings:
 
 
 def _row_settings(raw: Any, what: str) -> RowSettings:
-    plain = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
+    plain: Any = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
     if not isinstance(plain, Mapping):
-        raise ConfigError(f"{what}={plain} is not a row. It may hold {', '.join(accepted_names(RowSettings))}.")
+        raise ConfigError(f"{what}={plain!r} is not a row. It may hold {', '.join(accepted_names(RowSettings))}.")
     for key in plain:
         if key not in accepted_names(RowSettings):
             raise ConfigError(not_a_setting(f"{what}.{key}", "a row", accepted_names(RowSettings)))

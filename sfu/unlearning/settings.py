@@ -55,6 +55,7 @@ class RunSettings(Protocol):
 
     head: HeadSettings
     loss: Loss
+    dtype: str
     curvature: CurvatureSettings
     newton: NewtonSettings
     methods: list[str]

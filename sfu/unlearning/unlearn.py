@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfu.curvature.settings import CurvatureSettings, curvature_settings
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.seeds import PURPOSES, derive_seed
-from sfu.settings import CurvatureConfig, curvature_settings
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.methods.newton import Newton
 
@@ -25,14 +25,13 @@ def unlearn(
     *,
     views: Tensor | np.ndarray | None = None,
     weights: Tensor | np.ndarray | None = None,
-    curvature: CurvatureConfig | Mapping[str, Any] | None = None,
+    curvature: CurvatureSettings | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
     steps: int = 1,
     batches: int = 1,
     seed: int = 0,
 ) -> UnlearningResult:
-    """Source-free Newton steps (one, unless told otherwise): sfu's ``unlearned_minus`` outside the experiment
-    framework.
+    """Take source-free Newton steps (one by default): ``unlearned_minus`` outside the experiment framework.
 
     Args:
         head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient.
@@ -41,12 +40,12 @@ def unlearn(
         views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
             Hessians are averaged in; no label or other image is needed for them.
         weights: Their sample weights, if the head was trained with sample weights.
-        curvature: Estimator and regularisation, as a ``CurvatureConfig`` or a mapping of its keys; the default is the
+        curvature: Estimator and regularisation, as a ``CurvatureSettings`` or a mapping of its keys; the default is the
             cross-validated PSD fit.
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
         steps: Newton steps, the curvature moved along the path before each.
-        batches: Forget in so many parts, one after another.
-        seed: Of the perturbations, folds and noise.
+        batches: Number of parts, forgotten one after another.
+        seed: Seed of the perturbations, folds and noise.
 
     Returns:
         The unlearned head, whether the step was applied, its predicted gain, and notes.
@@ -58,14 +57,14 @@ def unlearn(
         SolverError: The fit failed.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed={seed}; a whole number of at least 0 is needed.")
+        raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
     config = curvature_settings(curvature)
     method = Newton(config, noise_sigma, steps, batches)
     if method.access is not Access.FORGET:
-        raise ConfigError(f"curvature.estimator={config.estimator} needs the retained data; unlearn has none.")
+        raise ConfigError(f"curvature.estimator={config.estimator} needs the retained data, and unlearn has none.")
     if config.augment:
         raise ConfigError(
-            f"curvature.augment={list(config.augment)} is done by experiments, which hold the images; here, give the "
+            f"curvature.augment={list(config.augment)} needs the images, which only experiments have. Here, give the "
             "augmented features as views."
         )
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}

@@ -12,11 +12,11 @@ import pytest
 
 from sfu.experiment import keys
 from sfu.experiment.cache import StageCache
+from sfu.experiment.config import Reuse
 from sfu.experiment.job import open_cache
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import result_store
-from sfu.losses import Objective
-from sfu.settings import Reuse
+from sfu.losses.objective import Objective
 from tests.conftest import make_arrays
 from tests.experiment.cases import changed, composed, run
 

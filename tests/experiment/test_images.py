@@ -11,13 +11,15 @@ import pytest
 import torch
 import torchvision
 
+from sfu.curvature.settings import curvature_settings
+from sfu.data.datasets.base import Damaged
 from sfu.data.load import load_images
+from sfu.data.settings import ForgetSettings
 from sfu.data.split import make_split
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.experiment import prepare
 from sfu.experiment.context import RunContext
 from sfu.request import Access, ForgetRequest
-from sfu.settings import CurvatureConfig, Damaged, ForgetConfig
 from tests.experiment.cases import Probe, config_for, image_config, run, write_folder
 
 
@@ -101,7 +103,7 @@ def test_row_numbers_do_not_go_with_images_left_out(tmp_path):
 def test_class_names_that_are_numbers_are_taken_as_names():
     labels = torch.arange(12).repeat(5)
     names = tuple(sorted(str(number) for number in range(12)))  # 0, 1, 10, 11, 2, ...
-    split = make_split(ForgetConfig(classes=[10]), labels, 12, 0, names)
+    split = make_split(ForgetSettings(classes=[10]), labels, 12, 0, names)
     assert labels[split.forget_F].unique().tolist() == [names.index("10")]
 
 
@@ -144,7 +146,7 @@ def test_a_dataset_of_features_takes_no_backbone_and_no_augmentation(tmp_path, f
     with pytest.raises(ConfigError, match="dataset=features holds features: it goes with backbone=none, not pixels"):
         run(config, tmp_path / "run")
     config = config_for(feature_file)
-    config.methods, config.curvature = ["closed_form"], CurvatureConfig(augment=["flip"])
+    config.methods, config.curvature = ["closed_form"], curvature_settings(augment=["flip"])
     with pytest.raises(ConfigError, match=r"curvature\.augment=\['flip'\] \(row closed_form\) augments images"):
         run(config, tmp_path / "run")
 
@@ -246,13 +248,14 @@ def test_images_still_referenced_after_the_discard_are_noticed(tmp_path, folder)
 
 def test_views_enter_the_curvature_and_nothing_else(arrays):
     from sfu import unlearn
+    from sfu.heads.settings import LinearSettings
     from sfu.heads.train import train_head
-    from sfu.losses import Quadratic
-    from sfu.settings import HeadConfig, Structure
+    from sfu.losses.quadratic import Quadratic
+    from sfu.operators.structure import Structure
 
     features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
     head = train_head(
-        features, labels, 4, HeadConfig(name="linear", l2=1e-2, bias=False), Quadratic(),
+        features, labels, 4, LinearSettings(l2=1e-2, bias=False), Quadratic(),
         seed=0, device=torch.device("cpu"), dtype=torch.float64,
     )  # fmt: skip
     rows, views = features[:60], torch.stack([features[:60] * 1.5, features[:60].flip(1)])
@@ -287,7 +290,7 @@ def test_a_forget_set_with_more_copies_than_there_were_rows_is_fine(arrays):
 
 @pytest.mark.parametrize(
     ("views", "message"),
-    [(torch.zeros(1, 9, 12), r"are \[1, 9, 12\]; \[views, 10, 12\] is needed"), (torch.zeros(10, 12), "is needed"),
+    [(torch.zeros(1, 9, 12), r"are \[1, 9, 12\]\. Give \[views, 10, 12\]"), (torch.zeros(10, 12), "every view"),
      (torch.full((1, 10, 12), torch.nan), "NaN or infinite")],
 )  # fmt: skip
 def test_views_that_do_not_fit_are_refused(views, message):
@@ -307,9 +310,9 @@ def test_the_call_for_owners_takes_views_not_names(arrays):
 
 
 def test_the_access_of_an_exact_method_asks_for_no_views():
-    from sfu.settings import Estimator, Regularization
+    from sfu.curvature.settings import Regularization
     from sfu.unlearning.methods.newton import Newton
 
-    exact = Newton(CurvatureConfig(Estimator.exact, regularization=Regularization.none, augment=["flip"]))
+    exact = Newton(curvature_settings("exact", regularization=Regularization.none, augment=["flip"]))
     assert exact.access is Access.RETAINED
     assert exact.augmentations == ()

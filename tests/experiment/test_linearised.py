@@ -10,10 +10,11 @@ from PIL import Image
 from sfu.data.load import load_image_parts
 from sfu.errors import ConfigError, DataError
 from sfu.experiment import prepare
+from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RunContext
 from sfu.experiment.validate import validate
 from sfu.heads.files import load_head
-from sfu.settings import CoreWeights, RunConfig
+from sfu.heads.settings import CoreWeights
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import composed, run, write_folder
 

@@ -7,7 +7,8 @@ import pytest
 from sfu.errors import ConfigError, DataError
 from sfu.experiment.validate import validate
 from sfu.heads.files import load_head
-from sfu.settings import Structure, Training
+from sfu.heads.settings import Training
+from sfu.operators.structure import Structure
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import config_for, run
 
@@ -94,7 +95,7 @@ def test_settings_that_cannot_work_are_named_before_any_work(changes, message):
         ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "head__l2": 0.0}, r"head\.l2 above 0"),
         (
             {"methods": ["certified_removal"], "head__objective_noise": 1.0, "loss__name": "huber_hinge"},
-            "loss=huber_hinge has not; use logistic",
+            "loss=huber_hinge has none. Use logistic",
         ),
         ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "dtype": "float32"}, "dtype=float32"),
         (

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from sfu.data.datasets.base import Dataset
 from sfu.data.load import load_dataset
 from sfu.errors import ConfigError, DataError
 from sfu.experiment.validate import validate
@@ -13,9 +14,9 @@ from sfu.heads.files import load_head
 from sfu.reporting.text_tables import markdown_table
 from sfu.request import Access
 from sfu.results.aggregate import aggregate
-from sfu.settings import DatasetConfig, Tune
 from sfu.unlearning.methods.neg_grad import NegGrad
 from sfu.unlearning.rows import make_methods
+from sfu.unlearning.settings import Tune
 from sfu.unlearning.tuning import Oracle, SourceFree
 from tests.experiment.cases import composed, config_for, run
 
@@ -65,7 +66,7 @@ def test_a_forget_only_method_that_touches_the_retained_data_fails(tmp_path, fea
     class Peeks(NegGrad):
         def unlearn(self, request, context, retained=None):
             assert retained is None
-            load_dataset(DatasetConfig(name="features", path=str(feature_file)), 0)
+            load_dataset(Dataset.make(name="features", path=str(feature_file)), 0)
             return super().unlearn(request, context)
 
     honest = NegGrad()
@@ -132,5 +133,5 @@ def test_class_methods_in_a_run(tmp_path, feature_file):
 def test_settings_that_cannot_work_are_named_before_any_work(changes, message):
     with pytest.raises(ConfigError, match=message):
         validate(config_for(**changes))
-    with pytest.raises(ConfigError, match="its grid has 9 settings and tune_budget=3"):
+    with pytest.raises(ConfigError, match="its grid has 9 settings, but tune_budget=3"):
         make_methods(config_for(methods=["neg_grad"], tune=Tune.oracle, tune_budget=3))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sfu.errors import ConfigError, DataError
 from sfu.experiment.resources import measured
 from sfu.heads.files import load_head
-from sfu.seeds import PURPOSES, resolve_seeds
+from sfu.seeds import PURPOSES
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import ROWS, config_for, run
 
@@ -57,7 +57,7 @@ def test_the_numbers_follow_the_seeds_alone(tmp_path, feature_file):
     assert rows() == base
     assert rows(seed=1) != base
     assert rows(seeds__perturbation=5) != base
-    assert rows(seed=1, **{f"seeds__{k}": v for k, v in resolve_seeds(config_for()).items() if k in PURPOSES}) == base
+    assert rows(seed=1, **{f"seeds__{k}": v for k, v in config_for().seeds.resolve(0).items() if k in PURPOSES}) == base
 
 
 def test_training_and_forgetting_as_configured(tmp_path, feature_file):

@@ -11,12 +11,12 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
+from sfu.data.datasets.base import Dataset
 from sfu.data.load import load_dataset
 from sfu.errors import SourceFreeError
 from sfu.experiment import job, prepare
 from sfu.experiment.context import RunContext
 from sfu.request import Access, ForgetRequest, RetainedSet
-from sfu.settings import DatasetConfig
 from tests.conftest import make_arrays
 from tests.experiment.cases import Probe, config_for, run, sfu
 
@@ -114,13 +114,13 @@ def test_a_failed_job_of_a_sweep_leaves_no_training_row_to_the_next(tmp_path, mo
 @pytest.mark.parametrize(
     "reach",
     [
-        lambda path: load_dataset(DatasetConfig(name="features", path=str(path)), 0),
+        lambda path: load_dataset(Dataset.make(name="features", path=str(path)), 0),
         lambda path: np.load(path) if path.suffix == ".npz" else safetensors.numpy.load_file(path),
         lambda path: safetensors.safe_open(path, "np"),
         lambda path: safetensors.torch.load_file(path),
         lambda path: path.read_bytes(),
         lambda path: (path.parent / ".." / path.parent.name / path.name).open("rb"),
-        lambda path: load_dataset(DatasetConfig(name="digits"), 0),
+        lambda path: load_dataset(Dataset.make(name="digits"), 0),
     ],
     ids=["loader", "numpy", "safe_open", "safetensors", "pathlib", "other-spelling", "another-dataset"],
 )

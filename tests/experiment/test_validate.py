@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sfu.curvature.settings import curvature_settings
 from sfu.errors import ConfigError
 from sfu.experiment.validate import resolve_device, validate
-from sfu.seeds import resolve_seeds
-from sfu.settings import CurvatureConfig
+from sfu.seeds import SeedSettings
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import config_for
 
@@ -26,7 +26,7 @@ from tests.experiment.cases import config_for
         (
             {"a": {"base": "closed_form", "curvature": {"rhoo": 1}}},
             ["a"],
-            r"'rhoo' not in 'CurvatureConfig'.*takes estimator",
+            r"'rhoo' not in 'CurvatureSettings'.*takes estimator",
         ),
         ({"a": {"base": "closed_form", "curvature": {"rho": "x"}}}, ["a"], "could not be converted"),
         ({"a": {"base": "closed_form", "curvature": "nope"}}, ["a"], "names the curvature 'nope'"),
@@ -81,7 +81,7 @@ def test_settings_out_of_range_are_named(key, value, message):
 )
 def test_curvature_out_of_range_is_named_with_its_row(key, value):
     config = config_for(methods=["unlearned_minus"])
-    config.curvature = CurvatureConfig(**{key: value})
+    config.curvature = curvature_settings(**{key: value})
     with pytest.raises(ConfigError, match=rf"'unlearned_minus': curvature\..*{key}"):
         make_methods(config)
 
@@ -95,7 +95,7 @@ def test_devices():
 
 
 def test_derived_seeds_differ_by_purpose_and_seed():
-    one, two = resolve_seeds(config_for()), resolve_seeds(config_for(seed=1))
+    one, two = SeedSettings().resolve(0), SeedSettings().resolve(1)
     assert len(set(one.values()) | set(two.values())) == 2 * len(one)
 
 

@@ -9,10 +9,11 @@ import torch
 from sfu.errors import ArtifactError, DataError, SingularHessianError
 from sfu.heads.files import load_head
 from sfu.heads.linear import LinearHead
+from sfu.heads.settings import AdamSettings, LinearSettings, Training
 from sfu.heads.train import train_head
-from sfu.losses import Quadratic
+from sfu.losses.base import make_loss
+from sfu.losses.quadratic import Quadratic
 from sfu.operators.explicit import solve_positive_definite
-from sfu.settings import AdamConfig, HeadConfig, LossConfig, Training
 from tests.conftest import make_arrays
 
 
@@ -23,7 +24,7 @@ def tensors(seed: int = 0, **sizes: int):
 
 def fit(features, labels, *, l2, bias=False, loss=None, **settings):
     """Exact training through the one entry."""
-    config = HeadConfig(name="linear", l2=l2, bias=bias, **settings)
+    config = LinearSettings(l2=l2, bias=bias, **settings)
     where = {"device": torch.device("cpu"), "dtype": torch.float64}
     return train_head(features, labels, int(labels.max()) + 1, config, loss or Quadratic(), seed=0, **where)
 
@@ -65,8 +66,8 @@ def test_solve_refuses_what_is_not_positive_definite(spectrum):
 
 def test_adam_comes_near_the_optimum_and_keeps_its_true_gradient():
     features, labels = tensors()
-    head, loss = HeadConfig(name="linear", l2=1e-2, training=Training.adam), LossConfig(name="quadratic")
-    head.adam = AdamConfig(lr=1e-2, batch_size=64, max_epochs=30, patience=30, tolerance=0.0)
+    head, loss = LinearSettings(l2=1e-2, training=Training.adam), make_loss(name="quadratic")
+    head.adam = AdamSettings(lr=1e-2, batch_size=64, max_epochs=30, patience=30, tolerance=0.0)
     where = {"device": torch.device("cpu"), "dtype": torch.float64}
     adam = train_head(features, labels, 4, head, loss, seed=1, **where)
     same = train_head(features, labels, 4, head, loss, seed=1, **where)
@@ -85,11 +86,11 @@ def test_adam_stops_early_when_nothing_improves():
     features, labels = tensors()
 
     def epochs(patience: int) -> int:
-        config = AdamConfig(lr=1e-2, batch_size=64, max_epochs=500, patience=patience, tolerance=0.05)
+        config = AdamSettings(lr=1e-2, batch_size=64, max_epochs=500, patience=patience, tolerance=0.05)
         done: list[tuple[int, int]] = []
-        head = HeadConfig(name="linear", l2=1e-2, training=Training.adam, adam=config)
+        head = LinearSettings(l2=1e-2, training=Training.adam, adam=config)
         train_head(
-            features, labels, 4, head, LossConfig(name="quadratic"), seed=0,
+            features, labels, 4, head, make_loss(name="quadratic"), seed=0,
             device=torch.device("cpu"), dtype=torch.float64, progress=lambda *t: done.append(t),
         )  # fmt: skip
         assert done == [(epoch, 500) for epoch in range(1, len(done) + 1)]

@@ -11,9 +11,10 @@ import torch
 from sfu.heads.certificate import Certificate
 from sfu.heads.linear import LinearHead
 from sfu.heads.optimum import not_reached, rounding_bound
+from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
-from sfu.losses import Logistic, Quadratic
-from sfu.settings import HeadConfig
+from sfu.losses.logistic import Logistic
+from sfu.losses.quadratic import Quadratic
 
 CPU = torch.device("cpu")
 
@@ -33,7 +34,7 @@ def test_the_bound_on_rounding_by_hand():
 def test_a_certificate_starts_with_the_gradient_that_is_left_and_its_rounding():
     generator = torch.Generator().manual_seed(0)
     features, labels = torch.randn(60, 3, generator=generator).double(), torch.arange(60) % 2
-    config = HeadConfig(name="linear", l2=1e-2, objective_noise=0.7)
+    config = LinearSettings(l2=1e-2, objective_noise=0.7)
     head = train_head(
         features, labels, 2, config, Logistic(), seed=0, noise_seed=4, device=CPU, dtype=torch.float64
     )  # fmt: skip

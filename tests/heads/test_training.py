@@ -10,10 +10,13 @@ from sklearn.datasets import load_digits
 from sfu.errors import ConfigError, DataError, SolverError
 from sfu.heads import newton_cg
 from sfu.heads.files import load_head
+from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
-from sfu.losses import HuberHinge, Logistic, Quadratic, Softmax
 from sfu.losses import rows as rows_module
-from sfu.settings import HeadConfig
+from sfu.losses.huber_hinge import HuberHinge
+from sfu.losses.logistic import Logistic
+from sfu.losses.quadratic import Quadratic
+from sfu.losses.softmax import Softmax
 
 LOSSES = [Quadratic(), Logistic(), Softmax(), HuberHinge()]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
@@ -25,7 +28,7 @@ def digits():
 
 
 def fit(loss, features, labels, *, weights=None, dtype=torch.float64, classes=None, **settings):
-    config = HeadConfig(name="linear", **{"l2": 1e-3, **settings})
+    config = LinearSettings(**{"l2": 1e-3, **settings})
     return train_head(
         features, labels, classes or int(labels.max()) + 1, config, loss, seed=0, device=torch.device("cpu"),
         dtype=dtype, weights_N=weights,
@@ -159,10 +162,10 @@ def test_a_curvature_too_large_to_keep_is_refused_before_training():
 
 @every_loss
 def test_adam_comes_near_the_same_optimum(loss):
-    from sfu.settings import AdamConfig, Training
+    from sfu.heads.settings import AdamSettings, Training
 
     features, labels = digits()
-    adam = AdamConfig(lr=5e-2, batch_size=256, max_epochs=40, patience=40)
+    adam = AdamSettings(lr=5e-2, batch_size=256, max_epochs=40, patience=40)
     head = fit(loss, features, labels, l2=1e-2, training=Training.adam, adam=adam)
     exact = fit(loss, features, labels, l2=1e-2)
     assert 1e-6 < float((head.parameters_CE - exact.parameters_CE).norm() / exact.parameters_CE.norm()) < 0.2

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfu.losses import HuberHinge, Logistic, Loss, Quadratic, Softmax
+from sfu.losses.base import Loss
+from sfu.losses.huber_hinge import HuberHinge
+from sfu.losses.logistic import Logistic
+from sfu.losses.quadratic import Quadratic
+from sfu.losses.softmax import Softmax
 
 LOSSES = [
     Quadratic(), Quadratic(target_scale=2.5), Logistic(), Softmax(), HuberHinge(), HuberHinge(smoothing=0.1),

@@ -10,14 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfu.errors import ConfigError
-from sfu.losses import (
-    HuberHinge,
-    Layout,
-    Logistic,
-    Softmax,
-    loss_from_json,
-    make_loss,
-)
+from sfu.losses.base import Layout, Loss, loss_from_json, make_loss
+from sfu.losses.huber_hinge import HuberHinge
+from sfu.losses.logistic import Logistic
+from sfu.losses.softmax import Softmax
 from tests.losses.cases import defined, every_loss
 
 outputs_and_label = st.integers(2, 6).flatmap(

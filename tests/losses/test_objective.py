@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfu.errors import ConfigError
-from sfu.losses import Layout, Objective, Quadratic, Rows, make_loss
+from sfu.losses.base import Layout, make_loss
+from sfu.losses.objective import Objective
+from sfu.losses.quadratic import Quadratic
+from sfu.losses.rows import Rows
 from tests.losses.cases import defined, every_loss
 
 CPU = torch.device("cpu")

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfu.errors import ConfigError
-from sfu.losses import Layout, Objective, Rows, make_loss
+from sfu.losses.base import Layout, make_loss
+from sfu.losses.objective import Objective
+from sfu.losses.rows import Rows
 from sfu.operators import plan as plan_module
 from sfu.operators.build import build_operator
 from sfu.operators.conjugate_gradients import conjugate_gradients, multishift_conjugate_gradients

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
 from sfu.errors import ConfigError, DataError, SourceFreeError
+from sfu.experiment.config import RunConfig
 from sfu.heads.files import load_head
+from sfu.heads.optimum import rounding_bound
+from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
-from sfu.losses import Logistic, Quadratic, Softmax, make_loss
+from sfu.losses.base import make_loss
+from sfu.losses.logistic import Logistic
+from sfu.losses.quadratic import Quadratic
+from sfu.losses.softmax import Softmax
+from sfu.operators.build import build_operator
+from sfu.operators.plan import plan_structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
-from sfu.settings import HeadConfig, LossConfig, RunConfig
 from sfu.unlearning.gaussian_mechanism import delta_of
-from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, residual
+from sfu.unlearning.methods import certified_removal
+from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, residual, residual_bounds
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
-from tests.unlearning.test_newton import EXACT, relative
+from tests.unlearning.cases import RETAINED_CURVATURE, relative
 
 CONTEXT = MethodContext({"folds": 3})
 
@@ -34,7 +43,7 @@ def digits(classes: int = 2):
 
 def trained(loss, classes: int = 2, noise: float = 1.0, l2: float = 1e-2, weights=None, data=None, noise_seed=0):
     features, labels = data or digits(classes)
-    config = HeadConfig(name="linear", l2=l2, objective_noise=noise, tolerance=1e-9)
+    config = LinearSettings(l2=l2, objective_noise=noise, tolerance=1e-9)
     where = {"device": torch.device("cpu"), "dtype": torch.float64, "weights_N": weights, "noise_seed": noise_seed}
     return train_head(features, labels, classes, config, loss, seed=0, **where), features, labels, config
 
@@ -164,13 +173,13 @@ def test_what_no_certificate_covers_is_refused():
     with pytest.raises(SourceFreeError, match="needs the retained data"):
         CertifiedRemoval().unlearn(request, CONTEXT)
     plain = dataclasses.replace(head, certificate=None)
-    moved = Newton(EXACT).unlearn(request, CONTEXT, retained).head
+    moved = Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head
     assert moved.certificate.residual_bound is None
     for other in (plain, moved):
         with pytest.raises(ConfigError, match=r"head\.objective_noise above 0"):
             CertifiedRemoval().unlearn(ForgetRequest(other, features[:5], labels[:5]), CONTEXT, retained)
     hinge = dataclasses.replace(head, loss=make_loss("huber_hinge"))
-    with pytest.raises(ConfigError, match="loss=huber_hinge has not; use logistic"):
+    with pytest.raises(ConfigError, match=r"loss=huber_hinge has none\. Use logistic"):
         CertifiedRemoval().unlearn(ForgetRequest(hinge, features[:5], labels[:5]), CONTEXT, retained)
     for settings, message in (
         ({"epsilon": 0.0}, "epsilon=0"), ({"delta": 1.0}, "delta=1"), ({"bound": "loose"}, "bound=loose is unknown"),
@@ -184,7 +193,7 @@ def test_newton_on_a_perturbed_head_goes_to_the_perturbed_optimum():
     head, features, labels, config = trained(Quadratic(), noise=5.0)
     request, retained = ForgetRequest(head, features[:90], labels[:90]), RetainedSet(features[90:], labels[90:])
     retrained = Retrained(config).unlearn(request, CONTEXT, retained).head
-    newton = Newton(EXACT).unlearn(request, CONTEXT, retained).head
+    newton = Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head
     assert relative(newton.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
 
 
@@ -223,7 +232,7 @@ def test_the_noise_is_the_systems_unless_a_seed_is_given_and_retrained_shares_it
     head, features, labels, config = trained(Logistic(), noise_seed=7)
     assert torch.equal(head.certificate.noise_CE, trained(Logistic(), noise_seed=7)[0].certificate.noise_CE)
     result, retained = remove_first(head, features, labels, 5, epsilon=1e4)
-    assert "nothing is certified to whoever knows seeds.objective" in result.note
+    assert "nothing is certified to anyone who knows seeds.objective" in result.note
     secret, _ = remove_first(drawn[0], features, labels, 5, epsilon=1e4)
     assert "seeds.objective" not in secret.note
     assert secret.note.startswith("epsilon ")
@@ -239,7 +248,11 @@ def test_retained_data_that_are_not_what_is_left_are_refused():
     request = ForgetRequest(head, features[:50], labels[:50])
     for start in (0, 550):
         wrong = RetainedSet(features[start:], labels[start:])
-        for method in (CertifiedRemoval(epsilon=1e4), Newton(EXACT), CertifiedRemoval(epsilon=1e4, batches=5)):
+        for method in (
+            CertifiedRemoval(epsilon=1e4),
+            Newton(RETAINED_CURVATURE),
+            CertifiedRemoval(epsilon=1e4, batches=5),
+        ):
             with pytest.raises(DataError, match=rf"has {1797 - start}\b.* rows .* has 1747 |has {1837 - start} rows"):
                 method.unlearn(request, CONTEXT, wrong)
     heavy = RetainedSet(features[50:], labels[50:], torch.full((1747,), 2.0))
@@ -264,8 +277,68 @@ def test_a_head_in_float32_and_balanced_weights_are_refused():
     with pytest.raises(ConfigError, match=r"float64, not torch\.float32"):
         remove_first(head.to(torch.device("cpu"), torch.float32), features, labels, 5)
     run = RunConfig(
-        head=HeadConfig(name="linear", objective_noise=1.0),
-        loss=LossConfig(name="logistic", class_weights="balanced"),
+        head=LinearSettings(objective_noise=1.0),
+        loss=make_loss(name="logistic", class_weights="balanced"),
     )
     with pytest.raises(ConfigError, match="class_weights=balanced: the weights are counted from the removed"):
         CertifiedRemoval.from_config(run, None, {})
+
+
+def small_removal(loss, n_forget: int = 30):
+    """(head, request, retained rows, move, solution) of one removal, step by step."""
+    weights = 0.5 + torch.rand(1797, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    head, features, labels, _ = trained(loss, classes=3, weights=weights, data=(digits(10)[0], digits(10)[1] % 3))
+    request = ForgetRequest(head, features[:n_forget], labels[:n_forget], weights_F=weights[:n_forget])
+    retained = RetainedSet(features[n_forget:], labels[n_forget:], weights[n_forget:])
+    rows = request.retained_rows(retained)
+    plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)
+    operator = build_operator(head.objective(), rows, head.parameters_CE, plan.structure)
+    solution = operator.solve(request.forget_gradient())
+    return request, retained, rows, request.step_ratio * solution.value_CE, solution
+
+
+@pytest.mark.parametrize("loss", [Logistic(), Softmax()], ids=lambda loss: loss.name)
+def test_the_bounds_by_their_definitions(loss):
+    request, retained, rows, move, _ = small_removal(loss)
+    head, gamma = request.head, loss.constants.curvature_lipschitz
+    features, weights = retained.features_RD.double(), retained.weights_R
+    spectral = float(torch.linalg.matrix_norm(features * weights[:, None].sqrt(), 2))
+    change = (features @ move.T).norm(dim=1)
+    radius, length = float(features.norm(dim=1).max()), float(move.norm())
+    classes = math.sqrt(3) if loss.name == "logistic" else 1.0
+    removed = float(request.features_FD.double().norm(dim=1).max())
+    largest = loss.constants.gradient_bound * classes * removed + head.l2 * float(head.parameters_CE.norm())
+    step = 1.25 * request.weight * largest / (head.l2 * rows.weight)
+    found = residual_bounds(request, rows, move, unsolved=0.25)
+    assert found["sharp"] == pytest.approx(gamma / 2 * spectral * float(weights @ change**4) ** 0.5, rel=1e-9)
+    corollary = gamma * spectral * radius * length * float(weights @ change**2) ** 0.5
+    assert found["data_dependent"] == pytest.approx(corollary, rel=1e-9)
+    assert found["worst_case"] == pytest.approx(gamma * rows.weight * radius**3 * step**2, rel=1e-9)
+
+
+def test_what_is_paid_is_the_bound_the_unsolved_part_and_rounding():
+    request, retained, rows, move, solution = small_removal(Logistic())
+    head = request.head
+    left = request.unlearned_head(head.parameters_CE + move)
+    rounding = rounding_bound(left, rows)
+    unsolved = solution.residual * request.weight * float(request.forget_gradient().norm())
+    whole = unsolved + rounding_bound(head, request.data()) + rounding_bound(head, rows) + 2 * rounding
+    assert unsolved > 0
+    for name in BOUNDS:
+        details = CertifiedRemoval(epsilon=1e15, bound=name).unlearn(request, CONTEXT, retained).details
+        assert details["last_cost"] - details[f"bound_{name}"] == pytest.approx(whole, rel=1e-3)
+    measured = CertifiedRemoval(epsilon=1e15, bound="measured").unlearn(request, CONTEXT, retained)
+    assert measured.head.certificate.residual_bound == pytest.approx(
+        residual(measured.head, retained) + rounding, rel=1e-12
+    )
+    refused = CertifiedRemoval(epsilon=1e-9, bound="sharp").unlearn(request, CONTEXT, retained)
+    assert refused.details["budget_spent"] == head.certificate.residual_bound
+
+
+def test_what_the_solver_leaves_is_paid_for(monkeypatch):
+    request, retained, _, _, solution = small_removal(Logistic())
+    rough = SimpleNamespace(solve=lambda right_CE: dataclasses.replace(solution, residual=1e-3))
+    monkeypatch.setattr(certified_removal, "build_operator", lambda *given: rough)
+    details = CertifiedRemoval(epsilon=1e15, bound="sharp").unlearn(request, CONTEXT, retained).details
+    left = 1e-3 * request.weight * float(request.forget_gradient().norm())
+    assert details["last_cost"] - details["bound_sharp"] == pytest.approx(left, rel=1e-4)

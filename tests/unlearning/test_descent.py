@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from sfu.errors import ConfigError, DivergedError, SourceFreeError
-from sfu.losses import HuberHinge, Logistic, Quadratic, Softmax
+from sfu.losses.huber_hinge import HuberHinge
+from sfu.losses.logistic import Logistic
+from sfu.losses.quadratic import Quadratic
+from sfu.losses.softmax import Softmax
 from sfu.request import Access, MethodContext
 from sfu.unlearning.descent import LONGEST_PATH, DescentProblem, Path, Sgd, descend, minibatches
 from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining, wrong_labels
 from sfu.unlearning.methods.adversarial import Adversarial
-from sfu.unlearning.methods.fine_tune import FineTune
+from sfu.unlearning.methods.fine_tune import FineTune, RandomLabels
 from sfu.unlearning.methods.jit import Jit
-from sfu.unlearning.methods.neg_grad import NegGrad
-from sfu.unlearning.methods.neg_grad_plus import NegGradPlus
-from sfu.unlearning.methods.random_labels import RandomLabels
+from sfu.unlearning.methods.neg_grad import NegGrad, NegGradPlus
 from sfu.unlearning.methods.scrub import Scrub
-from tests.unlearning.comparison import CONTEXT, case
+from tests.unlearning.cases import CONTEXT, case
 
 
 @pytest.mark.parametrize("loss", [Quadratic(), Logistic(), Softmax((1.0, 2.0, 3.0, 4.0)), HuberHinge()], ids=str)
@@ -33,25 +34,35 @@ def test_the_gradient_of_loss_and_regulariser_is_that_of_the_objective(loss):
 
 def test_sgd_with_momentum_decay_and_clipping_by_hand():
     start = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
-    walk = descend(
-        start, DescentProblem(range(2), lambda w, _: 0.5 * (w**2).sum(), 2), Sgd(0.1, 0.5, 0.2, clip=1.0), CONTEXT
-    )
+    problem = DescentProblem(range(2), lambda w, _: 0.5 * (w**2).sum(), 2)
+    end = descend(start, problem, Sgd(0.1, 0.5, 0.2, clip=1.0), CONTEXT)
     w, velocity = start.clone(), torch.zeros_like(start)
     for _ in range(2):
         velocity = 0.5 * velocity + w / w.norm() + 0.2 * w  # the gradient w, clipped to length 1; decay after clipping
         w = w - 0.1 * velocity
-    torch.testing.assert_close(walk.parameters_CE, w, rtol=1e-6, atol=0)
-    assert walk.steps == 2
-    assert walk.path == ()
+    torch.testing.assert_close(end.parameters_CE, w, rtol=1e-6, atol=0)
+    assert end.steps == 2
+    assert end.path == ()
+
+
+def test_clipping_shortens_long_gradients_and_leaves_short_ones():
+    start = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
+    problem = DescentProblem([None], lambda w, _: 0.5 * (w**2).sum(), 1)
+    plain, loose = (descend(start, problem, Sgd(0.1, clip=clip), CONTEXT).parameters_CE for clip in (None, 50.0))
+    assert torch.equal(plain, loose)
+    assert torch.equal(plain, start - 0.1 * start)
 
 
 def test_a_descent_that_runs_away_stops_and_says_where():
     request, _ = case()
-    seen = []
-    context = MethodContext(CONTEXT.seeds, progress=lambda done, total: seen.append(done))
-    with pytest.raises(DivergedError, match=r"diverged at step \d+ of 50: .*lr=100\. Lower lr, or .* no result"):
+    steps = []
+    context = MethodContext(CONTEXT.seeds, progress=lambda done, total: steps.append(done))
+    with pytest.raises(
+        DivergedError,
+        match=r"diverged at step \d+ of 50: .*lr=100\. These weights are no result\. Lower lr, or set clip",
+    ):
         NegGrad(lr=100.0, epochs=50).unlearn(request, context)
-    assert len(seen) < 49
+    assert len(steps) < 49
     with pytest.raises(DivergedError, match="to nan"):
         descend(torch.ones(1, 1), DescentProblem(range(3), lambda w, _: w.sum() * float("nan"), 3), Sgd(0.1), CONTEXT)
     assert NegGrad(lr=1.0, clip=0.1).unlearn(request, CONTEXT).details["steps"] == 5
@@ -100,9 +111,9 @@ def test_methods_of_the_retained_data_refuse_to_go_without():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0.0}, r"neg_grad: lr=0\.0; it must be above 0"),
-        ({"lr": "fast"}, "neg_grad: lr=fast; a finite number is needed"),
-        ({"epochs": 0}, "neg_grad: epochs=0; a whole number of at least 1"),
+        ({"lr": 0.0}, r"neg_grad: lr=0\.0\. Give a finite number above 0"),
+        ({"lr": "fast"}, r"neg_grad: lr=fast\. Give a finite number"),
+        ({"epochs": 0}, r"neg_grad: epochs=0\. Give a whole number at least 1"),
         ({"epochs": 1.5}, r"neg_grad: epochs=1\.5"),
         ({"batch_size": True}, "neg_grad: batch_size=True"),
         ({"momentum": 1.0}, r"neg_grad: momentum=1\.0"),
@@ -126,7 +137,7 @@ def test_settings_that_descend_together_end_where_each_ends_alone(method, loss):
     request, retained = case(loss)
     retained = retained if method.access is Access.RETAINED else None
     settings = [replace(method, lr=lr) for lr in (1e-3, 1e9, 1e-2)]
-    assert all(method.alike(other) for other in settings)
+    assert all(method.descends_with(other) for other in settings)
     together = method.unlearn_together(settings, request, replace(CONTEXT, keep_path=True), retained)
     assert isinstance(together[1], DivergedError)
     for setting, outcome in (settings[0], together[0]), (settings[2], together[2]):
@@ -137,6 +148,6 @@ def test_settings_that_descend_together_end_where_each_ends_alone(method, loss):
 
 
 def test_only_what_differs_in_its_rate_alone_descends_together():
-    assert not NegGrad().alike(NegGrad(epochs=3))
-    assert not NegGrad().alike(RandomLabels())
-    assert not Adversarial().alike(Adversarial(lr=1.0))
+    assert not NegGrad().descends_with(NegGrad(epochs=3))
+    assert not NegGrad().descends_with(RandomLabels())
+    assert not Adversarial().descends_with(Adversarial(lr=1.0))

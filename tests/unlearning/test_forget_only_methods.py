@@ -8,26 +8,20 @@ import pytest
 import torch
 
 from sfu.errors import ConfigError
-from sfu.losses import Softmax
+from sfu.losses.softmax import Softmax
 from sfu.request import Access, MethodContext
 from sfu.unlearning.differentiable import all_wrong, wrong_labels
 from sfu.unlearning.methods.adversarial import Adversarial
-from sfu.unlearning.methods.gradient_step import GradientStep
+from sfu.unlearning.methods.baselines import GradientStep, Rescale
+from sfu.unlearning.methods.fine_tune import RandomLabels
 from sfu.unlearning.methods.jit import Jit, local_lipschitz
 from sfu.unlearning.methods.neg_grad import NegGrad
-from sfu.unlearning.methods.random_labels import RandomLabels
-from sfu.unlearning.methods.rescale import Rescale
-from tests.unlearning.comparison import CONTEXT, case, flattened
+from tests.unlearning.cases import CONTEXT, PLAIN, case, flattened, name_of
 
-PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
 QUICK_L2UL = {"examples": 2, "attack_steps": 5, "step_size": 1.0, "max_steps": 3}
 ALL = [
     NegGrad(), RandomLabels(), Jit(sigma=0.1), Rescale(), GradientStep(), Adversarial(**QUICK_L2UL),
 ]  # fmt: skip
-
-
-def name_of(method) -> str:
-    return type(method).__name__
 
 
 def test_neg_grad_is_ascent_on_the_mean_loss():

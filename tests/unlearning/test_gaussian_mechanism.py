@@ -42,3 +42,10 @@ def test_the_classical_formula_is_smaller_for_small_epsilon_and_no_bound_for_lar
 def test_a_shift_that_delta_alone_covers_costs_no_epsilon():
     assert smallest_epsilon(1e-5, 1e-4) == 0.0
     assert smallest_epsilon(0.0, 1e-4) == 0.0
+
+
+@pytest.mark.parametrize("shift", [0.01, 0.3, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-4])
+def test_the_smallest_epsilon_is_on_the_safe_side_of_the_border(shift, delta):
+    epsilon = smallest_epsilon(shift, delta)
+    assert delta_of(shift, epsilon) <= delta < delta_of(shift, math.nextafter(epsilon, 0.0))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sfu.heads.base import Head
+from sfu.heads.settings import LinearisedSettings
 from sfu.request import RetainedSet
-from sfu.settings import HeadConfig
 from sfu.unlearning.differentiable import forgotten
 from sfu.unlearning.experimental.delta_grad import DeltaGrad
 from sfu.unlearning.experimental.emmn import Emmn
@@ -17,20 +17,17 @@ from sfu.unlearning.experimental.gkt import Gkt
 from sfu.unlearning.experimental.sisa import Sisa
 from sfu.unlearning.importance import squared_gradients
 from sfu.unlearning.methods.adversarial import Adversarial
-from sfu.unlearning.methods.fine_tune import FineTune
+from sfu.unlearning.methods.baselines import GradientStep, Rescale
+from sfu.unlearning.methods.fine_tune import FineTune, RandomLabels
 from sfu.unlearning.methods.fisher import Fisher
-from sfu.unlearning.methods.gradient_step import GradientStep
 from sfu.unlearning.methods.jit import Jit
-from sfu.unlearning.methods.neg_grad import NegGrad
-from sfu.unlearning.methods.neg_grad_plus import NegGradPlus
-from sfu.unlearning.methods.random_labels import RandomLabels
-from sfu.unlearning.methods.rescale import Rescale
+from sfu.unlearning.methods.neg_grad import NegGrad, NegGradPlus
 from sfu.unlearning.methods.scrub import Scrub
 from sfu.unlearning.methods.ssd import Ssd
 from tests.heads.linearised.tiny import C, Case, tiny_case
-from tests.unlearning.comparison import CONTEXT
+from tests.unlearning.cases import CONTEXT, name_of
 
-CONFIG = HeadConfig(name="linearised", l2=1e-2, tolerance=1e-9, max_iterations=3000)
+CONFIG = LinearisedSettings(l2=1e-2, tolerance=1e-9, max_iterations=3000)
 FORGET_ONLY = [NegGrad(lr=1e-4), RandomLabels(lr=1e-4), Jit(lr=1e-4, sigma=0.1), Rescale(), GradientStep(),
                Adversarial(examples=1, attack_steps=5, step_size=0.5, max_steps=3, lr=1e-4)]  # fmt: skip
 RETAINED = [FineTune(epochs=1, lr=1e-4), NegGradPlus(epochs=1, lr=1e-4), Scrub(epochs=1, lr=1e-4), Ssd(alpha=1.0),
@@ -45,10 +42,6 @@ def tiny() -> Case:
 @pytest.fixture(scope="module")
 def head(tiny: Case) -> Head:
     return tiny.train()
-
-
-def name_of(method: object) -> str:
-    return type(method).__name__
 
 
 @pytest.mark.parametrize("method", [*FORGET_ONLY, *RETAINED], ids=name_of)

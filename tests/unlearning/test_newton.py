@@ -8,51 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfu.curvature.sampling import sampling_ratio
+from sfu.curvature.settings import LowerBound, Measurement, Pairs, Prior, Regularization, curvature_settings
 from sfu.errors import ConfigError, SourceFreeError
-from sfu.evaluation.measures import squared_norm
+from sfu.heads.settings import LinearSettings, Training
 from sfu.heads.train import train_head
-from sfu.operators.base import CurvatureOperator
-from sfu.operators.build import build_operator
+from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
-from sfu.settings import (
-    AdamConfig,
-    CurvatureConfig,
-    Estimator,
-    HeadConfig,
-    LossConfig,
-    LowerBound,
-    Measurement,
-    Pairs,
-    Prior,
-    Regularization,
-    Structure,
-    Training,
-)
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
 from tests.conftest import make_arrays
-
-LOSS = LossConfig(name="quadratic", target_scale=2.0)
-EXACT = CurvatureConfig(estimator=Estimator.exact, regularization=Regularization.none)
-CONTEXT = MethodContext({"training": 1, "perturbation": 2, "noise": 3, "folds": 4})
-
-
-def situation(
-    bias: bool = False, l2: float = 1e-3, training: Training = Training.exact, n_forget: int = 60, seed: int = 0
-):
-    """(request, retained, head config) of a small classification problem."""
-    arrays = make_arrays(seed=seed)
-    features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
-    adam = AdamConfig(lr=1e-2, batch_size=100, max_epochs=5, patience=5)
-    config = HeadConfig(name="linear", l2=l2, bias=bias, training=training, adam=adam)
-    head = train_head(features, labels, 4, config, LOSS, seed=1, device=torch.device("cpu"), dtype=torch.float64)
-    order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
-    forget, keep = order[:n_forget], order[n_forget:]
-    return ForgetRequest(head, features[forget], labels[forget]), RetainedSet(features[keep], labels[keep]), config
-
-
-def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:
-    return float(difference.norm() / reference.norm())
+from tests.unlearning.cases import (
+    CONTEXT,
+    FORGET_CURVATURE,
+    LOSS,
+    RETAINED_CURVATURE,
+    distance,
+    measured_gain,
+    relative,
+    situation,
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -60,7 +34,7 @@ def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:
 def test_unlearned_plus_is_retrained(bias, l2, n_forget, seed):
     request, retained, config = situation(bias, l2, n_forget=n_forget, seed=seed)
     retrained = Retrained(config).unlearn(request, CONTEXT, retained).head
-    unlearned = Newton(EXACT).unlearn(request, CONTEXT, retained).head
+    unlearned = Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head
     assert relative(unlearned.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
     assert relative(request.head.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) > 1e-7
     assert unlearned.n_train == 400 - n_forget
@@ -72,55 +46,32 @@ def test_an_early_stop_is_corrected_by_the_stored_gradient(bias):
     assert float(request.head.gradient_CE.norm()) > 1e-3
     config.training = Training.exact
     optimum = Retrained(config).unlearn(request, CONTEXT, retained).head
-    corrected = Newton(EXACT).unlearn(request, CONTEXT, retained).head
+    corrected = Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head
     assert relative(corrected.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) < 1e-8
     forgetful = dataclasses.replace(request.head, gradient_CE=torch.zeros_like(request.head.gradient_CE))
     blind = (
-        Newton(EXACT).unlearn(ForgetRequest(forgetful, request.features_FD, request.labels_F), CONTEXT, retained).head
+        Newton(RETAINED_CURVATURE)
+        .unlearn(ForgetRequest(forgetful, request.features_FD, request.labels_F), CONTEXT, retained)
+        .head
     )
     assert relative(blind.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) > 1e-3
 
 
 def test_forgetting_half_then_the_other_half_is_forgetting_both():
     request, retained, _ = situation(n_forget=80)
-    both = Newton(EXACT).unlearn(request, CONTEXT, retained).head
+    both = Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head
     first, second = torch.arange(40), torch.arange(40, 80)
     rest = RetainedSet(
         torch.cat([retained.features_RD, request.features_FD[second]]),
         torch.cat([retained.labels_R, request.labels_F[second]]),
     )
-    half = Newton(EXACT).unlearn(request.rows(first), CONTEXT, rest).head
+    half = Newton(RETAINED_CURVATURE).unlearn(request.rows(first), CONTEXT, rest).head
     then = (
-        Newton(EXACT)
+        Newton(RETAINED_CURVATURE)
         .unlearn(ForgetRequest(half, request.features_FD[second], request.labels_F[second]), CONTEXT, retained)
         .head
     )
     assert relative(then.parameters_CE - both.parameters_CE, both.parameters_CE) < 1e-8
-
-
-def retained_hessian(request, retained, structure: Structure = Structure.products) -> CurvatureOperator:
-    """That of the retained rows at the trained head."""
-    head = request.head
-    rows = head.rows(retained.features_RD, retained.labels_R)
-    return build_operator(head.objective(), rows, head.parameters_CE, structure)
-
-
-def distance(head, request, retained, config) -> float:
-    retrained = Retrained(config).unlearn(request, CONTEXT, retained).head.parameters_CE
-    hessian = retained_hessian(request, retained)
-    nothing = squared_norm(request.head.parameters_CE - retrained, hessian)
-    return (squared_norm(head.parameters_CE - retrained, hessian) / nothing) ** 0.5
-
-
-def measured_gain(head, request, retained, config) -> float:
-    """Fall of the squared distance to Retrained in the retain-Hessian norm."""
-    retrained = Retrained(config).unlearn(request, CONTEXT, retained).head.parameters_CE
-    hessian = retained_hessian(request, retained)
-    before, after = request.head.parameters_CE - retrained, head.parameters_CE - retrained
-    return squared_norm(before, hessian) - squared_norm(after, hessian)
-
-
-CLOSED = CurvatureConfig(estimator=Estimator.closed_form)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -128,11 +79,11 @@ CLOSED = CurvatureConfig(estimator=Estimator.closed_form)
 @pytest.mark.parametrize("per_class", [True, False])
 def test_gradient_measurements_that_determine_the_hessian_give_the_closed_form(bias, pairs, per_class):
     request, _, _ = situation(bias)
-    fit = CurvatureConfig(measurement=Measurement.gradient, perturbations=60, pairs=pairs, per_class=per_class)
-    closed, fitted = (Newton(c).unlearn(request, CONTEXT) for c in (CLOSED, fit))
+    fit = curvature_settings(measurement=Measurement.gradient, perturbations=60, pairs=pairs, per_class=per_class)
+    closed, fitted = (Newton(c).unlearn(request, CONTEXT) for c in (FORGET_CURVATURE, fit))
     assert fitted.details["fit_status"] == "converged"
     assert relative(fitted.head.parameters_CE - closed.head.parameters_CE, closed.head.parameters_CE) < 1e-7
-    assert fitted.predicted_gain == pytest.approx(closed.predicted_gain, rel=1e-6)
+    assert fitted.predicted_distance_gain == pytest.approx(closed.predicted_distance_gain, rel=1e-6)
 
 
 @pytest.mark.parametrize("settings_", [{"gradient_term": "exact"}, {"pairs": "antithetic", "gradient_term": "paper"}])
@@ -140,45 +91,45 @@ def test_enough_exact_loss_measurements_give_the_closed_form(settings_):
     from omegaconf import OmegaConf
 
     request, _, _ = situation()
-    base = CurvatureConfig(
+    base = curvature_settings(
         measurement=Measurement.loss, perturbations=200, per_class=False, lower_bound=LowerBound.zero, prior=Prior.zero
     )
     base.prior_strength = 1e-14
     fit = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(base), settings_))
-    closed, fitted = (Newton(c).unlearn(request, CONTEXT) for c in (CLOSED, fit))
+    closed, fitted = (Newton(c).unlearn(request, CONTEXT) for c in (FORGET_CURVATURE, fit))
     assert relative(fitted.head.parameters_CE - closed.head.parameters_CE, closed.head.parameters_CE) < 1e-3
 
 
 def test_the_default_brings_the_head_nearer_to_retrained_and_predicts_how_much():
-    left, promised, kept = [], 0.0, 0.0
+    left, predicted, measured = [], 0.0, 0.0
     for seed in range(12):
         request, retained, config = situation(seed=seed, n_forget=120)
-        result = Newton(CurvatureConfig()).unlearn(request, CONTEXT)
+        result = Newton(curvature_settings()).unlearn(request, CONTEXT)
         assert result.applied
         left.append(distance(result.head, request, retained, config))
-        promised += result.predicted_gain
-        kept += measured_gain(result.head, request, retained, config)
+        predicted += result.predicted_distance_gain
+        measured += measured_gain(result.head, request, retained, config)
     assert sum(left) / len(left) < 0.6
-    assert promised / kept == pytest.approx(1.0, abs=0.2)
+    assert predicted / measured == pytest.approx(1.0, abs=0.2)
 
 
 def test_the_prediction_holds_after_an_early_stop_too():
-    promised, kept = 0.0, 0.0
+    predicted, measured = 0.0, 0.0
     for seed in range(8):
         request, retained, config = situation(seed=seed, n_forget=120, training=Training.adam)
         config.training = Training.exact
-        result = Newton(CLOSED).unlearn(request, CONTEXT)
-        promised += result.predicted_gain
-        kept += measured_gain(result.head, request, retained, config)
-    assert promised / kept == pytest.approx(1.0, abs=0.2)
+        result = Newton(FORGET_CURVATURE).unlearn(request, CONTEXT)
+        predicted += result.predicted_distance_gain
+        measured += measured_gain(result.head, request, retained, config)
+    assert predicted / measured == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_step_predicted_to_do_harm_is_withheld_unless_forced():
     request, retained, config = situation(n_forget=13)  # 12 features: the forget Hessian is almost singular
-    harmful = CurvatureConfig(estimator=Estimator.closed_form, regularization=Regularization.none, folds=5)
+    harmful = curvature_settings(estimator="closed_form", regularization=Regularization.none, folds=5)
     withheld = Newton(harmful, noise_sigma=1.0).unlearn(request, CONTEXT)
     assert not withheld.applied
-    assert withheld.predicted_gain < 0
+    assert withheld.predicted_distance_gain < 0
     assert "no better than nothing" in withheld.note
     assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
     forced = Newton(dataclasses.replace(harmful, force=True)).unlearn(request, CONTEXT)
@@ -190,7 +141,7 @@ def test_a_step_predicted_to_do_harm_is_withheld_unless_forced():
 def class_request(request_seed: int = 0):
     arrays = make_arrays(n_train=4000, seed=request_seed)
     features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
-    config = HeadConfig(name="linear", l2=1e-3)
+    config = LinearSettings(l2=1e-3)
     head = train_head(features, labels, 4, config, LOSS, seed=1, device=torch.device("cpu"), dtype=torch.float64)
     of_class = labels == 2
     return (
@@ -202,16 +153,18 @@ def class_request(request_seed: int = 0):
 
 def test_a_forget_set_unlike_a_random_sample_is_noticed():
     request, retained, config = class_request()
-    for curvature in (CurvatureConfig(), CLOSED):
+    for curvature in (curvature_settings(), FORGET_CURVATURE):
         withheld = Newton(curvature).unlearn(request, CONTEXT)
         assert not withheld.applied
-        assert withheld.predicted_gain is None
+        assert withheld.predicted_distance_gain is None
         assert "unlike a random sample" in withheld.note
         assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
         forced = Newton(dataclasses.replace(curvature, force=True)).unlearn(request, CONTEXT)
         assert forced.applied
         assert "although the forget set is unlike" in forced.note
-    assert distance(Newton(EXACT).unlearn(request, CONTEXT, retained).head, request, retained, config) < 1e-6
+    assert (
+        distance(Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head, request, retained, config) < 1e-6
+    )
 
 
 def test_the_sampling_ratio_is_one_for_random_samples_and_large_for_a_class():
@@ -238,17 +191,21 @@ def test_the_sampling_ratio_by_autograd():
 def test_the_noise_is_counted_in_the_prediction():
     request, retained, config = situation(n_forget=120)
     sigma = 0.003
-    plain, noisy = (Newton(CLOSED, noise_sigma=s).unlearn(request, CONTEXT) for s in (0.0, sigma))
+    plain, noisy = (Newton(FORGET_CURVATURE, noise_sigma=s).unlearn(request, CONTEXT) for s in (0.0, sigma))
 
     def noisy_head(k: int):
-        return Newton(CLOSED, noise_sigma=sigma).unlearn(request, MethodContext({**CONTEXT.seeds, "noise": k})).head
+        return (
+            Newton(FORGET_CURVATURE, noise_sigma=sigma)
+            .unlearn(request, MethodContext({**CONTEXT.seeds, "noise": k}))
+            .head
+        )
 
     losses = [
         measured_gain(plain.head, request, retained, config) - measured_gain(noisy_head(k), request, retained, config)
         for k in range(40)
     ]
-    assert plain.predicted_gain - noisy.predicted_gain == pytest.approx(sum(losses) / 40, rel=0.3)
-    drowned = Newton(CLOSED, noise_sigma=1.0).unlearn(request, CONTEXT)
+    assert plain.predicted_distance_gain - noisy.predicted_distance_gain == pytest.approx(sum(losses) / 40, rel=0.3)
+    drowned = Newton(FORGET_CURVATURE, noise_sigma=1.0).unlearn(request, CONTEXT)
     assert not drowned.applied
 
 
@@ -257,32 +214,32 @@ def test_very_few_rows_are_forgotten_without_settings(n_forget):
     left = []
     for seed in range(10):
         request, retained, config = situation(n_forget=n_forget, seed=seed)
-        result = Newton(CurvatureConfig()).unlearn(request, CONTEXT)
+        result = Newton(curvature_settings()).unlearn(request, CONTEXT)
         left.append(distance(result.head, request, retained, config))
         assert f"{n_forget} rows are too few to cross-validate" in result.note
-        assert result.predicted_gain is None
+        assert result.predicted_distance_gain is None
     assert max(left) < 1
 
 
 def test_damping_rules():
     request, _, _ = situation()
-    seen = {}
+    results = {}
     for rule in (Regularization.fixed, Regularization.mean_eigenvalue, Regularization.none):
-        config = CurvatureConfig(estimator=Estimator.closed_form, regularization=rule, rho=0.25, folds=0)
-        seen[rule] = Newton(config).unlearn(request, CONTEXT)
-        assert seen[rule].predicted_gain is None
+        config = curvature_settings(estimator="closed_form", regularization=rule, rho=0.25, folds=0)
+        results[rule] = Newton(config).unlearn(request, CONTEXT)
+        assert results[rule].predicted_distance_gain is None
     hessian = request.hessian(Structure.shared).blocks_BKK[0]
-    assert seen[Regularization.fixed].details["rho"] == 0.25
-    assert seen[Regularization.mean_eigenvalue].details["rho"] == pytest.approx(float(hessian.trace()) / 12)
+    assert results[Regularization.fixed].details["rho"] == 0.25
+    assert results[Regularization.mean_eigenvalue].details["rho"] == pytest.approx(float(hessian.trace()) / 12)
     expected = (
         request.head.parameters_CE + request.step_ratio * torch.linalg.solve(hessian, request.newton_gradient().T).T
     )
-    torch.testing.assert_close(seen[Regularization.none].head.parameters_CE, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(results[Regularization.none].head.parameters_CE, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_authors_notebook_bound_is_subtracted():
     request, _, _ = situation()
-    config = CurvatureConfig(
+    config = curvature_settings(
         measurement=Measurement.gradient, perturbations=60, lower_bound=LowerBound.forget_share,
         subtract_lower_bound=True, regularization=Regularization.none, folds=0,
     )  # fmt: skip
@@ -294,7 +251,7 @@ def test_the_authors_notebook_bound_is_subtracted():
 
 def test_noise_has_the_size_asked_for_and_follows_its_seed():
     request, _, _ = situation()
-    forced = dataclasses.replace(CLOSED, force=True)  # so much noise is predicted to do harm
+    forced = dataclasses.replace(FORGET_CURVATURE, force=True)  # so much noise is predicted to do harm
     plain = Newton(forced).unlearn(request, CONTEXT).head.parameters_CE
     noisy = [Newton(forced, noise_sigma=0.5).unlearn(request, CONTEXT).head.parameters_CE for _ in range(2)]
     other = (
@@ -306,19 +263,19 @@ def test_noise_has_the_size_asked_for_and_follows_its_seed():
     assert not torch.equal(noisy[0], other)
     assert float((noisy[0] - plain).std()) == pytest.approx(0.5, rel=0.3)
     with pytest.raises(ConfigError, match=r"newton\.noise_sigma=-1"):
-        Newton(CLOSED, noise_sigma=-1)
+        Newton(FORGET_CURVATURE, noise_sigma=-1)
 
 
 def test_more_folds_than_rows_are_refused():
     request, _, _ = situation(n_forget=4)
     with pytest.raises(ConfigError, match=r"curvature\.folds=5 but there are only 4 rows"):
-        Newton(dataclasses.replace(CLOSED, folds=5)).unlearn(request, CONTEXT)
+        Newton(dataclasses.replace(FORGET_CURVATURE, folds=5)).unlearn(request, CONTEXT)
 
 
 def test_exact_curvature_needs_the_retained_data():
     request, _, config = situation()
-    assert Newton(EXACT).access is Access.RETAINED
-    for method in (Newton(EXACT), Retrained(config)):
+    assert Newton(RETAINED_CURVATURE).access is Access.RETAINED
+    for method in (Newton(RETAINED_CURVATURE), Retrained(config)):
         with pytest.raises(SourceFreeError, match="needs the retained data"):
             method.unlearn(request, CONTEXT)
 
@@ -327,6 +284,7 @@ def test_same_result_on_every_device(device):
     request, _, _ = situation()
     here = ForgetRequest(request.head.to(device), request.features_FD, request.labels_F)
     results = [
-        Newton(CurvatureConfig(perturbations=60)).unlearn(r, CONTEXT).head.parameters_CE.cpu() for r in (request, here)
+        Newton(curvature_settings(perturbations=60)).unlearn(r, CONTEXT).head.parameters_CE.cpu()
+        for r in (request, here)
     ]
     assert relative(results[0] - results[1], results[0]) < 1e-9

@@ -1,1 +1,1 @@
-"""Where the Hessian of the Newton step comes from: one file an estimator, each holding one subclass of ``base``."""
+"""Estimators of the retained data's Hessian, registered under the names of ``curvature.estimator``."""

@@ -1,8 +1,8 @@
-"""What an estimator of the retained data's Hessian must offer.
+"""What an estimator of the retained data's Hessian offers.
 
-Estimating has two halves. :meth:`~CurvatureEstimator.observe` looks at examples, :meth:`~CurvatureEstimator.estimate`
-turns what was seen into a curvature operator. Observations of disjoint sets merge, so cross-validation looks at every
-example once and estimates K + 1 times.
+Estimating has two halves. :meth:`~CurvatureEstimator.observe` looks at examples, and
+:meth:`~CurvatureEstimator.estimate` turns what it observed into a curvature operator. Observations of disjoint sets
+merge, so cross-validation looks at every example once and estimates K + 1 times.
 
 Shapes: C classes, E = D (+ 1 with bias).
 """
@@ -12,16 +12,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from sfu.curvature.settings import CurvatureSettings
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.plan import Plan, plan_structure
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
-
-if TYPE_CHECKING:
-    from sfu.settings import CurvatureConfig
+from sfu.registry import Registered, add_modules
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 
 Observation = TypeVar("Observation")
+SettingsT = TypeVar("SettingsT", bound=CurvatureSettings)
+add_modules("sfu.curvature.estimators")
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class CurvatureEstimate:
     """An estimated Hessian.
 
     Attributes:
-        operator: Of the mean objective, the regulariser included.
-        details: Scalars worth keeping (solver status and the like).
-        note: One sentence for the reader if something is amiss.
+        operator: The Hessian of the mean objective, regulariser included.
+        details: Scalars worth reporting (solver status and the like).
+        note: One sentence for the reader if something went wrong.
     """
 
     operator: CurvatureOperator
@@ -40,24 +41,24 @@ class CurvatureEstimate:
 
 
 class HessianObservation(NamedTuple):
-    """An observation that is a Hessian: that of a set of rows, and what the rows weigh."""
+    """The Hessian of a set of rows, and their total weight."""
 
     operator: CurvatureOperator
     weight: float
 
 
 def merge_hessians(parts: Sequence[HessianObservation]) -> HessianObservation:
-    """The Hessian of the union of disjoint sets."""
+    """Return the Hessian of the union of disjoint sets."""
     weight = sum(part.weight for part in parts)
     first, *others = (part.operator for part in parts)
     return HessianObservation(first.combine(others, [part.weight / weight for part in parts]), weight)
 
 
-class CurvatureEstimator(ABC, Generic[Observation]):
-    """Estimates the Hessian of the retained data at the trained head."""
+class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind="estimator"):
+    """Estimates the Hessian of the retained data at the trained head; registered under the name of its settings."""
 
-    def __init__(self, config: CurvatureConfig) -> None:
-        self.config = config
+    def __init__(self, settings: SettingsT) -> None:
+        self.settings = settings
 
     @property
     def access(self) -> Access:
@@ -65,9 +66,13 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         return Access.FORGET
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the estimate is the retained Hessian itself, so that there is nothing to cross-validate."""
-        return False
+    def needs_validation(self) -> bool:
+        """Whether the estimate takes the forget set for a sample of the retained data.
+
+        Such an estimate is cross-validated on the forget set. One that knows the retained curvature has nothing to
+        validate.
+        """
+        return True
 
     @property
     def weights(self) -> tuple[float | None, ...]:
@@ -75,12 +80,12 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         return (None,)
 
     @property
-    def blind_weight(self) -> float | None:
-        """The one of :attr:`weights` to take where there are too few rows to choose among them."""
+    def default_weight(self) -> float | None:
+        """The one of :attr:`weights` to use if there are too few rows to cross-validate."""
         return self.weights[0]
 
     def plan(self, request: ForgetRequest, count: int | None = None) -> Plan:
-        """How the Hessian is to be held, for ``count`` rows (the forget rows unless given).
+        """Choose how to hold the Hessian of ``count`` rows (by default the forget rows).
 
         Raises:
             ConfigError: ``curvature.structure`` does not fit the loss or the machine.
@@ -88,41 +93,44 @@ class CurvatureEstimator(ABC, Generic[Observation]):
         head = request.head
         return plan_structure(
             head.layout, head.parameters_CE.shape[0], head.parameters_CE.shape[1], count or request.n_forget,
-            head.parameters_CE.device, self.config.structure, copies=3 if self.is_exact else 20,
+            head.parameters_CE.device, self.settings.structure, copies=20 if self.needs_validation else 3,
         )  # fmt: skip
 
     @abstractmethod
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> Observation:
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> Observation:
         """Look at the examples of ``request`` (or at ``retained``, if the access allows)."""
 
     @abstractmethod
     def merge(self, observations: Sequence[Observation]) -> Observation:
-        """The observation of the union of disjoint sets of examples."""
+        """Return the observation of the union of disjoint sets of examples."""
 
     @abstractmethod
     def estimate(
         self, observation: Observation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """The Hessian for one of :attr:`weights`; of ``request`` only the head and the counts are used."""
+        """Return the Hessian for one of :attr:`weights`; uses only the head and the counts of ``request``."""
 
 
-class HessianEstimator(CurvatureEstimator[HessianObservation]):
-    """An estimator that starts from the Hessian of rows it sees: the forget rows, unless overridden."""
+class HessianEstimator(CurvatureEstimator[SettingsT, HessianObservation]):
+    """An estimator that starts from the Hessian of rows: the forget rows, unless overridden."""
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> HessianObservation:
-        """Hessian of the forget rows."""
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
         return HessianObservation(request.hessian(self.plan(request).structure), request.weight)
 
     def merge(self, observations: Sequence[HessianObservation]) -> HessianObservation:
-        """Hessian of the union."""
         return merge_hessians(observations)
 
     def estimate(
         self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """As seen."""
         return CurvatureEstimate(observation.operator)
+
+
+def make_estimator(settings: CurvatureSettings) -> CurvatureEstimator[Any, Any]:
+    """Return the estimator that ``curvature.estimator`` names.
+
+    Raises:
+        ConfigError: Its settings cannot work.
+    """
+    kind: type[CurvatureEstimator[Any, Any]] = CurvatureEstimator.named(settings.estimator, "curvature.estimator")
+    return kind(settings)

@@ -11,63 +11,58 @@ data get little weight.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation
+from sfu.curvature.settings import ReferenceSettings
 from sfu.data.datasets.features import read_arrays
 from sfu.data.feature_data import check_features
 from sfu.errors import ConfigError, DataError
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
-from sfu.settings import Structure
-
-if TYPE_CHECKING:
-    from sfu.settings import CurvatureConfig
+from sfu.operators.structure import Structure
+from sfu.request import ForgetRequest, MethodContext, Retained
 
 _WEIGHTS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.95, 1.0)
 
 
-class Reference(HessianEstimator):
-    """Forget Hessian and public Hessian, in the proportion that cross-validation likes best."""
+class Reference(HessianEstimator[ReferenceSettings], name="reference"):
+    """Forget Hessian and public Hessian, mixed in the proportion that cross-validation chooses."""
 
-    def __init__(self, config: CurvatureConfig) -> None:
+    def __init__(self, settings: ReferenceSettings) -> None:
         """Find the file.
 
         Raises:
-            ConfigError: No file is named, or its type is not read.
-            DataError: It does not exist.
+            ConfigError: No file is named.
+            DataError: The file does not exist.
         """
-        super().__init__(config)
-        if not config.reference_path:
+        super().__init__(settings)
+        if not settings.reference_path:
             raise ConfigError(
                 "curvature.estimator=reference needs curvature.reference_path: an .npz or .safetensors file whose "
-                f"array '{config.reference_key}' holds public features [rows, D] from the same backbone."
+                f"array '{settings.reference_key}' holds public features [rows, D] from the same backbone."
             )
-        self._path = Path(config.reference_path).expanduser()
+        self._path = Path(settings.reference_path).expanduser()
         if not self._path.is_file():
-            raise DataError(f"curvature.reference_path={self._path} does not exist (looked from {Path.cwd()}).")
+            raise DataError(
+                f"curvature.reference_path={self._path} does not exist (relative paths start at {Path.cwd()})."
+            )
         self._features: Tensor | None = None
         self._cached: tuple[object, Tensor, CurvatureOperator] | None = None  # the tensor keeps its address in use
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The given weight of the public data, or a grid of them."""
-        given = self.config.reference_weight
+        given = self.settings.reference_weight
         return _WEIGHTS if given is None else (given,)
 
     @property
-    def blind_weight(self) -> float:
-        """Public data alone: a few forget rows say less than they do."""
+    def default_weight(self) -> float:
+        """Use the public data alone, since a few forget rows say less than they do."""
         return self.weights[-1]
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> HessianObservation:
-        """Hessian of the forget rows; reads the public file the first time."""
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
         if self._features is None:
             self._features = self._read(request, context.normalize_rows)
         return super().observe(request, context, retained)
@@ -75,13 +70,13 @@ class Reference(HessianEstimator):
     def estimate(
         self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Mix; ``weight`` is that of the public data (by default the first of :attr:`weights`)."""
+        """Mix the two; ``weight`` is the share of the public data (by default the first of :attr:`weights`)."""
         alpha = self.weights[0] if weight is None else weight
         mixed = observation.operator.combine([self._public_hessian(observation, request)], [1 - alpha, alpha])
         return CurvatureEstimate(mixed, {"reference_weight": alpha})
 
     def _public_hessian(self, observation: HessianObservation, request: ForgetRequest) -> CurvatureOperator:
-        """Computed once for each point at which the head is looked at."""
+        """Compute the public Hessian once for each point at which the head is looked at."""
         assert self._features is not None
         head = request.head
         key = (head.parameters_CE.data_ptr(), head.parameters_CE.dtype, observation.operator.structure)
@@ -93,16 +88,14 @@ class Reference(HessianEstimator):
         return self._cached[2]
 
     def _read(self, request: ForgetRequest, normalize_rows: bool) -> Tensor:
-        key, head = self.config.reference_key, request.head
+        key, head = self.settings.reference_key, request.head
         arrays = read_arrays(self._path, (key,), "curvature.reference_path")
         if key not in arrays:
-            raise DataError(f"curvature.reference_path={self._path} has no array '{key}'; set curvature.reference_key.")
+            raise DataError(f"curvature.reference_path={self._path} has no array '{key}'. Set curvature.reference_key.")
         features = torch.from_numpy(check_features(arrays[key], f"curvature.reference_path={self._path}: {key}"))
         if features.shape[1] != head.n_features:
             raise DataError(
                 f"curvature.reference_path={self._path}: {key} is {features.shape[1]} wide but the head takes "
-                f"{head.n_features}; extract it with the backbone the head was trained on."
+                f"{head.n_features}. Extract it with the backbone the head was trained on."
             )
-        if normalize_rows:
-            return torch.nn.functional.normalize(features, dim=1)
-        return features
+        return torch.nn.functional.normalize(features, dim=1) if normalize_rows else features

@@ -1,9 +1,9 @@
-r"""Shrinkage of the forget set's Hessian towards a multiple of the identity: the base of two estimators.
+r"""Shrinkage of the forget set's Hessian towards a multiple of the identity, by two formulas for the weight.
 
 The Hessian of class c is the second moment of rows scaled by the root of their output curvature,
 :math:`\sqrt{m_{ic}}\, a_i`; that is what is shrunk, a block for each class (one for all under the quadratic loss, the
-diagonal blocks under softmax). With a bias the rows are taken about their weighted mean, which is exact, so translating
-the features changes nothing.
+diagonal blocks under softmax). With a bias the rows are centred on their weighted mean, which costs no accuracy, so
+translating the features changes nothing.
 
 Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes, B blocks (1 or C).
 """
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
+from sfu.curvature.settings import CurvatureSettings
 from sfu.errors import ConfigError, DataError
-from sfu.losses import Layout
+from sfu.losses.base import Layout
 from sfu.operators.build import with_ridge
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 
 
 class CurvedRows(NamedTuple):
@@ -33,21 +34,19 @@ class CurvedRows(NamedTuple):
     weight: float
 
 
-class Shrinkage(CurvatureEstimator[CurvedRows]):
-    """A shrunk second moment for each block, plus ``l2 R``."""
+class Shrinkage(CurvatureEstimator[CurvatureSettings, CurvedRows]):
+    """A shrunk second moment for each block, plus ``l2 R``: the base of two estimators."""
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> CurvedRows:
-        """The forget rows and their curvature.
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> CurvedRows:
+        """Return the forget rows and their curvature.
 
         Raises:
-            ConfigError: The head is no linear one.
+            ConfigError: The head is not linear.
         """
         if request.head.feature_weights_CD is None:
             raise ConfigError(
-                f"curvature.estimator={self.config.estimator} shrinks the covariance of feature rows, which a "
-                "linearised head has none of; use closed_form or psd_fit."
+                f"curvature.estimator={self.registered_name} shrinks the covariance of feature rows, and a "
+                "linearised head has none. Use closed_form or psd_fit."
             )
         head, rows, design_FE = request.head, request.data(), request.design_FE
         hessian = head.loss.curvature(design_FE @ head.parameters_CE.T, request.labels_F)
@@ -59,24 +58,23 @@ class Shrinkage(CurvatureEstimator[CurvedRows]):
         return CurvedRows(design_FE, curvature_FC, rows.weight)
 
     def merge(self, observations: Sequence[CurvedRows]) -> CurvedRows:
-        """All rows."""
         return CurvedRows(
-            torch.cat([seen.design_FE for seen in observations]),
-            torch.cat([seen.curvature_FB for seen in observations]),
-            sum(seen.weight for seen in observations),
+            torch.cat([part.design_FE for part in observations]),
+            torch.cat([part.curvature_FB for part in observations]),
+            sum(part.weight for part in observations),
         )
 
     def estimate(
         self, observation: CurvedRows, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Shrink, and put the mean and the bias's row back.
+        """Shrink, then restore the mean and the row of the bias.
 
         Raises:
-            DataError: There is one row only.
+            DataError: There is only one row.
         """
         head = request.head
         if observation.design_FE.shape[0] < 2:
-            raise DataError("shrinkage needs at least two rows; use curvature.estimator=closed_form for one.")
+            raise DataError("Shrinkage needs at least two rows. Use curvature.estimator=closed_form for one.")
         blocks, shrinkages = [], []
         for curvature_F in observation.curvature_FB.T:
             block_EE, shrinkage = self._block(observation, curvature_F, head.n_features)
@@ -102,4 +100,28 @@ class Shrinkage(CurvatureEstimator[CurvedRows]):
 
     @abstractmethod
     def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
-        """The shrunk ``[D, D]`` second moments of the rows, and the weight of the identity."""
+        """Return the shrunk ``[D, D]`` second moments of the rows, and the weight of the identity."""
+
+
+class LedoitWolf(Shrinkage, name="ledoit_wolf"):
+    """``sklearn.covariance.ledoit_wolf`` of the scaled forget rows, plus ``l2 R``.
+
+    Source: Ledoit and Wolf, A well-conditioned estimator for large-dimensional covariance matrices, 2004.
+    """
+
+    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        from sklearn.covariance import ledoit_wolf
+
+        return ledoit_wolf(rows, assume_centered=True)
+
+
+class Oas(Shrinkage, name="oas"):
+    """``sklearn.covariance.oas`` of the scaled forget rows, plus ``l2 R``.
+
+    Source: Chen, Wiesel, Eldar and Hero, Shrinkage algorithms for MMSE covariance estimation, 2010.
+    """
+
+    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        from sklearn.covariance import oas
+
+        return oas(rows, assume_centered=True)

@@ -1,19 +1,10 @@
-"""The positive-semidefinite fit of a curvature matrix to losses or gradients seen at perturbed weights.
+"""The positive-semidefinite fit of a curvature matrix to losses or gradients observed at perturbed weights.
 
-``min over X >= L of 1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2``: one minimiser, found by a semismooth Newton method on the
-dual and certified by its duality gap.
+``min over X >= L of 1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2`` has one minimiser, found by a semismooth Newton method on
+the dual and certified by its duality gap.
 """
 
-from sfu.curvature.psd_fit.measurements import GradientMeasurements, LossMeasurements, Measurements
-from sfu.curvature.psd_fit.result import PsdFitResult, Status
-from sfu.curvature.psd_fit.solve import fit_psd, fit_psd_batch
+from sfu.curvature.psd_fit.problem import GradientMeasurements, LossMeasurements, Measurements
+from sfu.curvature.psd_fit.solve import PsdFitResult, Status, fit_psd
 
-__all__ = [
-    "GradientMeasurements",
-    "LossMeasurements",
-    "Measurements",
-    "PsdFitResult",
-    "Status",
-    "fit_psd",
-    "fit_psd_batch",
-]
+__all__ = ["GradientMeasurements", "LossMeasurements", "Measurements", "PsdFitResult", "Status", "fit_psd"]

@@ -19,15 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.projection import Spectrum
-from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm
+from sfu.curvature.psd_fit.standard_form import LinearMap, Minimiser, Spectrum, StandardForm
 
 INNER_TOLERANCE = 1e-2
 INNER_LIMIT = 60
-# A preconditioner is kept over Newton steps while conjugate gradients need at most this many steps with it.
+# A preconditioner is reused over Newton steps while conjugate gradients need at most this many steps with it.
 STALE_LIMIT = 6
 DIRECT_LIMIT = 30
-# Steps from the closed form are given up when one must be this short, or when the residual has grown this much.
+# Newton stops stepping from the closed form when a step must be this short, or the residual has grown this much.
 SHORT_STEP = 0.02
 DIVERGED = 20.0
 TINY_STEP = 1e-9
@@ -37,29 +36,8 @@ PATH_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
-class Solution:
-    """A solution of the standard form.
-
-    Attributes:
-        matrix_DD: Y >= 0.
-        dual: z.
-        iterations: steps taken.
-        value: f(Y).
-        relative_gap: duality gap over the original objective.
-        message: empty, or why it stopped before the tolerance.
-    """
-
-    matrix_DD: Tensor
-    dual: Tensor
-    iterations: int
-    value: float
-    relative_gap: float
-    message: str = ""
-
-
-@dataclass(frozen=True, eq=False)
 class _Point:
-    """Everything known at one z for one weight."""
+    """Everything that is known at one z for one weight."""
 
     dual: Tensor
     weight: float
@@ -82,7 +60,7 @@ class _Point:
         return float(self.residual.square().sum()) / (2 * self.weight)
 
     def relative_gap(self, form: StandardForm) -> float:
-        """Relative to the original objective at the weight wanted, to f on the way there."""
+        """Return the gap relative to the original objective at the wanted weight, and to f on the way there."""
         if self.weight == form.weight:
             return form.relative_gap(self.gap, self.value)
         return self.gap / self.value if self.value > 0 else 0.0
@@ -92,20 +70,18 @@ def solve_dual_newton(
     form: StandardForm,
     tolerance: float,
     max_iterations: int,
-    start: Tensor | None = None,
     path: bool = True,
-) -> Solution:
+) -> Minimiser:
     """Minimise the dual of a standard form.
 
     Args:
-        form: the problem.
-        tolerance: relative duality gap at which to stop.
-        max_iterations: at most this many Newton steps in all.
-        start: z to start from; the closed form without the constraint when None.
-        path: follow the path of weights when a few steps at the weight wanted were not enough.
+        form: The problem.
+        tolerance: Relative duality gap at which to stop.
+        max_iterations: At most this many Newton steps in all.
+        path: Follow the path of weights when a few steps at the weight wanted were not enough.
     """
     solver = _Newton(form, max_iterations)
-    point = _Point.at(form, form.solve_inactive(form.weight) if start is None else start, form.weight)
+    point = _Point.at(form, form.solve_inactive(form.weight), form.weight)
     point = solver.run(point, tolerance, DIRECT_LIMIT, SHORT_STEP, DIVERGED * float(point.residual.norm()))
     if path and point.relative_gap(form) > tolerance:
         on_path = solver.follow_path(tolerance)
@@ -116,7 +92,7 @@ def solve_dual_newton(
     if gap > tolerance:
         reason = "used all its iterations" if solver.left <= 0 else "cannot reduce the dual residual further"
         message = f"Newton {reason} at a relative gap of {gap:.1e}"
-    return Solution(point.matrix_DD, point.dual, max_iterations - solver.left, point.value, gap, message)
+    return Minimiser(point.matrix_DD, point.dual, max_iterations - solver.left, point.value, gap, message)
 
 
 class _Newton:
@@ -131,7 +107,7 @@ class _Newton:
     def run(
         self, point: _Point, tolerance: float, limit: int, shortest: float, largest: float = float("inf")
     ) -> _Point:
-        """Newton steps at the weight of ``point``.
+        """Take Newton steps at the weight of ``point``.
 
         They end at the tolerance, at the limit, at a step below ``shortest`` or a residual above ``largest``.
         """
@@ -149,7 +125,7 @@ class _Newton:
         return point
 
     def _direction(self, point: _Point) -> Tensor:
-        """The Newton direction, with the preconditioner of an earlier step while that serves."""
+        """Return the Newton direction, with the preconditioner of an earlier step while that works."""
         jacobian = self.form.jacobian(point.spectrum)
         if self._inverse is not None and self._reuse:
             direction, solved = conjugate_gradients(jacobian, self._inverse, -point.residual, point.weight, STALE_LIMIT)
@@ -159,10 +135,10 @@ class _Newton:
         return conjugate_gradients(jacobian, self._inverse, -point.residual, point.weight, INNER_LIMIT)[0]
 
     def _search(self, point: _Point, direction: Tensor, shortest: float) -> _Point | None:
-        """The first step at which phi falls enough; near the solution, where phi has no digits left, the gap must.
+        """Return the first point at which phi falls enough, or the gap does where phi has no digits left.
 
-        phi is convex along the direction, so where a step is too long the secant of its slopes gives the next. None
-        when that would be shorter than ``shortest``.
+        phi is convex along the direction, so if a step is too long, the secant of its slopes gives the next. Returns
+        ``None`` if that would be shorter than ``shortest``.
         """
         slope = float((point.residual * direction).sum())
         rounding = 10 * torch.finfo(direction.dtype).eps * abs(point.phi)

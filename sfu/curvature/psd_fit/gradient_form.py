@@ -18,10 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.bounds import SymmetricTerm
-from sfu.curvature.psd_fit.measurements import GradientMeasurements
-from sfu.curvature.psd_fit.projection import Spectrum
-from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm
+from sfu.curvature.psd_fit.problem import GradientMeasurements, SymmetricTerm
+from sfu.curvature.psd_fit.standard_form import LinearMap, Spectrum, StandardForm
 from sfu.errors import ConfigError
 from sfu.operators.spectral import eigh
 
@@ -32,7 +30,7 @@ FULL_RANK = 1e-10
 
 
 class GradientForm(StandardForm):
-    """See the module. ``scale = 1`` and ``offset`` holds the constants of the data term."""
+    """Gradients in standard form; ``scale = 1`` and ``offset`` holds the constants of the data term."""
 
     def __init__(
         self,
@@ -41,7 +39,6 @@ class GradientForm(StandardForm):
         prior: SymmetricTerm,
         mu: float | None,
         prior_strength: float,
-        dtype: torch.dtype,
     ) -> None:
         gram_DD = measurements.gram_DD.double()
         cross_DD = measurements.cross_DD.to(gram_DD)
@@ -54,8 +51,8 @@ class GradientForm(StandardForm):
             mu = 0.0 if dropped else prior_strength * 2 * largest or 1.0
         if mu == 0 and not full_rank:
             raise ConfigError(
-                "mu=0 with perturbations that do not span the space leaves the curvature undetermined: give mu > 0 (or "
-                "mu=None), or at least D independent perturbations."
+                "mu=0 leaves the curvature undetermined, because the perturbations do not span the space. Give mu > 0 "
+                "(or mu=None), or at least D independent perturbations."
             )
         lower_DD, prior_DD = lower.dense(gram_DD), prior.dense(gram_DD)
         base_DD = prior_DD - lower_DD
@@ -67,31 +64,28 @@ class GradientForm(StandardForm):
         rotated_DD = outer_DD * (self._vector_DD.T @ linear_DD @ self._vector_DD)
 
         self.mu = mu
-        self.excess_DD = excess_DD.to(dtype)
-        self._root_DD = excess_DD.sqrt().to(dtype)
-        self.base_DD = ((rotated_DD + rotated_DD.T) / 2).to(dtype)
+        self.excess_DD = excess_DD
+        self._root_DD = excess_DD.sqrt()
+        self.base_DD = (rotated_DD + rotated_DD.T) / 2
         self.target = torch.zeros_like(self.base_DD)
         self.weight = 1.0
         self.scale = 1.0
         self.offset = (
             float((bound_gram_DD * lower_DD).sum() - 2 * (cross_DD * lower_DD).sum() + mu / 2 * base_DD.square().sum())
             + measurements.response_square
-            - float(self.base_DD.double().square().sum()) / 2
+            - float(self.base_DD.square().sum()) / 2
         )
         # the objective is a difference of terms of this size: below 1e-14 of it there are no digits left
-        self.floor = 1e-14 * (measurements.response_square + float(self.base_DD.double().square().sum()) / 2)
+        self.floor = 1e-14 * (measurements.response_square + float(self.base_DD.square().sum()) / 2)
         self._lower = lower
 
     def forward(self, matrix_DD: Tensor) -> Tensor:
-        """``sqrt(E)`` elementwise."""
         return self._root_DD * matrix_DD
 
     def adjoint(self, dual: Tensor) -> Tensor:
-        """``sqrt(E)`` elementwise."""
         return self._root_DD * dual
 
     def operator_norm(self) -> float:
-        """The largest entry of E."""
         return float(self.excess_DD.max())
 
     def solve_inactive(self, weight: float) -> Tensor:
@@ -108,7 +102,7 @@ class GradientForm(StandardForm):
         return lambda vector_DD: self._root_DD * spectrum.derivative(self._root_DD * vector_DD)
 
     def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
-        """The diagonal of the Jacobian in the eigenbasis of G, exactly, from squares of the eigenvectors.
+        """The diagonal of the Jacobian in the eigenbasis of G, from squares of the eigenvectors.
 
         Entry ij of the diagonal of ``Proj'`` on symmetric matrices is a quadratic form of Omega in the squares of the
         eigenvectors (plus an exchange term, left out).
@@ -123,8 +117,8 @@ class GradientForm(StandardForm):
         return lambda vector_DD: vector_DD / diagonal_DD
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the congruence, add the lower bound."""
+        """Undo the congruence and add the lower bound."""
         factor_DD = self._vector_DD * self._congruence_D
-        shifted_DD = factor_DD @ matrix_DD.double() @ factor_DD.T
+        shifted_DD = factor_DD @ matrix_DD @ factor_DD.T
         shifted_DD = (shifted_DD + shifted_DD.T) / 2
         return shifted_DD, shifted_DD + self._lower.dense(shifted_DD)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.bounds import SymmetricTerm
-from sfu.curvature.psd_fit.measurements import LossMeasurements
-from sfu.curvature.psd_fit.projection import Spectrum
-from sfu.curvature.psd_fit.standard_form import LinearMap, StandardForm, perron_bound
+from sfu.curvature.psd_fit.problem import LossMeasurements, SymmetricTerm
+from sfu.curvature.psd_fit.standard_form import LinearMap, Spectrum, StandardForm, perron_bound
 
 # Typical counts for data that no X >= L can meet: steps of projected gradient, and Newton steps on the path of weights.
 # They decide which of the two is the cheaper.
@@ -25,7 +23,7 @@ _COLUMNS = 512
 
 
 class LossForm(StandardForm):
-    """``c = mu P / 2``, ``B = X0 - L``, ``t = target - A(L)``, ``scale = mu``.
+    """Losses in standard form: ``c = mu P / 2``, ``B = X0 - L``, ``t = target - A(L)``, ``scale = mu``.
 
     When there are fewer perturbations than features and L and X0 are multiples of the identity, the data say nothing
     outside the span of the perturbations: the solution there is ``max(L, X0)`` times the identity, and the problem is
@@ -39,15 +37,13 @@ class LossForm(StandardForm):
         prior: SymmetricTerm,
         mu: float | None,
         prior_strength: float,
-        dtype: torch.dtype,
-        reduce: bool = True,
     ) -> None:
         delta_PD = measurements.delta_PD.double()
         target_P = measurements.target_P.to(delta_PD)
         count, dimension = delta_PD.shape
         self._lower, self._basis_FD, self._outside = lower, None, 0.0
         outside_objective = 0.0
-        if reduce and count < dimension and lower.scale is not None and prior.scale is not None:
+        if count < dimension and lower.scale is not None and prior.scale is not None:
             self._basis_FD, triangle = torch.linalg.qr(delta_PD.T)
             delta_PD = triangle.T.contiguous()
             shift = prior.scale - lower.scale
@@ -59,13 +55,13 @@ class LossForm(StandardForm):
         base_DD = prior.dense(delta_PD) - lower_DD
         target_P = target_P - ((delta_PD @ lower_DD) * delta_PD).sum(1) / 2
 
-        self.delta_PD = delta_PD.to(dtype)
+        self.delta_PD = delta_PD
         self.gram_PP = (self.delta_PD @ self.delta_PD.T).square_().div_(4)
         self._norm = perron_bound(self.gram_PP)
         # with every perturbation zero the data say nothing: any positive mu gives the prior
         self.mu = mu if mu is not None else prior_strength * 2 / count * self._norm or 1.0
-        self.base_DD = base_DD.to(dtype)
-        self.target = target_P.to(dtype)
+        self.base_DD = base_DD
+        self.target = target_P
         self.weight = self.mu * count / 2
         self.scale = self.mu
         self.offset = self.mu * outside_objective
@@ -74,11 +70,9 @@ class LossForm(StandardForm):
         self._inactive: tuple[float, Tensor] | None = None
 
     def forward(self, matrix_DD: Tensor) -> Tensor:
-        """``1/2 d_i^T Y d_i``."""
         return ((self.delta_PD @ matrix_DD) * self.delta_PD).sum(1) / 2
 
     def adjoint(self, dual: Tensor) -> Tensor:
-        """``1/2 sum_i z_i d_i d_i^T``."""
         matrix_DD = self.delta_PD.T @ (dual[:, None] * self.delta_PD) / 2
         return (matrix_DD + matrix_DD.T) / 2
 
@@ -107,7 +101,7 @@ class LossForm(StandardForm):
         return spectrum, self._rotated[1][:, split:].square() @ spectrum.value_D[split:] / 2
 
     def _blocks(self, spectrum: Spectrum) -> tuple[Tensor, Tensor, Tensor]:
-        """``Delta U`` whole, and its columns on the positive and on the other eigenvectors."""
+        """Return ``Delta U``, and its columns on the positive and on the other eigenvectors."""
         cached, rotated_PD = self._rotated
         if cached is not spectrum:
             rotated_PD = self.delta_PD @ spectrum.vector_DD
@@ -145,11 +139,11 @@ class LossForm(StandardForm):
         near rank one, and two to ten conjugate-gradient steps remain. Ranks 2 and 3 cost more than they save. All of it
         is float32, which is enough for a preconditioner, at half the time.
         """
-        unit, exact_PP = 1.0, self._small_jacobian(spectrum)
+        unit, jacobian_PP = 1.0, self._small_jacobian(spectrum)
         if spectrum.split == 0:
             factor_PP = self._inactive_factor(weight)
-        elif exact_PP is not None:
-            factor_PP = _factor(exact_PP, weight)
+        elif jacobian_PP is not None:
+            factor_PP = _factor(jacobian_PP, weight)
         else:
             rotated_PD, *blocks = self._blocks(spectrum)
             size = float(rotated_PD.square().mean()) ** 0.5 or 1.0  # entries of size 1, which float32 can square twice
@@ -170,7 +164,7 @@ class LossForm(StandardForm):
         return inverse
 
     def _small_jacobian(self, spectrum: Spectrum) -> Tensor | None:
-        """The Jacobian itself, where forming it costs no more than a few products with it; else ``None``.
+        """Return the Jacobian itself if forming it costs no more than a few products with it, and otherwise ``None``.
 
         Where the data cannot be met by any Y >= 0 and mu is tiny, a rank-one Omega leaves conjugate gradients without
         end; few features and many perturbations are where that happens.
@@ -198,13 +192,13 @@ class LossForm(StandardForm):
         return self.overdetermined() or FIRST_ORDER_STEPS * first_order < PATH_STEPS * newton
 
     def overdetermined(self) -> bool:
-        """More measurements than unknowns: whatever noise they hold, no X meets them."""
+        """Whether measurements outnumber unknowns, so that no X meets noisy ones."""
         count, size = self.delta_PD.shape
         return count > size * (size + 1) // 2
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the reduction to the span, add the lower bound."""
-        shifted_FF = matrix_DD.double()
+        """Undo the reduction to the span and add the lower bound."""
+        shifted_FF = matrix_DD
         if self._basis_FD is not None:
             inside_FF = self._basis_FD @ shifted_FF @ self._basis_FD.T
             eye_FF = torch.eye(inside_FF.shape[0], dtype=inside_FF.dtype, device=inside_FF.device)
@@ -214,10 +208,10 @@ class LossForm(StandardForm):
 
 
 def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
-    """Cholesky factor of ``matrix + weight I`` (in place), raising the shift until it is positive definite.
+    """Return the Cholesky factor of ``matrix + weight I`` (in place), raising the shift until it is positive definite.
 
     Raises:
-        torch.linalg.LinAlgError: the matrix is not finite.
+        torch.linalg.LinAlgError: The matrix is not finite.
     """
     about = torch.finfo(matrix_PP.dtype)
     extra = max(float(matrix_PP.diagonal().mean()) * about.eps, about.tiny)
@@ -233,7 +227,7 @@ def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
 
 
 def _rank_one(omega_RK: Tensor) -> tuple[Tensor, Tensor]:
-    """The leading singular pair of a matrix with positive entries, the singular value in ``right_K``."""
+    """Return the leading singular pair of a matrix with positive entries, the singular value in ``right_K``."""
     right_K = torch.ones_like(omega_RK[0])
     for _ in range(4):
         left_R = omega_RK @ right_K

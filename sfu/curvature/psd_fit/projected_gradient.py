@@ -1,43 +1,34 @@
 """Accelerated projected gradient with adaptive restart.
 
 FISTA on the standard form with the constant step of the true Lipschitz constant, ``1 + |A A*| / c``, and the gradient
-restart of O'Donoghue & Candes (2015). It needs only products and projections, so it is the method for hardware on which
-an eigendecomposition is the bottleneck (see :func:`~sfu.curvature.psd_fit.projection.project_newton_schulz`), for
-losses that outnumber the unknowns, and as the independent check of the dual Newton method. Where the data leave
-directions to the prior alone its iteration count grows with the square root of ``|A A*| / c``.
+restart of O'Donoghue & Candes (2015). It is the method for losses that outnumber the unknowns, and an independent check
+of the dual Newton method. Where the data leave directions to the prior alone, its iteration count grows with the square
+root of ``|A A*| / c``.
 
 Shapes: D features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
-from sfu.curvature.psd_fit.dual_newton import Solution
-from sfu.curvature.psd_fit.projection import project_eigh
-from sfu.curvature.psd_fit.standard_form import StandardForm
+from sfu.curvature.psd_fit.standard_form import Minimiser, StandardForm, project
 
 CHECK_EVERY = 20
 
 
-def solve_projected_gradient(
-    form: StandardForm,
-    tolerance: float,
-    max_iterations: int,
-    project: Callable[[Tensor], Tensor] = project_eigh,
-) -> Solution:
+def solve_projected_gradient(form: StandardForm, tolerance: float, max_iterations: int) -> Minimiser:
     """Minimise a standard form over Y >= 0, starting from the projection of the closed form without the constraint.
 
     Args:
-        form: the problem.
-        tolerance: relative duality gap at which to stop; evaluated every ``CHECK_EVERY`` steps.
-        max_iterations: at most this many steps.
-        project: the projection; the answer itself always comes from an eigendecomposition.
+        form: The problem.
+        tolerance: Relative duality gap at which to stop; evaluated every ``CHECK_EVERY`` steps.
+        max_iterations: At most this many steps.
     """
     lipschitz = 1 + form.operator_norm() / form.weight
-    current_DD = project_eigh(form.base_DD + form.adjoint(form.solve_inactive(form.weight)))
+    current_DD = project(form.base_DD + form.adjoint(form.solve_inactive(form.weight)))
     ahead_DD, momentum = current_DD, 1.0
     solution = _certified(form, current_DD, 0)
     for iteration in range(1, max_iterations + 1):
@@ -58,26 +49,24 @@ def solve_projected_gradient(
     if solution.relative_gap <= tolerance:
         return solution
     message = f"projected gradient used all its iterations at a relative gap of {solution.relative_gap:.1e}"
-    return Solution(
-        solution.matrix_DD, solution.dual, solution.iterations, solution.value, solution.relative_gap, message
-    )
+    return replace(solution, message=message)
 
 
 def _gradient(form: StandardForm, matrix_DD: Tensor, image: Tensor) -> Tensor:
     return matrix_DD - form.base_DD + form.adjoint(image - form.target) / form.weight
 
 
-def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Solution:
-    """The better of Y and Y(z), for the dual point ``z = (t - A Y) / c`` that Y implies, with its duality gap.
+def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Minimiser:
+    """Return the better of Y and Y(z), for the dual point ``z = (t - A Y) / c`` that Y implies, with its duality gap.
 
     The gap of the pair (Y(z), z) is ``|F(z)|^2 / (2c)``; that of (Y, z) is
     ``1/2 |Y - Y(z)|^2 + <Y, Proj(-(B + A* z))>``: terms that are not negative, so no digits cancel.
     """
-    feasible_DD = project_eigh(matrix_DD)
+    feasible_DD = project(matrix_DD)
     feasible_image = form.forward(feasible_DD)
     dual = (form.target - feasible_image) / form.weight
     argument_DD = form.base_DD + form.adjoint(dual)
-    mapped_DD = project_eigh(argument_DD)
+    mapped_DD = project(argument_DD)
     image = form.forward(mapped_DD)
     feasible_value = form.value(feasible_DD, feasible_image, form.weight)
     mapped_value = form.value(mapped_DD, image, form.weight)
@@ -88,4 +77,4 @@ def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Solutio
     else:
         best_DD, value = mapped_DD, mapped_value
         gap = float((image - form.target + form.weight * dual).square().sum()) / (2 * form.weight)
-    return Solution(best_DD, dual, iteration, value, form.relative_gap(gap, value))
+    return Minimiser(best_DD, dual, iteration, value, form.relative_gap(gap, value))

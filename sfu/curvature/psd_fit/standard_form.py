@@ -1,4 +1,4 @@
-"""The one problem every algorithm here solves, and its dual.
+"""The problem that every algorithm here solves, its dual, and the projection both need.
 
 Both kinds of measurement reduce, by shifting the lower bound to zero, to
 
@@ -12,21 +12,93 @@ whose gradient is ``F(z) = A Y(z) - t + c z``. For any z, the primal value at Y(
 ``|F(z)|^2 / (2c)`` (expand both and use ``<Y, B + A* z> = |Y|^2``): the residual of the dual is the certificate of the
 primal, without cancellation.
 
-Shapes: D features (or the rank of the perturbations after reduction), P measurements. ``z`` and ``t`` have the shape of
-the target space: (P,) for losses, (D, D) for gradients.
+Shapes: D features (or the rank of the perturbations after reduction), P measurements, R positive eigenvalues, K = D - R
+others. ``z`` and ``t`` have the shape of the target space: (P,) for losses, (D, D) for gradients.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.projection import Spectrum
+from sfu.operators.spectral import eigh
 
 LinearMap = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The eigendecomposition of a symmetric matrix, split by sign, from which the projection and its derivative follow.
+
+    The derivative of the projection in a direction S is ``U (Omega o (U^T S U)) U^T`` with Omega = 1 between positive
+    eigenvalues, 0 between the others and ``a / (a + b)`` between a positive a and a non-positive -b
+    (Sun & Sun, 2002, "Semismooth matrix-valued functions").
+
+    Attributes:
+        value_D: Eigenvalues, ascending.
+        vector_DD: Eigenvectors, by column.
+        split: K, how many eigenvalues are not positive.
+        omega_RK: The mixed block of Omega.
+    """
+
+    value_D: Tensor
+    vector_DD: Tensor
+    split: int
+    omega_RK: Tensor
+
+    @classmethod
+    def of(cls, matrix_DD: Tensor) -> Spectrum:
+        value_D, vector_DD = eigh(matrix_DD)
+        split = int((value_D <= 0).sum())
+        positive_R1, other_1K = value_D[split:, None], -value_D[None, :split]
+        return cls(value_D, vector_DD, split, positive_R1 / (positive_R1 + other_1K))
+
+    @property
+    def clipped_D(self) -> Tensor:
+        return self.value_D.clamp(min=0)
+
+    def projection(self) -> Tensor:
+        """Return the nearest positive-semidefinite matrix."""
+        vector_DR = self.vector_DD[:, self.split :]
+        return (vector_DR * self.value_D[self.split :]) @ vector_DR.T
+
+    def derivative(self, direction_DD: Tensor) -> Tensor:
+        """Return the directional derivative of the projection (four D x D x D products); the direction is symmetric."""
+        rotated_DD = self.vector_DD.T @ direction_DD @ self.vector_DD
+        rotated_DD[: self.split, : self.split] = 0
+        rotated_DD[self.split :, : self.split] *= self.omega_RK
+        rotated_DD[: self.split, self.split :] *= self.omega_RK.T
+        return self.vector_DD @ rotated_DD @ self.vector_DD.T
+
+
+def project(matrix_DD: Tensor) -> Tensor:
+    """Return the nearest positive-semidefinite matrix, by clipping eigenvalues."""
+    return Spectrum.of(matrix_DD).projection()
+
+
+@dataclass(frozen=True, eq=False)
+class Minimiser:
+    """The minimiser of a standard form, with its certificate.
+
+    Attributes:
+        matrix_DD: Y >= 0.
+        dual: z.
+        iterations: Steps taken.
+        value: f(Y).
+        relative_gap: Duality gap over the original objective.
+        message: Empty, or why it stopped before the tolerance.
+    """
+
+    matrix_DD: Tensor
+    dual: Tensor
+    iterations: int
+    value: float
+    relative_gap: float
+    message: str = ""
 
 
 class StandardForm(ABC):
@@ -36,10 +108,10 @@ class StandardForm(ABC):
         base_DD: B.
         target: t.
         weight: c > 0.
-        scale: the original objective is ``scale * f + offset``.
-        offset: see ``scale``.
-        floor: objectives below this are zero to working precision (the gap is relative to at least this much).
-        mu: weight of the prior in the original problem.
+        scale: The original objective is ``scale * f + offset``.
+        offset: See ``scale``.
+        floor: Objectives below this are zero to working precision (the gap is relative to at least this much).
+        mu: Weight of the prior in the original problem.
     """
 
     base_DD: Tensor
@@ -52,35 +124,35 @@ class StandardForm(ABC):
 
     @abstractmethod
     def forward(self, matrix_DD: Tensor) -> Tensor:
-        """A(Y) of a symmetric Y."""
+        """Return A(Y) for a symmetric Y."""
 
     @abstractmethod
     def adjoint(self, dual: Tensor) -> Tensor:
-        """A*(z), symmetric."""
+        """Return A*(z), which is symmetric."""
 
     @abstractmethod
     def operator_norm(self) -> float:
-        """An upper bound on the largest eigenvalue of ``A A*``, tight to about 1e-6 relative."""
+        """Return an upper bound on the largest eigenvalue of ``A A*``, tight to about 1e-6 relative."""
 
     @abstractmethod
     def solve_inactive(self, weight: float) -> Tensor:
-        """The dual solution ``(A A* + weight I) z = t - A B`` when the constraint does not bind."""
+        """Return the dual solution ``(A A* + weight I) z = t - A B`` when the constraint does not bind."""
 
     @abstractmethod
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
-        """The spectrum of ``B + A*(z)`` and ``A Y(z)``."""
+        """Return the spectrum of ``B + A*(z)`` and ``A Y(z)``."""
 
     @abstractmethod
     def jacobian(self, spectrum: Spectrum) -> LinearMap:
-        """The map ``v -> A Proj'(A* v)``, an element of the generalised Jacobian of ``z -> A Y(z)``."""
+        """Return the map ``v -> A Proj'(A* v)``, an element of the generalised Jacobian of ``z -> A Y(z)``."""
 
     @abstractmethod
     def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
-        """An approximate inverse of ``A Proj' A* + weight I``."""
+        """Return an approximate inverse of ``A Proj' A* + weight I``."""
 
     @abstractmethod
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """X - L and X of the original problem, in float64, of a solution Y."""
+        """Return X - L and X of the original problem for a minimiser Y."""
 
     def prefers_first_order(self) -> bool:
         """Whether projected gradient is the cheaper way when Newton from the closed form fails."""
@@ -91,16 +163,16 @@ class StandardForm(ABC):
         return False
 
     def value(self, matrix_DD: Tensor, image: Tensor, weight: float) -> float:
-        """f(Y), given A(Y)."""
+        """Return f(Y), given A(Y)."""
         fit = (image - self.target).square().sum() / (2 * weight)
         return float((matrix_DD - self.base_DD).square().sum() / 2 + fit)
 
     def objective(self, value: float) -> float:
-        """The objective of the original problem from f(Y)."""
+        """Return the objective of the original problem, given f(Y)."""
         return self.scale * value + self.offset
 
     def relative_gap(self, gap: float, value: float) -> float:
-        """A gap in f, relative to the original objective."""
+        """Return a gap in f, relative to the original objective."""
         if gap == 0:
             return 0.0
         denominator = max(abs(self.objective(value)), self.floor)
@@ -108,15 +180,15 @@ class StandardForm(ABC):
 
 
 def perron_bound(matrix_PP: Tensor, tolerance: float = 1e-7, iterations: int = 1000) -> float:
-    """Upper bound on the largest eigenvalue of a symmetric matrix without negative entries, by power iteration.
+    """Bound the largest eigenvalue of a symmetric matrix without negative entries from above, by power iteration.
 
     For every positive v, ``max_i (M v)_i / v_i`` bounds the eigenvalue from above and ``min_i`` from below
     (Collatz-Wielandt), so the iteration stops on a proof.
 
     Args:
-        matrix_PP: symmetric, entries >= 0; a zero row is one of the eigenvalue 0 and is left out.
-        tolerance: relative width of the bracket at which to stop.
-        iterations: at most this many products; the bound holds at whichever iteration ends it.
+        matrix_PP: Symmetric with entries >= 0; zero rows belong to the eigenvalue 0 and are left out.
+        tolerance: Relative width of the bracket at which to stop.
+        iterations: At most this many products; the bound holds whichever iteration is the last.
     """
     used = matrix_PP.diagonal() > 0
     if not used.any():

@@ -18,15 +18,16 @@ from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.network import build_network
 from sfu.heads.linearised.preflight import with_batch_size
 from sfu.heads.linearised.pretrain import Public, pretrain
-from sfu.settings import CoreWeights
+from sfu.heads.settings import CoreWeights
 
 if TYPE_CHECKING:
-    from sfu.settings import BackboneConfig, HeadConfig
+    from sfu.data.settings import BackboneSettings
+    from sfu.heads.settings import LinearisedSettings
 
 
 def build_core(
-    backbone: BackboneConfig,
-    head: HeadConfig,
+    backbone: BackboneSettings,
+    head: LinearisedSettings,
     n_classes: int,
     public: Images,
     public_labels_M: Tensor,
@@ -65,7 +66,7 @@ def build_core(
             network, images, head.pretrain, device, class_layer_alone=not train_all, progress=progress, say=say
         )  # fmt: skip
     elif train_all:
-        raise ConfigError("head.core=pretrain needs public images: set dataset.core_fraction above 0.")
+        raise ConfigError("head.core=pretrain needs public images to train on. Set dataset.core_fraction above 0.")
     trunk = network.backbone(backbone).to(device)
     pixels = network.transform.pixels([example] * 2)
     core = network.core(network.transform.normalized(pixels, device, trunk.dtype), device)

@@ -19,10 +19,11 @@ from sfu.heads.base import Head
 from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.network import load_core, save_core
 from sfu.heads.linearised.rows import TangentRows
-from sfu.losses import Layout, Loss, Rows, loss_from_json
+from sfu.losses.base import Layout, Loss, loss_from_json
+from sfu.losses.rows import Rows
 
 if TYPE_CHECKING:
-    from sfu.settings import HeadConfig
+    from sfu.heads.settings import HeadSettings
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class LinearisedHead(Head, name="linearised"):
             raise DataError("a linearised head has no bias of its own, no stored curvature and no certificate.")
 
     @classmethod
-    def untrained(cls, config: HeadConfig, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
+    def untrained(cls, config: HeadSettings, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
         if core is None:
             raise ConfigError("head=linearised needs the network that is linearised. Give core=.")
         zero_1P = torch.zeros(1, core.n_parameters, dtype=torch.float64)

@@ -26,7 +26,8 @@ from sfu.heads.linearised.small_maps import use_small_maps
 from sfu.heads.linearised.split_network import split_network
 
 if TYPE_CHECKING:
-    from sfu.settings import BackboneConfig, HeadConfig
+    from sfu.data.settings import BackboneSettings
+    from sfu.heads.settings import LinearisedSettings
 
 
 CORE_PREFIX = "core-"
@@ -91,7 +92,7 @@ class Network:
                 use_small_maps(top, trunk(images))
         return replace(self, trunk=trunk, top=top)
 
-    def backbone(self, config: BackboneConfig) -> Backbone:
+    def backbone(self, config: BackboneSettings) -> Backbone:
         """Return the trunk as a backbone, whose features are the activations that enter the top."""
         module = nn.Sequential(self.trunk, nn.Flatten()).to(memory_format=torch.channels_last).eval()
         pooling = f"input of {self.components[-1]}"
@@ -113,7 +114,7 @@ class Network:
         return core.to(device, DTYPES[self.source.dtype])
 
 
-def build_network(backbone: BackboneConfig, head: HeadConfig, n_classes: int) -> Network:
+def build_network(backbone: BackboneSettings, head: LinearisedSettings, n_classes: int) -> Network:
     """Build the backbone with a class layer of C outputs drawn from ``head.pretrain.seed``, split before K components.
 
     Raises:
@@ -141,7 +142,7 @@ def rebuild_network(source: Source, weights: dict[str, Tensor], where: str) -> N
     return _split(whole, source, ImageTransform())
 
 
-def require_torchvision(backbone: BackboneConfig) -> None:
+def require_torchvision(backbone: BackboneSettings) -> None:
     """Refuse backbones that have no layers to linearise.
 
     Raises:
@@ -154,7 +155,7 @@ def require_torchvision(backbone: BackboneConfig) -> None:
         )
 
 
-def check_layers(backbone: BackboneConfig, head: HeadConfig) -> None:
+def check_layers(backbone: BackboneSettings, head: LinearisedSettings) -> None:
     """Refuse K components that the network does not have, before any data are read.
 
     Raises:

@@ -23,7 +23,7 @@ from sfu.heads.linearised.network import Network
 from sfu.store import Store, cache_dir, key_of
 
 if TYPE_CHECKING:
-    from sfu.settings import PretrainConfig
+    from sfu.heads.settings import PretrainSettings
 
 Progress = Callable[[int, int], None]
 
@@ -54,7 +54,7 @@ class Public:
 def pretrain(
     network: Network,
     public: Public,
-    config: PretrainConfig,
+    config: PretrainSettings,
     device: torch.device,
     *,
     class_layer_alone: bool,
@@ -126,7 +126,7 @@ def _mode(network: Network, *, train: bool) -> None:
 
 
 def _batches(
-    network: Network, public: Public, config: PretrainConfig, epoch: int, device: torch.device
+    network: Network, public: Public, config: PretrainSettings, epoch: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield every image once, in a random order that only depends on the seed and the epoch."""
     drawn = torch.Generator().manual_seed(config.seed * 100_003 + epoch)
@@ -151,7 +151,7 @@ def _moved(images: Tensor, drawn: torch.Generator) -> Tensor:
 class _CachedCore:
     """The cache of one core: its final weights, and the last complete epoch while training lasts."""
 
-    def __init__(self, network: Network, public: Public, config: PretrainConfig, class_layer_alone: bool) -> None:
+    def __init__(self, network: Network, public: Public, config: PretrainSettings, class_layer_alone: bool) -> None:
         record = {
             "network": network.digest(), "n_classes": network.source.n_classes,
             "transform": asdict(network.transform), "public": public.digest,

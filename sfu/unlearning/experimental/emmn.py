@@ -10,8 +10,10 @@ breaks what the head knows of them, and for one on the others' (repair).
 
 Source: Chundawat et al., Zero-shot machine unlearning, IEEE TIFS 2023, whose noise is that of Tarun et al., Fast yet
 effective machine unlearning (UNSIR), 2021, and so are the defaults: batches of 256, Adam with lr 0.1 for 5 epochs of 8
-steps, lambda 0.1; impair with lr 0.02, repair with 0.01. Noise has the scale of the features' root mean square here,
-taken from the examples to forget; their images had it by normalisation. The method knows classes only.
+steps, lambda 0.1; impair with lr 0.02, repair with 0.01.
+
+**Caveat.** The method only knows classes, and it was made for images that are normalised. Here its noise lies in the
+space of the features, and its scale is the root mean square of the examples to forget.
 
 Shapes: B rows of noise a class, D features, C classes.
 """
@@ -25,69 +27,39 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sfu.checks import above, at_least, whole
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
-from sfu.unlearning.classes import classes_of
+from sfu.request import ForgetRequest, MethodContext, Retained
+from sfu.schema import setting
+from sfu.unlearning.base import UnlearningResult
+from sfu.unlearning.classes import ClassMethod
 from sfu.unlearning.descent import DescentProblem, Sgd, descend, minibatches, n_batches
 
 
 @dataclass(frozen=True)
-class Emmn(UnlearningMethod):
-    """See the module.
+class Emmn(ClassMethod, name="emmn"):
+    """Learn noise for every class, impair the head on it, and repair the head on the noise of the other classes."""
 
-    Attributes:
-        noise_rows: B.
-        noise_steps: Steps of Adam on the noise.
-        noise_lr: Learning rate of the noise.
-        noise_penalty: lambda.
-        batch_size: Rows of a step on the head.
-        impair_lr: Learning rate of the first epoch.
-        repair_lr: Learning rate of the second; 0 leaves it out.
-    """
+    noise_rows: int = setting(256, "B.", at_least=1)
+    noise_steps: int = setting(40, "Steps of Adam on the noise.", at_least=1)
+    noise_lr: float = setting(0.1, "Learning rate of the noise.", above=0)
+    noise_penalty: float = setting(0.1, "lambda.", at_least=0)
+    batch_size: int = setting(256, "Rows of a step on the head.", at_least=1)
+    impair_lr: float = setting(0.02, "Learning rate of the first epoch.", above=0)
+    repair_lr: float = setting(0.01, "Learning rate of the second epoch; 0 skips it.", at_least=0)
 
-    noise_rows: int = 256
-    noise_steps: int = 40
-    noise_lr: float = 0.1
-    noise_penalty: float = 0.1
-    batch_size: int = 256
-    impair_lr: float = 0.02
-    repair_lr: float = 0.01
-
-    @property
-    def whole_classes(self) -> bool:
-        """It knows no examples."""
-        return True
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: Naming the key, the value and what is accepted.
-        """
-        for key in ("noise_rows", "noise_steps", "batch_size"):
-            whole(f"emmn: {key}", getattr(self, key), 1)
-        above("emmn: noise_lr", self.noise_lr, 0.0)
-        above("emmn: impair_lr", self.impair_lr, 0.0)
-        at_least("emmn: noise_penalty", self.noise_penalty, 0.0)
-        at_least("emmn: repair_lr", self.repair_lr, 0.0)
-
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Learn the noise, impair, repair.
 
         Raises:
             ConfigError: The request is not for whole classes.
-            DivergedError: An epoch on the noise ran away.
+            DivergedError: An epoch on the noise diverged.
         """
-        gone, head = classes_of(request, "emmn"), request.head
+        gone, head = self.classes_of(request), request.head
         labels_C = torch.arange(head.n_classes, device=head.parameters_CE.device)
         sign_C = torch.ones_like(labels_C)
-        sign_C[list(gone)] = -1
+        sign_C[gone] = -1
         noise_ND, labels_N = self._noise(request, labels_C, sign_C, context)
         others_M = (sign_C[labels_N] > 0).nonzero()[:, 0]
-        walk_CE, steps = head.parameters_CE, 0
+        point_CE, steps = head.parameters_CE, 0
         path: tuple[Tensor, ...] = ()
         for lr, rows_M in ((self.impair_lr, torch.arange(labels_N.numel())), (self.repair_lr, others_M.cpu())):
             if lr == 0:
@@ -98,17 +70,16 @@ class Emmn(UnlearningMethod):
                 return cross_entropy(head.outputs(noise_ND[rows], parameters_CE), labels_N[rows])
 
             batches: Iterator[Tensor] = minibatches(rows_M.numel(), self.batch_size, 1, context.generator("training"))
-            course = DescentProblem(batches, loss, n_batches(rows_M.numel(), self.batch_size))
-            walk = descend(walk_CE, course, Sgd(lr), context)
-            walk_CE, path, steps = walk.parameters_CE, (*path, *walk.path), steps + walk.steps
-        return UnlearningResult(
-            request.unlearned_head(walk_CE), details={"steps": steps, "classes": len(gone)}, path=path
-        )
+            problem = DescentProblem(batches, loss, n_batches(rows_M.numel(), self.batch_size))
+            end = descend(point_CE, problem, Sgd(lr), context)
+            point_CE, path, steps = end.parameters_CE, (*path, *end.path), steps + end.steps
+        details = {"steps": steps, "classes": len(gone)}
+        return UnlearningResult(request.unlearned_head(point_CE), details=details, path=path)
 
     def _noise(
         self, request: ForgetRequest, labels_C: Tensor, sign_C: Tensor, context: MethodContext
     ) -> tuple[Tensor, Tensor]:
-        """Learned noise of every class, ``[C B, D]``, and its labels."""
+        """Return the learned noise of every class, ``[C B, D]``, and its labels."""
         head = request.head
         scale = float(request.features_FD.square().mean().sqrt())
         labels_N = labels_C.repeat_interleave(self.noise_rows)

@@ -1,12 +1,15 @@
 r"""SISA: train on disjoint shards, so that forgetting means retraining only the shards that held the examples.
 
-Exact by construction, and a different way of training: its answer is the mean of the shard models' outputs. For heads
-affine in their parameters that is one head, at the mean of the shards' parameters, which is what the row returns; it is
-exact for *its own* original, the ensemble trained on all data, and not for the single head this run started from.
+The answer is the mean of the shard models' outputs. For heads affine in their parameters that is one head, at the mean
+of the shards' parameters, which the row returns.
 
-Shards are drawn at random over all training rows. Only the shards without an example to forget could be taken from
-storage; here they are trained, too, as no ensemble was stored, and the details say how many had to be retrained and
-what storing them takes. Slices within a shard save time where training is incremental; exact training has none.
+**Caveat.** SISA is another way of training. It forgets without error from *its own* original, the ensemble trained on
+all data, and not from the single head of this run; its distance to Retrained is that of an ensemble of heads that each
+saw a fifth of the data.
+
+Shards are drawn at random over all training rows. A deployment would load the shards without an example to forget from
+storage. Here no ensemble was stored, so all shards are trained, and the details say how many held an example to forget
+and how much space storing them takes. Slices within a shard would only save time if training were incremental.
 
 Source: Bourtoule et al., Machine unlearning, IEEE S&P 2021; S = 5 shards, mean aggregation (one of the paper's two).
 """
@@ -18,63 +21,44 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from sfu.checks import whole
 from sfu.errors import ConfigError
+from sfu.heads.settings import HeadSettings
 from sfu.heads.train import train_like
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
+from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.differentiable import remaining
 
 if TYPE_CHECKING:
-    from sfu.settings import HeadConfig, RunConfig
+    from sfu.unlearning.settings import RunSettings
 
 
 @dataclass(frozen=True)
-class Sisa(UnlearningMethod):
-    """See the module.
+class Sisa(UnlearningMethod, name="sisa"):
+    """Train every shard on its retained rows, and return the mean head."""
 
-    Attributes:
-        head: How every shard is trained: as Original was.
-        shards: S.
-    """
-
-    head: HeadConfig
-    shards: int = 5
-
-    def __post_init__(self) -> None:
-        """Check the number of shards.
-
-        Raises:
-            ConfigError: It is no whole number above 0.
-        """
-        whole("sisa: shards", self.shards, 1)
-
-    @property
-    def access(self) -> Access:
-        """It trains."""
-        return Access.RETAINED
+    head: HeadSettings
+    shards: int = setting(5, "S.", at_least=1)
+    access = Access.RETAINED
 
     @classmethod
-    def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
-        """Takes the run's ``head``."""
+    def from_config(cls, run: RunSettings, curvature: Any, settings: dict[str, Any]) -> Self:
         return super().from_config(run, curvature, {"head": run.head, **settings})
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
-        """Train every shard on what is left of it.
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
+        """Train every shard on its retained rows.
 
         Raises:
             SourceFreeError: No retained data were given.
             ConfigError: A shard would be empty.
         """
-        rows, like = remaining(retained, request, "sisa"), request.head.parameters_CE
+        rows, like = remaining(retained, request, self.method_name), request.head.parameters_CE
         shard_N = torch.randint(self.shards, (request.head.n_train,), generator=context.generator("folds"))
         shard_R, shard_F = shard_N[: rows.count], shard_N[rows.count :]
         total_CE, empty = torch.zeros_like(like), [k for k in range(self.shards) if not (shard_R == k).any()]
         if empty:
             raise ConfigError(
-                f"sisa: shards={self.shards} leaves a shard of the {rows.count} retained rows empty; give fewer."
+                f"sisa: shards={self.shards} leaves a shard of the {rows.count} retained rows empty. Give fewer shards."
             )
         for shard in range(self.shards):
             part = rows.at((shard_R == shard).nonzero()[:, 0].to(rows.labels_N.device))

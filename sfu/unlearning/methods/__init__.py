@@ -1,1 +1,1 @@
-"""One file a method; each holds one subclass of :class:`sfu.unlearning.base.UnlearningMethod`."""
+"""Unlearning methods, each registered under the name that ``configs/method`` gives it."""

@@ -4,7 +4,7 @@ r"""L2UL, learning to unlearn: instance-wise forgetting with adversarial example
           + \tfrac{\lambda}{2} \sum_j \bar\Omega_j (w_j - w^*_j)^2
 
 :math:`D_{adv}` holds, for every example to forget, some adversarial examples near it with their targets, wrong classes
-drawn at random: they stand for the retained data near the decision boundary. :math:`\bar\Omega` is one minus the
+drawn at random. They represent the retained data near the decision boundary. :math:`\bar\Omega` is one minus the
 example's MAS importance, scaled to [0, 1]: what matters little to the forget set is held in place. The descent ends
 when the head errs on the whole forget set.
 
@@ -19,19 +19,17 @@ Shapes: A adversarial rows, F forget rows, D features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
-from typing import Any
+from itertools import islice
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sfu.checks import above, at_least, whole
 from sfu.errors import SolverError
 from sfu.heads.base import Head
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
+from sfu.schema import setting
 from sfu.unlearning.attack import Attack
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches
@@ -40,51 +38,24 @@ from sfu.unlearning.importance import output_sensitivity
 
 
 @dataclass(frozen=True)
-class Adversarial(DescentMethod):
-    """See the module.
+class Adversarial(DescentMethod, name="adversarial"):
+    """Ascend on the forget set and hold the head near adversarial examples; ``max_steps`` replaces ``epochs``."""
 
-    Attributes:
-        batch_size: Forget rows of a step.
-        adversarial_batch_size: Adversarial rows of a step.
-        max_steps: Bound of the number of steps (``epochs`` has no part here).
-        radius: Of the attack, in the units of the features.
-        attack_steps: Of the attack.
-        step_size: Of the attack.
-        examples: Adversarial examples for each example to forget.
-        importance: lambda.
-    """
+    lr: float = setting(1e-3, above=0)
+    epochs: int = setting(1, "Not used.", at_least=1)
+    batch_size: int = setting(32, "Forget rows of a step.", at_least=1)
+    weight_decay: float = setting(1e-4, at_least=0)
+    adversarial_batch_size: int = setting(256, "Adversarial rows of a step.", at_least=1)
+    max_steps: int = setting(500, "Largest number of steps.", at_least=1)
+    radius: float = setting(4.0, "Radius of the attack, in the units of the features.", above=0)
+    attack_steps: int = setting(100, "Steps of the attack.", at_least=1)
+    step_size: float = setting(0.1, "Length of a step of the attack.", above=0)
+    examples: int = setting(20, "Adversarial examples for each example to forget.", at_least=1)
+    importance: float = setting(1.0, "lambda.", at_least=0)
 
-    lr: float = 1e-3
-    epochs: int = 1
-    batch_size: int = 32
-    weight_decay: float = 1e-4
-    adversarial_batch_size: int = 256
-    max_steps: int = 500
-    radius: float = 4.0
-    attack_steps: int = 100
-    step_size: float = 0.1
-    examples: int = 20
-    importance: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: Naming the key, the value and what is accepted.
-        """
-        super().__post_init__()
-        for key in ("adversarial_batch_size", "max_steps", "attack_steps", "examples"):
-            whole(f"adversarial: {key}", getattr(self, key), 1)
-        above("adversarial: radius", self.radius, 0.0)
-        above("adversarial: step_size", self.step_size, 0.0)
-        at_least("adversarial: importance", self.importance, 0.0)
-
-    def course(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
-    ) -> DescentProblem[Any]:
-        """See the module."""
-        head, gone = request.head, forgotten(request)
-        features_FD, labels_F = gone.features_ND, gone.labels_N
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
+        head, forget = request.head, forgotten(request)
+        features_FD, labels_F = forget.features_ND, forget.labels_N
         key = f"attack {self.radius} {self.attack_steps} {self.step_size} {self.examples}"
         near_AD, targets_A = context.remember(key, lambda: self._attack(request, context))
         success = self._success(head, features_FD, near_AD, targets_A)
@@ -92,14 +63,14 @@ class Adversarial(DescentMethod):
         if success == 0.0:
             raise SolverError(
                 f"adversarial: the attack found no adversarial example with radius={self.radius:g} on features of mean "
-                f"norm {length:.3g}; raise radius, step_size or attack_steps"
+                f"norm {length:.3g}. Raise radius, step_size or attack_steps."
             )
         held_CE = held_in_place(output_sensitivity(head, features_FD, self.batch_size))
 
         def loss(parameters_CE: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
-            adversarial, forget = batch
-            share = len(forget) / (len(forget) + len(adversarial))
-            ascent = cross_entropy(head.outputs(features_FD[forget], parameters_CE), labels_F[forget])
+            adversarial, index = batch
+            share = len(index) / (len(index) + len(adversarial))
+            ascent = cross_entropy(head.outputs(features_FD[index], parameters_CE), labels_F[index])
             anchor = cross_entropy(head.outputs(near_AD[adversarial], parameters_CE), targets_A[adversarial])
             moved = (held_CE * (parameters_CE - head.parameters_CE).square()).sum() / 2
             return (1 - share) * anchor - share * ascent + self.importance * moved
@@ -107,46 +78,38 @@ class Adversarial(DescentMethod):
         def forgot(parameters_CE: Tensor) -> bool:
             return all_wrong(head, parameters_CE, features_FD, labels_F)
 
+        pairs = zip(
+            minibatches(near_AD.shape[0], self.adversarial_batch_size, None, context.generator("training")),
+            minibatches(request.n_forget, self.batch_size, None, context.generator("folds")),
+            strict=True,
+        )
         about = {"attack_success": success, "mean_feature_norm": length, "radius": self.radius}
         return DescentProblem(
-            islice(self._batches(near_AD.shape[0], request.n_forget, context), self.max_steps), loss, self.max_steps,
-            about, done=forgot, after=lambda parameters_CE: {"all_forgotten": forgot(parameters_CE)},
+            islice(pairs, self.max_steps), loss, self.max_steps, about, done=forgot,
+            after=lambda parameters_CE: {"all_forgotten": forgot(parameters_CE)},
         )  # fmt: skip
 
-    def alike(self, other: UnlearningMethod) -> bool:
-        """Never: each descent ends where its own head has forgotten."""
+    def descends_with(self, other: UnlearningMethod) -> bool:
+        """Return false: each descent ends where its own head has forgotten."""
         return False
 
     def _success(self, head: Head, features_FD: Tensor, near_AD: Tensor, targets_A: Tensor) -> float:
-        """Share of the rows that reach their target, of those that the head did not take for it beforehand."""
+        """Return the share of rows that reach their target, among those not classified as the target beforehand."""
         already_A = head.logits(features_FD).argmax(1).repeat(self.examples) == targets_A
         reached_A = head.logits(near_AD).argmax(1) == targets_A
         return float(reached_A[~already_A].double().mean()) if not already_A.all() else 1.0
 
     def _attack(self, request: ForgetRequest, context: MethodContext) -> tuple[Tensor, Tensor]:
-        """Adversarial examples and their targets, ``examples`` for each example to forget."""
+        """Return adversarial examples and their targets, ``examples`` for each example to forget."""
         drawn = context.generator("perturbation")
         rows_AD, labels_A = request.features_FD.repeat(self.examples, 1), request.labels_F.repeat(self.examples)
         targets_A = wrong_labels(labels_A, request.head.n_classes, drawn)
         attack = Attack(self.radius, self.attack_steps, self.step_size)
         return attack.perturb(request.head, rows_AD, targets_A, drawn), targets_A
 
-    def _batches(self, n_adversarial: int, n_forget: int, context: MethodContext) -> Iterator[tuple[Tensor, Tensor]]:
-        """Endless pairs, each side in an order of its own."""
-
-        def endless(size: int, batch_size: int, drawn: torch.Generator) -> Iterator[Tensor]:
-            for _ in count():
-                yield from minibatches(size, batch_size, 1, drawn)
-
-        yield from zip(
-            endless(n_adversarial, self.adversarial_batch_size, context.generator("training")),
-            endless(n_forget, self.batch_size, context.generator("folds")),
-            strict=True,
-        )
-
 
 def held_in_place(importance_CE: Tensor) -> Tensor:
-    """One minus the importance, scaled to [0, 1]; ones where all are alike."""
+    """Return one minus the importance, scaled to [0, 1]; ones if all importances are equal."""
     low, high = importance_CE.min(), importance_CE.max()
     if not high > low:
         return torch.ones_like(importance_CE)

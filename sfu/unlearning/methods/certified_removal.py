@@ -1,28 +1,28 @@
-r"""Certified removal: Newton removal with a bound on what is left, paid from a budget that training noise provides.
+r"""Certified removal: Newton removal whose remaining gradient is bounded and paid from a budget of training noise.
 
 Training adds :math:`\langle b, W \rangle` with Gaussian b of standard deviation sigma to the *sum* objective
 :math:`F_S = V_S J_S` (``head.objective_noise``). One batch of removals moves the head by :math:`v = H^{-1} g`, with H
-the Hessian of the remaining sum objective and g the gradient of the removed examples. What is left of the gradient of
-the remaining objective is, by Taylor's theorem, at most (:func:`residual_bounds`)
+the Hessian of the remaining sum objective and g the gradient of the removed examples. The gradient of the remaining
+objective that is left is, by Taylor's theorem, at most (:func:`residual_bounds`)
 
 .. math:: \beta = \gamma\, \|X\|_2\, r\, \|v\|\, \|X v\| \qquad \text{(data-dependent)}
 
 with X the remaining rows, r their largest norm and gamma the Lipschitz constant of the loss's second derivative. Bounds
 of successive batches add up, beginning with the gradient that training left, and so does a bound on rounding
 (:func:`sfu.heads.optimum.rounding_bound`). While the sum is at most sigma times the largest shift that Gaussian noise
-hides (:func:`sfu.unlearning.gaussian_mechanism.largest_shift`; theorem 3 has :math:`\epsilon / \sqrt{2 \log(1.5 /
-\delta)}` there, which is smaller for small epsilon and no bound for large: at delta 1e-4 from 8.4 on), the head is
-:math:`(\epsilon, \delta)`-indistinguishable from one retrained without the removed examples, to whoever sees its
-weights and not b. A batch that would exceed the budget is refused: the data must be retrained on.
+hides (:func:`sfu.unlearning.gaussian_mechanism.largest_shift`), the head is :math:`(\epsilon,
+\delta)`-indistinguishable from one retrained without the removed examples, to anyone who sees its weights but not b. A
+batch that would exceed the budget is refused: the head must be retrained. (Theorem 3 has :math:`\epsilon / \sqrt{2
+\log(1.5 / \delta)}` in place of that shift, which is smaller for small epsilon and no bound for large: at delta 1e-4
+from 8.4 on.)
 
-``bound=measured`` pays what the residual is: its norm is measured at the new head, with all removals so far in it, and
-nothing is added up. The theorems ask no more than that the residual of every head that is let out is within the budget,
-which holds for each way of paying, because the rest are refused; a bound depends on the data and on b as much as what
-it bounds. What they take for granted here as there is that the residual, which depends on b through the head, shifts b
-as one independent of it would, and that nobody chooses what is to be removed by looking at the weights.
+``bound=measured`` pays the residual itself: its norm is measured at the new head, which includes all removals so far,
+so nothing is added up. The theorems only ask that the residual of every released head is within the budget, and that
+holds for each way of paying, because all other heads are refused. Both ways assume that the residual, which depends on
+b through the head, shifts b as an independent one would, and that nobody chooses removals by looking at the weights.
 
-It needs the retained data: H and X are theirs at every step. A summary kept with the head is exact for the first batch
-alone, and no bound can be had from the forget set.
+The method needs the retained data, because H and X are theirs at every step. A summary stored with the head is only
+valid for the first batch, and the forget set alone gives no bound.
 
 Source: Guo, Goldstein, Hannun and van der Maaten, Certified data removal from machine learning models, 2019: theorems 1
 to 4, corollaries 1 and 2, algorithms 1 and 2. Ours: the sum over classes, the factor r in place of rows of norm at most
@@ -41,94 +41,69 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from sfu.checks import above, at_least, between, one_of
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.optimum import rounding_bound
-from sfu.losses import Loss, Rows, make_loss
+from sfu.losses.base import Loss, make_loss
+from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
 from sfu.operators.plan import plan_structure
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained, RetainedSet
+from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
-from sfu.unlearning.batches import unlearn_in_batches
+from sfu.unlearning.batches import check_batches, unlearn_in_batches
 from sfu.unlearning.gaussian_mechanism import largest_shift, smallest_epsilon
 
 if TYPE_CHECKING:
-    from sfu.settings import RunConfig
+    from sfu.unlearning.settings import RunSettings
 
 BOUNDS = ("sharp", "data_dependent", "worst_case")
 PAYMENTS = (*BOUNDS, "measured")
 
 
 @dataclass(frozen=True)
-class CertifiedRemoval(UnlearningMethod):
-    """Removes batch by batch until the budget is spent.
+class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
+    """Remove batch by batch until the budget is spent."""
 
-    Attributes:
-        epsilon: Of the guarantee.
-        delta: Of the guarantee.
-        bound: Which of :data:`PAYMENTS` is made from the budget: an accumulated bound, or the residual itself.
-        batches: Remove in so many parts, one after another.
-    """
-
-    epsilon: float = 1.0
-    delta: float = 1e-4
-    bound: str = "data_dependent"
-    batches: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: Naming the key, the value and what is accepted.
-        """
-        above("certified_removal: epsilon", self.epsilon, 0.0)
-        between("certified_removal: delta", self.delta, 0.0, 1.0)
-        one_of("certified_removal: bound", self.bound, list(PAYMENTS))
-        at_least("certified_removal: batches", self.batches, 1)
-
-    @property
-    def access(self) -> Access:
-        """Hessian and bound are those of the retained data."""
-        return Access.RETAINED
+    epsilon: float = setting(1.0, "Epsilon of the guarantee.", above=0)
+    delta: float = setting(1e-4, "Delta of the guarantee.", above=0, below=1)
+    bound: str = setting("data_dependent", "What is paid: an accumulated bound, or the residual.", choices=PAYMENTS)
+    batches: int = setting(1, "Number of parts, removed one after another.", at_least=1)
+    access = Access.RETAINED
 
     @classmethod
-    def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
-        """Takes ``newton.batches``; training must have been perturbed, without a bias, under a smooth enough loss."""
+    def from_config(cls, run: RunSettings, curvature: Any, settings: dict[str, Any]) -> Self:
+        """Take ``newton.batches``, and check that training was perturbed, without a bias and under a smooth loss."""
         if not run.head.objective_noise > 0:
             raise ConfigError(
-                "certified_removal needs head.objective_noise above 0: the budget is noise that training added."
+                "certified_removal needs head.objective_noise above 0, because the noise that training adds is its "
+                "budget."
             )
         _check_head(make_loss(run.loss.name), run.head.bias, run.head.l2)
         if run.loss.class_weights == "balanced":
             raise ConfigError(
-                "certified_removal with loss.class_weights=balanced: the weights are counted from the removed examples "
-                "too, and change with every removal. Give numbers."
+                "certified_removal does not work with loss.class_weights=balanced: the weights are counted from the "
+                "removed examples, too, so they change with every removal. Give numbers."
             )
-        one_of("certified_removal: dtype", run.dtype, ["float64"])  # rounding would count as a residual
+        if run.dtype != "float64":
+            raise ConfigError(
+                f"certified_removal: dtype={run.dtype} would make rounding count as a residual. Set dtype=float64."
+            )
         return super().from_config(run, curvature, {"batches": run.newton.batches, **settings})
 
     def check(self, n_forget: int) -> None:
-        """Refuse more batches than rows.
-
-        Raises:
-            ConfigError: ``newton.batches`` is above ``n_forget``.
-        """
-        if self.batches > n_forget:
-            raise ConfigError(f"newton.batches={self.batches} but there are only {n_forget} rows to forget.")
+        check_batches(self.batches, n_forget)
 
     def budget(self, noise_std: float) -> float:
-        """The largest gradient residual that the noise hides."""
+        """Return the largest gradient residual that the noise hides."""
         return noise_std * largest_shift(self.epsilon, self.delta)
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Remove as many batches as the budget allows.
 
         Raises:
             SourceFreeError: No retained data were given.
-            DataError: The retained data are not what the training set keeps.
+            DataError: The retained data are not the training set without the forget set.
             ConfigError: The head carries no certificate, or its loss, bias, l2 or dtype allow none.
         """
         if retained is None:
@@ -137,14 +112,14 @@ class CertifiedRemoval(UnlearningMethod):
         certificate = request.head.certificate
         if certificate is None or certificate.residual_bound is None:
             raise ConfigError(
-                "certified_removal needs a head trained with head.objective_noise above 0 and moved by certified "
-                "removal alone."
+                "certified_removal needs a head that was trained with head.objective_noise above 0 and changed only by "
+                "certified removal."
             )
         _check_head(request.head.loss, request.head.bias, request.head.l2)
         if request.head.parameters_CE.dtype != torch.float64:
             raise ConfigError(
-                f"certified_removal needs a head in float64, not {request.head.parameters_CE.dtype}: rounding would "
-                "count as a residual. Train with dtype=float64."
+                f"certified_removal needs a head in float64, not {request.head.parameters_CE.dtype}, because rounding "
+                "would count as a residual. Train with dtype=float64."
             )
         result = unlearn_in_batches(self._remove, request, context, retained, self.batches)
         details, several = result.details, "es" if self.batches > 1 else ""
@@ -153,12 +128,12 @@ class CertifiedRemoval(UnlearningMethod):
             f"epsilon {details['epsilon_spent']:.2g} of {self.epsilon:g} (delta {self.delta:g}) spent, {done} of "
             f"{self.batches} batch{several}"
         )
-        known = "nothing is certified to whoever knows seeds.objective, which b was drawn from"
+        known = "nothing is certified to anyone who knows seeds.objective, the seed of b"
         notes = [spent, result.note, known if certificate.seeded else None]
         return replace(result, note="; ".join(note for note in notes if note))
 
-    def _remove(self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None) -> UnlearningResult:
-        """One batch, if the budget allows it."""
+    def _remove(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
+        """Remove one batch, if the budget allows it."""
         head = request.head
         certificate = head.certificate
         assert retained is not None
@@ -200,20 +175,20 @@ class CertifiedRemoval(UnlearningMethod):
 
 
 def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor, unsolved: float = 0.0) -> dict[str, float]:
-    r"""Bounds on the gradient norm that a Newton move leaves in the sum objective of ``rows`` (weights included).
+    r"""Return bounds on the gradient norm that a Newton step leaves in the sum objective of ``rows``.
 
     The residual is :math:`\sum_i s_i \int_0^1 (M_i(t) - M_i(0)) z_i\, dt \otimes a_i` with :math:`z_i = V a_i` the
     change of the outputs and s_i the row weights. Since :math:`\|M_i(t) - M_i(0)\| \le \gamma t \|z_i\|`:
 
-    - ``sharp``: :math:`\tfrac\gamma2 \|X\|_2 (\sum_i s_i \|z_i\|^4)^{1/2}`, the integral kept;
+    - ``sharp``: :math:`\tfrac\gamma2 \|X\|_2 (\sum_i s_i \|z_i\|^4)^{1/2}` (with the integral);
     - ``data_dependent``: :math:`\gamma \|X\|_2\, r\, \|V\|\, (\sum_i s_i \|z_i\|^2)^{1/2}` (corollary 2), by
       :math:`\|z_i\| \le r \|V\|`;
     - ``worst_case``: :math:`\gamma V_r r^3 \|g\|^2 / (l_2 V_r)^2` with :math:`\|g\| \le V_f (C r_f + l_2 \|W\|)`
-      (theorem 4): nothing of the removed examples is used but how many they are and their largest norm r_f. A move of
-      relative residual ``unsolved`` is at most so much longer.
+      (theorem 4), which uses only the number of removed examples and their largest norm r_f. A step of relative
+      residual ``unsolved`` is longer by at most that share.
 
-    X are the rows scaled by the roots of their weights. For classes that are separate the slopes of all add up, so C is
-    taken times the root of their number.
+    X are the rows scaled by the roots of their weights. If the loss is separate for each class, the slopes of all
+    classes add up, so C is multiplied by the root of their number.
     """
     head, constants = request.head, request.head.loss.constants
     gamma, weight = constants.curvature_lipschitz, rows.weight
@@ -242,20 +217,20 @@ def _check_head(loss: Loss, bias: bool, l2: float) -> None:
     """Raise ``ConfigError`` if no certificate is possible."""
     if math.isinf(loss.constants.curvature_lipschitz):
         raise ConfigError(
-            f"certified_removal needs a Lipschitz second derivative, which loss={loss.name} has not; use logistic, "
-            "softmax or quadratic."
+            f"certified_removal needs a loss with a Lipschitz second derivative, and loss={loss.name} has none. Use "
+            "logistic, softmax or quadratic."
         )
     if bias:
         raise ConfigError(
-            "certified_removal needs head.bias=false: the objective must be strongly convex in every parameter. "
-            "Append a constant feature instead."
+            "certified_removal needs head.bias=false, because the objective must be strongly convex in every "
+            "parameter. Append a constant feature instead."
         )
     if not l2 > 0:
         raise ConfigError("certified_removal needs head.l2 above 0.")
 
 
 def residual(head: Head, retained: RetainedSet) -> float:
-    """The gradient norm of the perturbed sum objective of the retained rows: what the accumulated bound bounds."""
+    """Return the gradient norm of the retained rows' perturbed sum objective, which the accumulated bound bounds."""
     return _gradient_norm(head, head.rows(retained.features_RD, retained.labels_R, retained.weights_R))
 
 

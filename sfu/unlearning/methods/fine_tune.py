@@ -1,42 +1,58 @@
-"""Fine-tuning on the retained data, in the hope that what is not rehearsed is forgotten.
+"""Fine-tuning: on the retained data, or on the forget set with wrong labels.
 
-Source: a baseline of Golatkar, Achille and Soatto, CVPR 2020. Defaults of Jia et al., Model sparsity can simplify
-machine unlearning, NeurIPS 2023 ("FT"): 10 epochs of SGD, lr 0.01, momentum 0.9, batches of 256. The objective is the
-one the head was trained on, its own l2 in the place of a weight decay.
+``fine_tune`` hopes that what is not rehearsed is forgotten. Source: a baseline of Golatkar, Achille and Soatto, Eternal
+sunshine of the spotless net, CVPR 2020. Defaults of Jia et al., Model sparsity can simplify machine unlearning, NeurIPS
+2023 ("FT"): 10 epochs of SGD, lr 0.01, momentum 0.9, batches of 256. The objective is the one the head was trained on,
+and its l2 replaces weight decay.
+
+``random_labels`` gives every example to forget one wrong label. Source: Golatkar et al., CVPR 2020 (a baseline);
+Graves, Nagisetty and Ganesh, Amnesiac machine learning, AAAI 2021. The defaults are those of the random-label recipe of
+Fan et al., SalUn, ICLR 2024: 10 epochs of SGD, lr 0.013, momentum 0.9, weight decay 5e-4, batches of 256. That recipe
+also passes over the retained data, which this method does not see.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
+from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem
-from sfu.unlearning.differentiable import mean_loss, regularizer, remaining
+from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining, wrong_labels
 
 
 @dataclass(frozen=True)
-class FineTune(DescentMethod):
-    """See the module."""
+class FineTune(DescentMethod, name="fine_tune"):
+    """Descend on the head's own objective over the retained data."""
 
-    lr: float = 0.01
-    epochs: int = 10
-    weight_decay: float = 0.0
+    lr: float = setting(0.01, above=0)
+    epochs: int = setting(10, at_least=1)
+    weight_decay: float = setting(0.0, at_least=0)
+    access = Access.RETAINED
 
-    @property
-    def access(self) -> Access:
-        """It descends on the retained data."""
-        return Access.RETAINED
-
-    def course(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
-    ) -> DescentProblem[Any]:
-        """See the module."""
-        kept, head = remaining(retained, request, "fine_tune"), request.head
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
+        retain, head = remaining(retained, request, self.method_name), request.head
 
         def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
-            return mean_loss(head, parameters_CE, kept.at(index)) + regularizer(head, parameters_CE)
+            return mean_loss(head, parameters_CE, retain.at(index)) + regularizer(head, parameters_CE)
 
-        return self._over_rows(context, kept.count, loss)
+        return self._over_rows(context, retain.count, loss)
+
+
+@dataclass(frozen=True)
+class RandomLabels(DescentMethod, name="random_labels"):
+    """Descend on the forget set with wrong labels, drawn once and uniformly among the other classes."""
+
+    lr: float = setting(0.013, above=0)
+    epochs: int = setting(10, at_least=1)
+
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
+        labels_F = wrong_labels(request.labels_F, request.head.n_classes, context.generator("perturbation"))
+        rows = replace(forgotten(request), labels_N=labels_F)
+
+        def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
+            return mean_loss(request.head, parameters_CE, rows.at(index))
+
+        return self._over_rows(context, request.n_forget, loss)

@@ -8,7 +8,7 @@ the value independent of the batch size.
 
 On a head that is affine in its features, :math:`f(x) - f(x + v) = -W v` depends on no example, and the gradient with
 the perturbed branch held is :math:`-\frac{W v}{\|W v\| \|v\|} x^T`, an odd function of v: its expectation is zero. What
-is left is a random walk whose length grows as :math:`\eta / (\sigma \sqrt D)` (a test shows it).
+remains is a random walk whose length grows as :math:`\eta / (\sigma \sqrt D)` (a test shows it).
 
 Source: Foster et al., An information theoretic approach to machine unlearning (first: Zero-shot machine unlearning at
 scale via Lipschitz regularization), 2024; N = 25, one epoch, batches of 128, plain SGD. Defaults for random subsets and
@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfu.checks import above, one_of, whole
 from sfu.heads.base import Head
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
+from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 
 
 def local_lipschitz(head: Head, parameters_CE: Tensor, features_BD: Tensor, noise_NBD: Tensor) -> Tensor:
-    """The constant of each row, ``[B]``; the perturbed branch has no gradient."""
+    """Return the constant of each row, ``[B]``; no gradient flows through the perturbed branch."""
     outputs_BC = head.outputs(features_BD, parameters_CE)
     with torch.no_grad():
         around_NBC = head.outputs((features_BD + noise_NBD).flatten(0, 1), parameters_CE).unflatten(
@@ -44,39 +44,19 @@ def local_lipschitz(head: Head, parameters_CE: Tensor, features_BD: Tensor, nois
 
 
 @dataclass(frozen=True)
-class Jit(DescentMethod):
-    """See the module.
+class Jit(DescentMethod, name="jit"):
+    """Descend once over the forget set on the local Lipschitz constant."""
 
-    Attributes:
-        sigma: Standard deviation of the noise, in the units of the features.
-        samples: N.
-        reduction: ``sum`` over the rows of a batch, as published, or ``mean``.
-    """
+    lr: float = setting(3e-4, above=0)
+    epochs: int = setting(1, at_least=1)
+    batch_size: int = setting(128, at_least=1)
+    momentum: float = setting(0.0, at_least=0, below=1)
+    weight_decay: float = setting(0.0, at_least=0)
+    sigma: float = setting(0.01, "Standard deviation of the noise, in the units of the features.", above=0)
+    samples: int = setting(25, "N.", at_least=1)
+    reduction: str = setting("sum", "Over the rows of a batch; ``sum`` is as published.", choices=("sum", "mean"))
 
-    lr: float = 3e-4
-    epochs: int = 1
-    batch_size: int = 128
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    sigma: float = 0.01
-    samples: int = 25
-    reduction: str = "sum"
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: Naming the key, the value and what is accepted.
-        """
-        super().__post_init__()
-        above("jit: sigma", self.sigma, 0.0)
-        whole("jit: samples", self.samples, 1)
-        one_of("jit: reduction", self.reduction, ["sum", "mean"])
-
-    def course(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
-    ) -> DescentProblem[Any]:
-        """One pass; each batch brings its noise."""
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         drawn, head = context.generator("noise"), request.head
         count = request.n_forget
 
@@ -94,5 +74,4 @@ class Jit(DescentMethod):
 
     @property
     def own_details(self) -> dict[str, Any]:
-        """The learning rate as if losses were means."""
         return {"lr_on_the_mean": self.lr * (self.batch_size if self.reduction == "sum" else 1)}

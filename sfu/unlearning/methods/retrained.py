@@ -6,40 +6,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from sfu.errors import SourceFreeError
+from sfu.heads.settings import HeadSettings
 from sfu.heads.train import train_like
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
 if TYPE_CHECKING:
-    from sfu.settings import HeadConfig, RunConfig
+    from sfu.unlearning.settings import RunSettings
 
 
 @dataclass(frozen=True)
-class Retrained(UnlearningMethod):
-    """Trains as Original was trained (loss, class weights, objective perturbation), on the retained rows alone."""
+class Retrained(UnlearningMethod, name="retrained"):
+    """Train on the retained rows as Original was trained (loss, class weights, objective perturbation)."""
 
-    head: HeadConfig
-
+    head: HeadSettings
     settings_used = ()
-
-    @property
-    def access(self) -> Access:
-        """Retraining is what needs the data."""
-        return Access.RETAINED
+    access = Access.RETAINED
 
     @classmethod
-    def from_config(cls, run: RunConfig, curvature: Any, settings: dict[str, Any]) -> Self:
-        """Takes the run's ``head``."""
+    def from_config(cls, run: RunSettings, curvature: Any, settings: dict[str, Any]) -> Self:
         return super().from_config(run, curvature, {"head": run.head, **settings})
 
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
-        """Train on ``retained``.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-        """
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         if retained is None:
             raise SourceFreeError("retrained needs the retained data.")
         head = train_like(

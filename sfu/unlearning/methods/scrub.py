@@ -13,60 +13,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from sfu.checks import above, at_least, whole
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
+from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 from sfu.unlearning.differentiable import forgotten, mean_loss, remaining
 
 
 @dataclass(frozen=True)
-class Scrub(DescentMethod):
-    """See the module.
+class Scrub(DescentMethod, name="scrub"):
+    """Alternate between ascent on the forget set and descent on the retained data."""
 
-    Attributes:
-        forget_batch_size: Rows of an ascent step.
-        ascents: Epochs that begin with an ascent.
-        alpha: Weight of agreement.
-        gamma: Weight of the task's loss.
-        temperature: T.
-    """
+    lr: float = setting(5e-4, above=0)
+    epochs: int = setting(3, at_least=1)
+    batch_size: int = setting(128, at_least=1)
+    forget_batch_size: int = setting(32, "Rows of an ascent step.", at_least=1)
+    ascents: int = setting(2, "Epochs that begin with an ascent.", at_least=0)
+    alpha: float = setting(0.001, "Weight of the agreement with the teacher.", at_least=0)
+    gamma: float = setting(0.99, "Weight of the task's loss.", at_least=0)
+    temperature: float = setting(4.0, "T.", above=0)
+    access = Access.RETAINED
 
-    lr: float = 5e-4
-    epochs: int = 3
-    batch_size: int = 128
-    forget_batch_size: int = 32
-    ascents: int = 2
-    alpha: float = 0.001
-    gamma: float = 0.99
-    temperature: float = 4.0
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: Naming the key, the value and what is accepted.
-        """
-        super().__post_init__()
-        whole("scrub: forget_batch_size", self.forget_batch_size, 1)
-        whole("scrub: ascents", self.ascents, 0)
-        at_least("scrub: alpha", self.alpha, 0.0)
-        at_least("scrub: gamma", self.gamma, 0.0)
-        above("scrub: temperature", self.temperature, 0.0)
-
-    @property
-    def access(self) -> Access:
-        """It descends on the retained data."""
-        return Access.RETAINED
-
-    def course(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
-    ) -> DescentProblem[Any]:
-        """See the module."""
-        gone, kept, head = forgotten(request), remaining(retained, request, "scrub"), request.head
+    def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
+        forget, retain, head = forgotten(request), remaining(retained, request, self.method_name), request.head
         drawn = context.generator("training")
 
         def disagreement(parameters_CE: Tensor, features_BD: Tensor) -> Tensor:
@@ -79,17 +50,17 @@ class Scrub(DescentMethod):
         def batches() -> Iterator[tuple[bool, Tensor]]:
             for epoch in range(self.epochs):
                 if epoch < self.ascents:
-                    yield from ((True, index) for index in minibatches(gone.count, self.forget_batch_size, 1, drawn))
-                yield from ((False, index) for index in minibatches(kept.count, self.batch_size, 1, drawn))
+                    yield from ((True, index) for index in minibatches(forget.count, self.forget_batch_size, 1, drawn))
+                yield from ((False, index) for index in minibatches(retain.count, self.batch_size, 1, drawn))
 
         def loss(parameters_CE: Tensor, batch: tuple[bool, Tensor]) -> Tensor:
             ascend, index = batch
             if ascend:
-                return -disagreement(parameters_CE, gone.features_ND[index])
-            rows = kept.at(index)
+                return -disagreement(parameters_CE, forget.features_ND[index])
+            rows = retain.at(index)
             agreement = disagreement(parameters_CE, rows.features_ND)
             return self.gamma * mean_loss(head, parameters_CE, rows) + self.alpha * agreement
 
-        total = self.epochs * n_batches(kept.count, self.batch_size)
-        total += min(self.ascents, self.epochs) * n_batches(gone.count, self.forget_batch_size)
+        total = self.epochs * n_batches(retain.count, self.batch_size)
+        total += min(self.ascents, self.epochs) * n_batches(forget.count, self.forget_batch_size)
         return DescentProblem(batches(), loss, total)

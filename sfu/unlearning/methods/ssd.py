@@ -15,51 +15,26 @@ from dataclasses import dataclass
 
 import torch
 
-from sfu.checks import above
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
+from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.differentiable import forgotten, remaining
 from sfu.unlearning.importance import squared_gradients
 
 
 @dataclass(frozen=True)
-class Ssd(UnlearningMethod):
-    """See the module.
+class Ssd(UnlearningMethod, name="ssd"):
+    """Dampen the parameters that matter most to the forget set."""
 
-    Attributes:
-        alpha: How many times more a parameter must matter to the forget set to be shrunk.
-        dampening: lambda.
-    """
+    alpha: float = setting(10.0, "A parameter this many times as important to the forget set is dampened.", above=0)
+    dampening: float = setting(1.0, "lambda.", above=0)
+    access = Access.RETAINED
 
-    alpha: float = 10.0
-    dampening: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: Naming the key, the value and what is accepted.
-        """
-        above("ssd: alpha", self.alpha, 0.0)
-        above("ssd: dampening", self.dampening, 0.0)
-
-    @property
-    def access(self) -> Access:
-        """Importances of all training data."""
-        return Access.RETAINED
-
-    def unlearn(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> UnlearningResult:
-        """Compare importances, shrink.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-        """
-        head, kept = request.head, remaining(retained, request, "ssd")
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
+        head, rows = request.head, remaining(retained, request, self.method_name)
 
         def importances() -> tuple[torch.Tensor, torch.Tensor]:
-            return squared_gradients(head, forgotten(request)), squared_gradients(head, kept)
+            return squared_gradients(head, forgotten(request)), squared_gradients(head, rows)
 
         of_forget, of_retained = context.remember("ssd", importances)
         share = request.weight / head.total_weight

@@ -27,8 +27,8 @@ from sfu.data.features.augment import AugmentedImages
 from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
 from sfu.data.images.images import ArrayImages, FileImages
+from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, DataError
-from sfu.settings import BackboneConfig
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,7 @@ def images() -> Counting:
 
 
 def extractor(cache: Path, *, progress=None, say=lambda sentence: None, **settings) -> Extractor:
-    config = BackboneConfig(**{"name": "pixels", "cache": str(cache), "batch_size": 7, **settings})
+    config = BackboneSettings(**{"name": "pixels", "cache": str(cache), "batch_size": 7, **settings})
     return Extractor(config, CPU, progress=progress, say=say, chunk_rows=16)
 
 
@@ -162,13 +162,13 @@ _SLOW_JOB = """
 import sys, time, numpy as np, torch
 from sfu.data.features.extract import Extractor
 from sfu.data.images.images import ArrayImages
-from sfu.settings import BackboneConfig
+from sfu.data.settings import BackboneSettings
 cache, pixels, seconds = sys.argv[1:]
 class Slow(ArrayImages):
     def decode(self, index):
         time.sleep(float(seconds))
         return super().decode(index)
-config = BackboneConfig(name="pixels", cache=cache, batch_size=7, workers=1)
+config = BackboneSettings(name="pixels", cache=cache, batch_size=7, workers=1)
 Extractor(config, torch.device("cpu"), chunk_rows=16).extract(Slow(np.load(pixels), "slow"))
 """
 
@@ -364,7 +364,7 @@ def test_features_are_those_of_the_library_at_its_own_size(monkeypatch, tmp_path
         paths.append(tmp_path / f"{index}.png")
         coarse = rng.integers(0, 256, size=(shape[0] // 10, shape[1] // 10, 3), dtype=np.uint8)
         Image.fromarray(coarse).resize(shape[::-1], Image.Resampling.BICUBIC).save(paths[-1])
-    config = BackboneConfig(name="resnet18", weights="default", cache=str(tmp_path / "cache"), batch_size=3)
+    config = BackboneSettings(name="resnet18", weights="default", cache=str(tmp_path / "cache"), batch_size=3)
     found = Extractor(config, device, say=lambda sentence: None).extract(FileImages(paths)).features_MD
     model.fc = nn.Identity()
     preset = weights.transforms()

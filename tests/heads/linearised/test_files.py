@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sfu.data.images.images import ArrayImages
+from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, ConfigError, SolverError
 from sfu.heads.files import load_head
 from sfu.heads.linearised import pretrain as pretrain_module
@@ -17,14 +18,14 @@ from sfu.heads.linearised.head import LinearisedHead
 from sfu.heads.linearised.network import build_network
 from sfu.heads.linearised.preflight import bytes_per_example, preflight, with_batch_size
 from sfu.heads.linearised.pretrain import Public, pretrain
-from sfu.settings import BackboneConfig, HeadConfig, PretrainConfig
+from sfu.heads.settings import LinearisedSettings, PretrainSettings
 from tests.heads.linearised.tiny import CPU, tiny_case
 
-SMALL = BackboneConfig(name="shufflenet_v2_x0_5", weights="none", size=32)
+SMALL = BackboneSettings(name="shufflenet_v2_x0_5", weights="none", size=32)
 
 
 def network(layers: int = 1, **options):
-    return build_network(SMALL, HeadConfig(name="linearised", layers=layers, **options), 3)
+    return build_network(SMALL, LinearisedSettings(layers=layers, **options), 3)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def public(count: int = 24) -> Public:
     return Public.of(images, labels, network())
 
 
-SHORT = PretrainConfig(epochs=2, batch_size=12, lr=0.05)
+SHORT = PretrainSettings(epochs=2, batch_size=12, lr=0.05)
 
 
 def test_a_core_is_trained_once_for_every_number_of_layers(monkeypatch):

@@ -11,11 +11,13 @@ from sfu.curvature.sampling import sampling_ratio
 from sfu.errors import DataError, SolverError
 from sfu.heads.linear import LinearHead
 from sfu.heads.normal_equations import Checkpoint
+from sfu.heads.settings import LinearisedSettings, LinearSettings, Training
 from sfu.heads.train import train_head
-from sfu.losses import Rows, make_loss
+from sfu.losses.base import make_loss
+from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
 from sfu.operators.krylov import IN_COORDINATES, KrylovInverse
-from sfu.settings import HeadConfig, Structure, Training
+from sfu.operators.structure import Structure
 from sfu.store import Store, key_of
 from tests.heads.linearised.tiny import CPU, C, N, tiny_case
 
@@ -72,7 +74,7 @@ def test_exact_training_is_the_dense_solution(layers):
     case = tiny_case(layers, l2=1e-2, batch_size=30)
     seen = []
     head = train_head(
-        case.features, case.labels, C, HeadConfig(name="linearised", l2=1e-2, tolerance=1e-10, max_iterations=3000),
+        case.features, case.labels, C, LinearisedSettings(l2=1e-2, tolerance=1e-10, max_iterations=3000),
         case.loss, seed=0, device=CPU, dtype=torch.float64, core=case.core, progress=lambda *at: seen.append(at),
     )  # fmt: skip
     torch.testing.assert_close(head.parameters_CE[0], case.optimum(torch.arange(N)), rtol=1e-6, atol=1e-8)
@@ -97,7 +99,7 @@ def test_any_convex_loss_can_be_trained_exactly():
 
 def test_gradient_descent_is_sgd_by_dense_algebra_and_keeps_the_gradient_that_is_left():
     case = tiny_case(1, l2=1e-2, scale=1.0)
-    quick = HeadConfig(name="linearised").sgd
+    quick = LinearSettings(name="linearised").sgd
     quick.batch_size, quick.epochs, quick.milestones = 8, 12, [5, 9]
     head = case.train(training=Training.sgd, sgd=quick)
     w = velocity = torch.zeros(case.core.n_parameters).double()
@@ -109,14 +111,14 @@ def test_gradient_descent_is_sgd_by_dense_algebra_and_keeps_the_gradient_that_is
             w = w - rate * velocity
     torch.testing.assert_close(head.parameters_CE[0], w, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(head.gradient_CE[0], case.gradient(torch.arange(N), head.parameters_CE), **CLOSE)
-    config = HeadConfig(name="linearised").sgd
+    config = LinearSettings(name="linearised").sgd
     assert (config.lr, config.momentum, config.batch_size, config.epochs) == (0.05, 0.9, 64, 50)
     assert list(config.milestones) == [24, 39]
 
 
 def test_descent_that_diverges_says_so():
     case = tiny_case(2)
-    config = HeadConfig(name="linearised").sgd
+    config = LinearSettings(name="linearised").sgd
     config.lr, config.batch_size = 1e6, 8
     with pytest.raises(SolverError, match=r"diverged in epoch \d+: .*Lower head\.sgd\.lr=1e\+06"):
         case.train(training=Training.sgd, sgd=config)
@@ -135,7 +137,7 @@ def test_training_goes_on_from_its_checkpoint(tmp_path):
     case = tiny_case(2, l2=1e-3)
     store, key = Store(tmp_path), key_of("x")
     options = {"seed": 0, "device": CPU, "dtype": torch.float64, "core": case.core}
-    config = HeadConfig(name="linearised", l2=1e-3, tolerance=1e-9, max_iterations=3000)
+    config = LinearisedSettings(l2=1e-3, tolerance=1e-9, max_iterations=3000)
     ticks: list[int] = []
 
     def stop(done: int, _: int) -> None:
@@ -172,7 +174,7 @@ def test_one_layer_is_the_linear_head_with_an_offset():
     silent = dataclasses.replace(case.core, top=_silenced(case.core.top))
     case.core = silent
     linear = train_head(
-        design, case.labels, C, HeadConfig(name="linear", l2=case.l2), case.loss, seed=0, device=CPU,
+        design, case.labels, C, LinearSettings(l2=case.l2), case.loss, seed=0, device=CPU,
         dtype=torch.float64,
     )  # fmt: skip
     same = case.train()

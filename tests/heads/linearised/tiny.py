@@ -11,10 +11,10 @@ from torch.func import functional_call, jacrev
 from sfu.heads.base import Head
 from sfu.heads.linearised.core import Core
 from sfu.heads.linearised.split_network import split_network
+from sfu.heads.settings import LinearSettings, Training
 from sfu.heads.train import train_head
-from sfu.losses import Loss, make_loss
+from sfu.losses.base import Loss, make_loss
 from sfu.request import ForgetRequest
-from sfu.settings import HeadConfig, Training
 
 CPU = torch.device("cpu")
 N, C, SIDE, FORGET = 60, 3, 4, 24
@@ -71,7 +71,7 @@ class Case:
 
     def train(self, index: Tensor | None = None, **changes: object) -> Head:
         rows = slice(None) if index is None else index
-        config = HeadConfig(
+        config = LinearSettings(
             name="linearised", l2=self.l2, training=Training.exact, tolerance=1e-11, max_iterations=3000
         )
         for key, value in changes.items():

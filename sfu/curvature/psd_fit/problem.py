@@ -1,4 +1,4 @@
-"""What was observed about the unknown curvature: forget losses or forget gradients at perturbed weights.
+"""The problem as given: losses or gradients observed at perturbed weights, a lower bound and a prior.
 
 Shapes: P perturbations, D features.
 """
@@ -20,11 +20,11 @@ class LossMeasurements:
     The data term of the fit is the mean square ``1/P sum_i (1/2 d_i^T X d_i - target_i)^2``.
 
     Args:
-        delta_PD: the perturbations, one per row.
-        target_P: the observed second-order loss changes.
+        delta_PD: The perturbations, one per row.
+        target_P: The observed second-order loss changes.
 
     Raises:
-        DataError: no perturbation, shapes that do not match, or values that are not finite.
+        DataError: There is no perturbation, shapes do not match, or values are not finite.
     """
 
     delta_PD: Tensor
@@ -41,7 +41,7 @@ class LossMeasurements:
         _require_finite("target_P", self.target_P, "drop the perturbations whose loss overflowed, or lower their scale")
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
-        """The data term at X: the mean square of the residuals."""
+        """Return the data term at X: the mean square of the residuals."""
         delta_PD = self.delta_PD.to(value_DD)
         fitted_P = ((delta_PD @ value_DD) * delta_PD).sum(1) / 2
         return (fitted_P - self.target_P.to(value_DD)).square().mean()
@@ -53,7 +53,6 @@ class LossMeasurements:
 
     @property
     def device(self) -> torch.device:
-        """Where the measurements live; the fit runs and answers there."""
         return self.delta_PD.device
 
 
@@ -61,69 +60,42 @@ class LossMeasurements:
 class GradientMeasurements:
     """Products with the unknown X: ``response_i ~ X d_i`` (a positive-semidefinite Procrustes problem).
 
-    The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations through three moments only, so
-    these are stored and the observations are not:
+    The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations only through three moments, which
+    :meth:`from_pairs` computes.
 
     Args:
         gram_DD: ``1/P sum_i d_i d_i^T``.
-        cross_DD: the symmetric part of ``1/P sum_i response_i d_i^T``.
+        cross_DD: The symmetric part of ``1/P sum_i response_i d_i^T``.
         response_square: ``1/P sum_i |response_i|^2``.
-        count: P.
-
-    Raises:
-        DataError: no observation, shapes that do not match, values that are not finite, or a ``gram_DD`` that is not
-            symmetric. Use :meth:`from_pairs` unless the moments were accumulated elsewhere.
     """
 
     gram_DD: Tensor
     cross_DD: Tensor
     response_square: float
-    count: int
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise DataError(f"gradient measurements: count is {self.count}; give at least one perturbation.")
-        _require_matrix("gram_DD", self.gram_DD, "the D x D second moment of the perturbations")
-        if self.gram_DD.shape[0] != self.gram_DD.shape[1] or self.cross_DD.shape != self.gram_DD.shape:
-            raise DataError(
-                f"gram_DD has shape {tuple(self.gram_DD.shape)} and cross_DD {tuple(self.cross_DD.shape)}: "
-                "both must be D x D."
-            )
-        _require_finite("gram_DD", self.gram_DD, "lower the perturbation scale")
-        _require_finite("cross_DD", self.cross_DD, "drop the perturbations whose gradient overflowed")
-        if not 0.0 <= self.response_square < float("inf"):
-            raise DataError(f"response_square is {self.response_square}: a mean of squares is finite and not negative.")
-        asymmetry = (self.gram_DD - self.gram_DD.T).abs().max()
-        if asymmetry > 1e-6 * self.gram_DD.abs().max():
-            raise DataError(f"gram_DD is not symmetric (largest difference {float(asymmetry):.1e}): use from_pairs.")
-        object.__setattr__(self, "cross_DD", (self.cross_DD + self.cross_DD.T) / 2)
 
     @classmethod
     def from_pairs(cls, delta_PD: Tensor, response_PD: Tensor) -> GradientMeasurements:
-        """Accumulate the moments, in float64, of perturbations ``d_i`` and responses ``X d_i``, one pair per row.
+        """Compute the moments, in float64, of perturbations ``d_i`` and responses ``X d_i``, one pair per row.
 
         Raises:
-            DataError: no perturbation, shapes that differ, or values that are not finite.
+            DataError: There is no perturbation, shapes differ, or values are not finite.
         """
         _require_matrix("delta_PD", delta_PD, "one perturbation per row")
         if response_PD.shape != delta_PD.shape:
             raise DataError(
-                f"response_PD has shape {tuple(response_PD.shape)} and delta_PD {tuple(delta_PD.shape)}: give one "
+                f"response_PD has shape {tuple(response_PD.shape)} and delta_PD {tuple(delta_PD.shape)}. Give one "
                 "gradient difference per perturbation."
             )
         _require_finite("delta_PD", delta_PD, "lower the perturbation scale")
         _require_finite("response_PD", response_PD, "drop the perturbations whose gradient overflowed")
         delta_PD, response_PD = delta_PD.double(), response_PD.double()
         count = delta_PD.shape[0]
-        return cls(
-            gram_DD=delta_PD.T @ delta_PD / count,
-            cross_DD=response_PD.T @ delta_PD / count,
-            response_square=float(response_PD.square().sum() / count),
-            count=count,
-        )
+        cross_DD = response_PD.T @ delta_PD / count
+        square = float(response_PD.square().sum() / count)
+        return cls(delta_PD.T @ delta_PD / count, (cross_DD + cross_DD.T) / 2, square)
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
-        """The data term at X: the mean over perturbations of the squared norm of the residual."""
+        """Return the data term at X: the mean over perturbations of the squared norm of the residual."""
         fitted = ((value_DD @ self.gram_DD.to(value_DD)) * value_DD).sum()
         return fitted - 2 * (self.cross_DD.to(value_DD) * value_DD).sum() + self.response_square
 
@@ -134,16 +106,59 @@ class GradientMeasurements:
 
     @property
     def device(self) -> torch.device:
-        """Where the measurements live; the fit runs and answers there."""
         return self.gram_DD.device
 
 
 Measurements = LossMeasurements | GradientMeasurements
+MatrixLike = float | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SymmetricTerm:
+    """A symmetric D x D matrix: ``scale`` times the identity, or ``matrix_DD``."""
+
+    scale: float | None
+    matrix_DD: Tensor | None
+    dimension: int
+
+    def dense(self, like: Tensor) -> Tensor:
+        if self.matrix_DD is not None:
+            return self.matrix_DD.to(like)
+        assert self.scale is not None
+        return self.scale * torch.eye(self.dimension, dtype=like.dtype, device=like.device)
+
+
+def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTerm:
+    """Read a lower bound or prior: a number (times the identity), a vector (a diagonal) or a symmetric matrix.
+
+    Args:
+        name: The setting, for messages.
+        value: What was given.
+        dimension: D.
+
+    Raises:
+        DataError: The value is not finite, has the wrong shape, or is not symmetric.
+    """
+    given = torch.as_tensor(value, dtype=torch.float64)
+    if not torch.isfinite(given).all():
+        raise DataError(f"{name} is not finite. Give a finite number, a diagonal of length D={dimension} or a matrix.")
+    if given.ndim == 0:
+        return SymmetricTerm(float(given), None, dimension)
+    if given.shape == (dimension,):
+        return SymmetricTerm(None, torch.diag(given), dimension)
+    if given.shape != (dimension, dimension):
+        raise DataError(
+            f"{name} has shape {tuple(given.shape)}. Give a number, a diagonal of shape ({dimension},) or a matrix of "
+            f"shape ({dimension}, {dimension})."
+        )
+    if (given - given.T).abs().max() > 1e-8 * given.abs().max():
+        raise DataError(f"{name} is not symmetric. Give (M + M.T) / 2.")
+    return SymmetricTerm(None, (given + given.T) / 2, dimension)
 
 
 def _require_matrix(name: str, value: Tensor, meaning: str) -> None:
     if value.ndim != 2 or value.shape[0] < 1 or value.shape[1] < 1:
-        raise DataError(f"{name} has shape {tuple(value.shape)}: expected at least one row and one column ({meaning}).")
+        raise DataError(f"{name} has shape {tuple(value.shape)}: give at least one row and one column ({meaning}).")
 
 
 def _require_finite(name: str, value: Tensor, remedy: str) -> None:

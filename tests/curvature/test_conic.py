@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Measurements, fit_psd
-from sfu.curvature.psd_fit.reference import fit_psd_reference
+from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Measurements, Status, fit_psd
+from sfu.curvature.psd_fit.conic import fit_psd_conic
 from sfu.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -71,7 +71,7 @@ def test_matches_the_reference(
     }
     ours = fit_psd(measurements, prior_strength=strength, tolerance=1e-11, **bounds)
     found_DD = ours.require()
-    reference = fit_psd_reference(measurements, mu=ours.mu, **bounds)
+    reference = fit_psd_conic(measurements, mu=ours.mu, **bounds)
     scale_of_data = float(measurements.mean_square(torch.zeros_like(found_DD)))
     assert ours.objective <= reference.objective + 1e-6 * reference.objective + 1e-9 * scale_of_data
     assert ours.objective == pytest.approx(reference.objective, rel=1e-4, abs=1e-6 * scale_of_data)
@@ -92,9 +92,9 @@ def test_reference_gradients_match_finite_differences(kind: str) -> None:
     def rebuilt(values: Tensor) -> Measurements:
         if kind == "loss":
             return LossMeasurements(measurements.delta_PD, values)
-        return GradientMeasurements(measurements.gram_DD, values, measurements.response_square, 8)
+        return GradientMeasurements(measurements.gram_DD, (values + values.T) / 2, measurements.response_square)
 
-    value_DD = fit_psd_reference(rebuilt(observed), mu=mu).value_DD
+    value_DD = fit_psd_conic(rebuilt(observed), mu=mu).value_DD
     (found,) = torch.autograd.grad((value_DD * weight_DD).sum(), observed)
     flat, step = torch.zeros(observed.numel(), dtype=torch.float64), 1e-5
     for index in range(observed.numel()):
@@ -112,6 +112,13 @@ def test_reference_gradients_match_finite_differences(kind: str) -> None:
 def test_reference_refuses_what_it_cannot_do() -> None:
     wide = LossMeasurements(torch.ones(2, 65), torch.ones(2))
     with pytest.raises(ConfigError, match="D is 65"):
-        fit_psd_reference(wide, mu=1.0)
+        fit_psd_conic(wide, mu=1.0)
     with pytest.raises(ConfigError, match="mu is 0"):
-        fit_psd_reference(LossMeasurements(torch.ones(2, 3), torch.ones(2)), mu=0.0)
+        fit_psd_conic(LossMeasurements(torch.ones(2, 3), torch.ones(2)), mu=0.0)
+
+
+def test_a_solution_that_is_not_accurate_is_not_called_converged() -> None:
+    generator = torch.Generator().manual_seed(0)
+    result = fit_psd_conic(problem("loss", 30, 6, 0.1, generator), mu=1e-3, iterations=20)
+    assert result.status is Status.STALLED
+    assert "above the certified minimum" in result.message

@@ -1,4 +1,4 @@
-"""The same fit by a modelling language and a conic solver: slow, differentiable, and written by others.
+"""The same fit by cvxpylayers and a conic solver: slow, differentiable, and independent of sfu's own solvers.
 
 cvxpylayers is imported on first use and solves by SCS: its MOREAU backend drops the positive-semidefinite cone, and
 gradients through its Clarabel backend disagree with finite differences on this problem. The gradient mode is ``dense``:
@@ -15,25 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.bounds import MatrixLike, symmetric_term
-from sfu.curvature.psd_fit.measurements import LossMeasurements, Measurements
-from sfu.curvature.psd_fit.result import PsdFitResult, Status
-from sfu.curvature.psd_fit.solve import fit_psd
+from sfu.curvature.psd_fit.problem import LossMeasurements, MatrixLike, Measurements, symmetric_term
+from sfu.curvature.psd_fit.solve import PsdFitResult, Status, fit_psd
 from sfu.errors import ConfigError
 from sfu.operators.spectral import eigh
 
 LARGEST_DIMENSION = 64
 ACCEPTED_GAP = 1e-3
-ITERATIONS = 100_000
 
 
-def fit_psd_reference(
+def fit_psd_conic(
     measurements: Measurements,
     *,
     mu: float,
     lower_bound: MatrixLike = 0.0,
     prior: MatrixLike = 0.0,
     tolerance: float = 1e-9,
+    iterations: int = 100_000,
 ) -> PsdFitResult:
     """Solve the problem of :func:`~sfu.curvature.psd_fit.fit_psd` with cvxpylayers.
 
@@ -42,11 +40,12 @@ def fit_psd_reference(
     are absolute and mean little for small numbers.
 
     Args:
-        measurements: losses or gradients, D <= 64, on the CPU.
-        mu: weight of the prior, > 0.
-        lower_bound: as for ``fit_psd``.
-        prior: as for ``fit_psd``.
-        tolerance: of SCS.
+        measurements: Losses or gradients, D <= 64, on the CPU.
+        mu: Weight of the prior, > 0.
+        lower_bound: As for ``fit_psd``.
+        prior: As for ``fit_psd``.
+        tolerance: Tolerance of SCS.
+        iterations: At most this many iterations of SCS.
 
     Raises:
         ConfigError: D > 64, mu not positive, or cvxpylayers is not installed.
@@ -54,16 +53,16 @@ def fit_psd_reference(
     dimension = measurements.dimension
     if dimension > LARGEST_DIMENSION:
         raise ConfigError(
-            f"D is {dimension}, and the cvxpylayers reference is for D <= {LARGEST_DIMENSION}: a solve with gradients "
-            "takes half a minute there and did not return in nine minutes at 128. Use fit_psd."
+            f"D is {dimension}, and cvxpylayers is for D <= {LARGEST_DIMENSION}: a solve with gradients takes half a "
+            "minute there and did not return in nine minutes at 128. Use fit_psd."
         )
     if not 0 < mu < float("inf"):
-        raise ConfigError(f"mu is {mu}: the reference needs a finite mu > 0.")
+        raise ConfigError(f"mu is {mu}. cvxpylayers needs a finite mu > 0.")
     started = time.perf_counter()
     like = torch.zeros((), dtype=torch.float64)
     lower_DD = symmetric_term("lower_bound", lower_bound, dimension).dense(like)
     prior_DD = symmetric_term("prior", prior, dimension).dense(like)
-    shifted_DD = _solve(measurements, lower_DD, prior_DD, mu, tolerance)
+    shifted_DD = _solve(measurements, lower_DD, prior_DD, mu, tolerance, iterations)
     value_DD = shifted_DD + lower_DD
     found_DD = value_DD.detach()
     objective = measurements.mean_square(found_DD).detach() + mu / 2 * (found_DD - prior_DD).square().sum()
@@ -84,13 +83,15 @@ def fit_psd_reference(
     )
 
 
-def _solve(measurements: Measurements, lower_DD: Tensor, prior_DD: Tensor, mu: float, tolerance: float) -> Tensor:
-    """X - L, differentiable with respect to the observations."""
+def _solve(
+    measurements: Measurements, lower_DD: Tensor, prior_DD: Tensor, mu: float, tolerance: float, iterations: int
+) -> Tensor:
+    """Return X - L, differentiable with respect to the observations."""
     try:
         import cvxpy
         from cvxpylayers.torch import CvxpyLayer
     except ImportError as error:
-        raise ConfigError(f"the reference solver needs cvxpylayers (pip install cvxpylayers): {error}") from error
+        raise ConfigError(f"curvature.solver=cvxpylayers: pip install cvxpylayers first ({error}).") from error
     size = measurements.dimension
     shifted = cvxpy.Variable((size, size), PSD=True)
     value = shifted + lower_DD.numpy()
@@ -109,7 +110,7 @@ def _solve(measurements: Measurements, lower_DD: Tensor, prior_DD: Tensor, mu: f
         parameter = cvxpy.Parameter((size, size))
         data = cvxpy.sum_squares(root_DD.numpy() @ value) - 2 * cvxpy.sum(cvxpy.multiply(parameter, value))
     problem = cvxpy.Problem(cvxpy.Minimize(data + anchor))
-    solver_args: dict[str, Any] = {"solve_method": "SCS", "eps": tolerance, "max_iters": ITERATIONS}
+    solver_args: dict[str, Any] = {"solve_method": "SCS", "eps": tolerance, "max_iters": iterations}
     if observed.requires_grad:
         solver_args["mode"] = "dense"
     layer = CvxpyLayer(problem, parameters=[parameter], variables=[shifted], solver_args=solver_args)

@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, fit_psd
-from sfu.curvature.psd_fit.projection import Spectrum, project_eigh, project_newton_schulz
+from sfu.curvature.psd_fit.standard_form import Spectrum, project
 from sfu.operators.spectral import eigh
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 
 
 def symmetric(size: int, seed: int) -> Tensor:
@@ -18,23 +15,12 @@ def symmetric(size: int, seed: int) -> Tensor:
     return (matrix_DD + matrix_DD.T) / 2
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
-@pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
-def test_newton_schulz_equals_eigh(device: str, scale: float, shift: float) -> None:
-    matrix_DD = scale * (symmetric(20, 0) + shift * torch.eye(20, dtype=torch.float64)).to(device)
-    torch.testing.assert_close(
-        project_newton_schulz(matrix_DD), project_eigh(matrix_DD), rtol=0, atol=1e-10 * float(matrix_DD.norm())
-    )
-
-
-def test_newton_schulz_of_singular_matrices() -> None:
-    low_DD = symmetric(3, 1)
-    basis_FD = torch.linalg.qr(torch.randn(12, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)).Q
-    matrix_FF = basis_FD @ low_DD @ basis_FD.T
-    torch.testing.assert_close(project_newton_schulz(matrix_FF), project_eigh(matrix_FF), rtol=0, atol=1e-12)
-    zeros_DD = torch.zeros(4, 4)
-    assert torch.equal(project_newton_schulz(zeros_DD), zeros_DD)
+def test_projection_is_the_nearest_matrix_with_clipped_eigenvalues() -> None:
+    basis_DD = torch.linalg.qr(symmetric(5, 1)).Q
+    value_D = torch.tensor([-2.0, -1e-3, 0.0, 0.5, 3.0], dtype=torch.float64)
+    expected_DD = (basis_DD * value_D.clamp(min=0)) @ basis_DD.T
+    torch.testing.assert_close(project((basis_DD * value_D) @ basis_DD.T), expected_DD, rtol=0, atol=1e-12)
+    assert torch.equal(project(torch.zeros(4, 4)), torch.zeros(4, 4))
 
 
 @pytest.mark.parametrize("shift", [-9.0, -0.5, 0.5, 9.0])
@@ -42,31 +28,9 @@ def test_derivative_matches_finite_differences(shift: float) -> None:
     matrix_DD = symmetric(10, 3) + shift * torch.eye(10, dtype=torch.float64)
     direction_DD = symmetric(10, 4)
     step = 1e-6
-    difference_DD = project_eigh(matrix_DD + step * direction_DD) - project_eigh(matrix_DD - step * direction_DD)
+    difference_DD = project(matrix_DD + step * direction_DD) - project(matrix_DD - step * direction_DD)
     found_DD = Spectrum.of(matrix_DD).derivative(direction_DD)
     torch.testing.assert_close(found_DD, difference_DD / (2 * step), rtol=0, atol=1e-7)
-
-
-def test_fit_by_newton_schulz_equals_fit_by_eigh() -> None:
-    generator = torch.Generator().manual_seed(0)
-    delta_PD = torch.randn(60, 12, generator=generator, dtype=torch.float64)
-    target_P = delta_PD.square().sum(1) / 20 + torch.randn(60, generator=generator, dtype=torch.float64)
-    response_PD = torch.randn(60, 12, generator=generator, dtype=torch.float64)
-    for measurements in (
-        LossMeasurements(delta_PD, target_P),
-        GradientMeasurements.from_pairs(delta_PD, response_PD),
-    ):
-        values = [
-            fit_psd(
-                measurements,
-                algorithm="projected_gradient",
-                projection=projection,
-                prior_strength=1e-3,
-                tolerance=1e-11,
-            ).require()
-            for projection in ("eigh", "newton_schulz")
-        ]
-        torch.testing.assert_close(values[1], values[0], rtol=0, atol=1e-6)
 
 
 class FailingOnce:

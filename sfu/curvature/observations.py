@@ -7,11 +7,11 @@ At :math:`w_i = w^* + \delta_i` one observes, on the forget set,
 - ``gradient``: :math:`\nabla J_f(w_i) - \nabla J_f(w^*)`, which is :math:`H_f \delta_i` for the quadratic loss, and
   nearly so for others where the perturbation is small.
 
-An antithetic pair averages the even part of what is seen at +d and -d, which cancels the loss's odd term.
+An antithetic pair averages the observations at +d and -d, which cancels the loss's odd term.
 
-What is observed falls into K problems of side S, each the fit of one matrix: one block for all classes (K = 1, S = E;
-every class's observation is one more of it), one block a class (K = C, S = E), or one matrix over all parameters
-(K = 1, S = C E). The blocks of coupled classes are seen by perturbing one class at a time.
+The observations fall into K problems of side S, each the fit of one matrix: one block for all classes (K = 1, S = E;
+each class adds an observation), one block a class (K = C, S = E), or one matrix over all parameters
+(K = 1, S = C E). For the blocks of coupled classes, one class is perturbed at a time.
 
 Shapes: P perturbations, C classes, E = D (+ 1 with bias), Q observations of a problem.
 """
@@ -25,28 +25,29 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import HessianObservation, merge_hessians
+from sfu.curvature.settings import LowerBound, Measurement, Pairs, PsdFitSettings
 from sfu.errors import ConfigError
 from sfu.operators.plan import available_memory
+from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest
-from sfu.settings import CurvatureConfig, LowerBound, Measurement, Pairs, Structure
 
 _CHUNK_ELEMENTS = 1 << 22
-_LOSSES = 500
+DEFAULT_LOSSES = 500
 _SMALL = 1e-3
-"""Standard deviation of the outputs' change, where the loss is not quadratic and no scale is given."""
+"""Standard deviation of the outputs' change if the loss is not quadratic and no scale is given."""
 
 
 @dataclass(frozen=True)
 class Observations:
-    """What was seen of a set of forget rows; means over its rows, so that disjoint sets merge.
+    """Losses or gradients of a set of forget rows at perturbed heads; means over the rows, so disjoint sets merge.
 
     Attributes:
         structure: Which problems these are.
         delta_KQS: The perturbations (the same for every set).
         response: Loss changes ``[K, Q]`` or gradient changes ``[K, Q, S]``.
         slope_KQ: ``g_f . d`` of each observation.
-        weight: Of the rows.
-        hessian: Of the rows, for a bound that needs it.
+        weight: Total weight of the rows.
+        hessian: The rows' Hessian, if the lower bound needs it.
     """
 
     structure: Structure
@@ -58,7 +59,7 @@ class Observations:
 
     @staticmethod
     def merge(parts: Sequence[Observations]) -> Observations:
-        """Observations of the union of disjoint sets under the same perturbations."""
+        """Return the observations of the union of disjoint sets under the same perturbations."""
         weight = sum(part.weight for part in parts)
         shares = [part.weight / weight for part in parts]
         hessians = [part.hessian for part in parts if part.hessian is not None]
@@ -72,23 +73,23 @@ class Observations:
         )
 
 
-def count_perturbations(config: CurvatureConfig, n_classes: int, width: int, structure: Structure) -> int:
-    """How many perturbations are drawn: ``curvature.perturbations``, or as many as can tell anything.
+def count_perturbations(settings: PsdFitSettings, n_classes: int, width: int, structure: Structure) -> int:
+    """Return the number of perturbations to draw: ``curvature.perturbations``, or as many as carry information.
 
-    Gradient changes are ``H d`` without noise, so as many of them as H has rows determine H; beyond twice that (for
-    conditioning) more change nothing but the bill.
+    Gradient changes are ``H d`` without noise, so as many of them as H has rows determine H. Twice as many, for
+    conditioning, are drawn at most: more would only cost more.
     """
-    if config.measurement is Measurement.loss:
-        return config.perturbations or _LOSSES
+    if settings.measurement is Measurement.loss:
+        return settings.perturbations or DEFAULT_LOSSES
     side = n_classes * width if structure is Structure.dense else width
-    at_once = n_classes if structure is Structure.shared and config.per_class else 1
+    at_once = n_classes if structure is Structure.shared and settings.per_class else 1
     enough = -(-2 * side // at_once)
-    enough = 2 * enough if config.pairs is Pairs.antithetic else enough
-    return min(config.perturbations or enough, enough)
+    enough = 2 * enough if settings.pairs is Pairs.antithetic else enough
+    return min(settings.perturbations or enough, enough)
 
 
 def draw_perturbations(
-    config: CurvatureConfig,
+    settings: PsdFitSettings,
     n_classes: int,
     width: int,
     generator: torch.Generator,
@@ -96,40 +97,40 @@ def draw_perturbations(
     structure: Structure = Structure.shared,
     scale: float = 1.0,
 ) -> Tensor:
-    """Gaussian perturbations, ``[P, C, E]`` float64 on the CPU.
+    """Draw Gaussian perturbations, ``[P, C, E]`` float64 on the CPU.
 
     Shared perturbations (``per_class=false``) repeat over C. Antithetic pairs are drawn once each: P // 2 rows.
 
     Args:
-        config: ``curvature.perturbations``, ``pairs``, ``per_class``, and ``scale``, if it is given.
+        settings: ``curvature.perturbations``, ``pairs``, ``per_class``, and ``scale``, if it is given.
         n_classes: C.
         width: E.
-        generator: Of the draws.
-        structure: Which problems are to be fitted; a dense one needs a perturbation of its own for every class.
-        scale: Standard deviation of an entry where ``curvature.scale`` is not given.
+        generator: Source of the draws.
+        structure: Which problems will be fitted; a dense one needs its own perturbation for every class.
+        scale: Standard deviation of an entry if ``curvature.scale`` is not given.
 
     Raises:
-        ConfigError: They would not fit in half of this machine's memory.
+        ConfigError: They do not fit in half of this machine's memory.
     """
-    count = count_perturbations(config, n_classes, width, structure)
-    count = count // 2 if config.pairs is Pairs.antithetic else count
-    classes = n_classes if config.per_class or structure is Structure.dense else 1
+    count = count_perturbations(settings, n_classes, width, structure)
+    count = count // 2 if settings.pairs is Pairs.antithetic else count
+    classes = n_classes if settings.per_class or structure is Structure.dense else 1
     vectors = count * classes
     needed, memory = 8 * vectors * width, available_memory(torch.device("cpu"))
-    if config.measurement is Measurement.loss:
+    if settings.measurement is Measurement.loss:
         needed += 30 * (vectors if structure is Structure.shared else count) ** 2  # pairs of measurements, in the fit
     if needed > memory / 2:
         raise ConfigError(
             f"curvature.perturbations={count} need {needed / 2**30:.0f} GiB for {classes} classes of "
-            f"{width} parameters, and this machine has {memory / 2**30:.0f} GiB; use fewer, or "
+            f"{width} parameters, and this machine has {memory / 2**30:.0f} GiB. Use fewer, or "
             "curvature.per_class=false."
         )
     delta = torch.randn(count, classes, width, generator=generator, dtype=torch.float64)
-    return delta.mul_(config.scale or scale).expand(count, n_classes, width)
+    return delta.mul_(settings.scale or scale).expand(count, n_classes, width)
 
 
 def default_scale(request: ForgetRequest) -> float:
-    """1 where the expansion of the loss ends with its second term; else what changes outputs by a thousandth."""
+    """Return 1 if the loss is quadratic, and otherwise the scale that changes outputs by about a thousandth."""
     if request.head.loss.constants.curvature_lipschitz == 0:
         return 1.0
     n_classes, total = request.head.n_classes, 0.0
@@ -141,35 +142,32 @@ def default_scale(request: ForgetRequest) -> float:
     return _SMALL / max((total / (request.labels_F.shape[0] * n_classes)) ** 0.5, 1e-300)
 
 
-def observe(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor, structure: Structure) -> Observations:
-    """Observe the forget set of ``request`` at the heads perturbed by ``delta_PCE``.
-
-    Losses and gradients are evaluated on the examples, in chunks of perturbations that bound memory.
-    """
-    by_gradient = config.measurement is Measurement.gradient
+def observe(settings: PsdFitSettings, request: ForgetRequest, delta_PCE: Tensor, structure: Structure) -> Observations:
+    """Observe the forget set of ``request`` at the heads perturbed by ``delta_PCE``, in chunks that bound memory."""
+    by_gradient = settings.measurement is Measurement.gradient
     gradient_CE = request.forget_gradient()
     slope_PC = torch.einsum("pce,ce->pc", delta_PCE, gradient_CE)
     coupled_blocks = structure is Structure.blocks and not request.head.loss.separable
     if coupled_blocks:
-        seen = [
-            _changes(config, request, delta_PCE * _only(c, delta_PCE)) for c in range(delta_PCE.shape[1])
+        changes = [
+            _changes(settings, request, delta_PCE * _only(c, delta_PCE)) for c in range(delta_PCE.shape[1])
         ]  # a list over C of [P, 1] losses or [P, C, E] gradients
-        response = torch.stack([r[:, c] if by_gradient else r[:, 0] for c, r in enumerate(seen)])
+        response = torch.stack([r[:, c] if by_gradient else r[:, 0] for c, r in enumerate(changes)])
     else:
-        response = _changes(config, request, delta_PCE)
+        response = _changes(settings, request, delta_PCE)
         if structure is Structure.blocks:
             response = response.transpose(0, 1)
     delta_KQS, slope_KQ = delta_PCE.transpose(0, 1), slope_PC.T
     if structure is Structure.dense:
         delta_KQS, slope_KQ = delta_PCE.reshape(1, delta_PCE.shape[0], -1), slope_PC.sum(1)[None]
         response = response.flatten(1)[None] if by_gradient else response.sum(1)[None]
-    elif structure is Structure.shared and config.per_class:
+    elif structure is Structure.shared and settings.per_class:
         delta_KQS = delta_PCE.reshape(1, -1, delta_PCE.shape[2])
         response, slope_KQ = response.flatten(0, 1)[None], slope_PC.reshape(1, -1)
     elif structure is Structure.shared:
         delta_KQS, response, slope_KQ = delta_PCE[None, :, 0], response.mean(1)[None], slope_PC.mean(1)[None]
     bound = None
-    if config.lower_bound is LowerBound.forget_share:
+    if settings.lower_bound is LowerBound.forget_share:
         bound = HessianObservation(request.hessian(structure), request.weight)
     return Observations(structure, delta_KQS, response, slope_KQ, request.weight, bound)
 
@@ -180,19 +178,19 @@ def _only(c: int, delta_PCE: Tensor) -> Tensor:
     return mask_C1
 
 
-def _changes(config: CurvatureConfig, request: ForgetRequest, delta_PCE: Tensor) -> Tensor:
-    """Changes of the loss ``[P, G]`` (G = C groups, or 1 for coupled classes) or of the gradient ``[P, C, E]``."""
-    base_CE, rows, objective = request.head.parameters_CE, request.data(keep=True), request.head.objective()
-    by_gradient = config.measurement is Measurement.gradient
+def _changes(settings: PsdFitSettings, request: ForgetRequest, delta_PCE: Tensor) -> Tensor:
+    """Return changes of the loss ``[P, G]`` (G = C, or 1 for coupled classes) or of the gradient ``[P, C, E]``."""
+    base_CE, rows, objective = request.head.parameters_CE, request.data(cache=True), request.head.objective()
+    by_gradient = settings.measurement is Measurement.gradient
     evaluate = objective.gradients_at if by_gradient else objective.values_at
     at_base = evaluate(rows, base_CE[None])
     step = max(1, _CHUNK_ELEMENTS // (request.features_FD.shape[0] * base_CE.shape[0]))
-    seen = []
+    changes = []
     for chunk_PCE in delta_PCE.split(step):
         there = evaluate(rows, base_CE + chunk_PCE)
-        if config.pairs is Pairs.antithetic:
+        if settings.pairs is Pairs.antithetic:
             back = evaluate(rows, base_CE - chunk_PCE)
-            seen.append((there - back) / 2 if by_gradient else (there + back) / 2 - at_base)
+            changes.append((there - back) / 2 if by_gradient else (there + back) / 2 - at_base)
         else:
-            seen.append(there - at_base)
-    return torch.cat(seen)
+            changes.append(there - at_base)
+    return torch.cat(changes)

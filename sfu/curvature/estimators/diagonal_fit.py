@@ -3,9 +3,9 @@ r"""A diagonal fitted to loss perturbations of the forget set by non-negative le
 .. math:: \min_{h \ge l_2} \frac1P \sum_i \Big(\tfrac12 \sum_g h_g \sum_{e \in g} d_{ie}^2 - t_i\Big)^2
           + \tfrac\mu2 \|h - h_0\|^2, \qquad t_i = J_f(w^* + d_i) - J_f(w^*) - g_f^T d_i
 
-One value for each parameter, as long as perturbations times parameters is a size to hold; beyond that, one for all
-parameters of an output channel (of a linear head: of a feature), whose perturbations are then scaled alike, by random
-amounts, so that groups can be told apart. Perturbations are drawn again from their seeds, never all held.
+There is one value for each parameter as long as perturbations times parameters fit in memory. Beyond that, all
+parameters of an output channel (of a linear head: of a feature) share one value. Their perturbations are then scaled by
+a common random factor, which tells the groups apart.
 
 Shapes: P perturbations, G groups, C classes, E parameters of each (1 and p where they share them).
 """
@@ -20,36 +20,40 @@ import torch
 from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
-from sfu.curvature.measurements import default_scale
+from sfu.curvature.observations import DEFAULT_LOSSES, default_scale
+from sfu.curvature.settings import DiagonalSettings
 from sfu.heads.base import Head
 from sfu.operators.diagonal import DiagonalOperator
-from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.request import ForgetRequest, MethodContext, Retained
 
 _NUMBERS = 1 << 25  # of perturbations times groups
-_LOSSES = 500
-_EXACT_GROUPS = 1000  # up to which an active-set method is quick
+_ACTIVE_SET_GROUPS = 1000  # up to which an active-set method is quick
 
 
 class LossChanges(NamedTuple):
-    """Half the squares of each perturbation, summed by groups, and what the loss did; means over the rows."""
+    """Half the squares of each perturbation, summed by groups, and the changes of the mean loss."""
 
     squares_PG: Tensor
     target_P: Tensor
     weight: float
 
 
-class Diagonal(CurvatureEstimator[LossChanges]):
-    """See the module."""
+class DiagonalFit(CurvatureEstimator[DiagonalSettings, LossChanges], name="diagonal"):
+    """The diagonal of the Hessian, fitted to losses at perturbed heads.
 
-    def observe(
-        self, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None = None
-    ) -> LossChanges:
-        """The loss of the forget rows at perturbed heads."""
-        head, rows, objective = request.head, request.data(keep=True), request.head.objective()
-        count = self.config.perturbations or _LOSSES
-        group_CE, n_groups = groups_of(head, count)
+    ``numbers`` bounds perturbations times groups, and with it the memory.
+    """
+
+    def __init__(self, settings: DiagonalSettings, numbers: int = _NUMBERS) -> None:
+        super().__init__(settings)
+        self._numbers = numbers
+
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> LossChanges:
+        head, rows, objective = request.head, request.data(cache=True), request.head.objective()
+        count = self.settings.perturbations or DEFAULT_LOSSES
+        group_CE, n_groups = groups_of(head, count, self._numbers)
         here, gradient_CE = objective.value(rows, head.parameters_CE), request.forget_gradient()
-        scale = self.config.scale or default_scale(request)
+        scale = self.settings.scale or default_scale(request)
         drawn = context.generator("perturbation")
         squares_PG, target_P = torch.zeros(count, n_groups, dtype=torch.float64), torch.zeros(count).double()
         single = n_groups == head.parameters_CE.numel()
@@ -66,19 +70,20 @@ class Diagonal(CurvatureEstimator[LossChanges]):
         return LossChanges(squares_PG, target_P, request.weight)
 
     def merge(self, observations: Sequence[LossChanges]) -> LossChanges:
-        """The mean over the union, under the same perturbations."""
-        weight = sum(seen.weight for seen in observations)
-        targets = torch.stack([seen.target_P * (seen.weight / weight) for seen in observations])
+        weight = sum(part.weight for part in observations)
+        targets = torch.stack([part.target_P * (part.weight / weight) for part in observations])
         return LossChanges(observations[0].squares_PG, targets.sum(0), weight)
 
     def estimate(
         self, observation: LossChanges, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Fit."""
-        head, config = request.head, self.config
-        group_CE, n_groups = groups_of(head, len(observation.target_P))
+        head = request.head
+        group_CE, n_groups = groups_of(head, len(observation.target_P), self._numbers)
         values_G, status = fit_diagonal(
-            observation.squares_PG.numpy(), observation.target_P.numpy(), floor=head.l2, strength=config.prior_strength
+            observation.squares_PG.numpy(),
+            observation.target_P.numpy(),
+            floor=head.l2,
+            strength=self.settings.prior_strength,
         )
         values_CE = torch.from_numpy(values_G).to(head.parameters_CE)[group_CE.to(head.parameters_CE.device)]
         details = {"measurements": len(observation.target_P), "groups": n_groups, "fit_status": status}
@@ -86,19 +91,24 @@ class Diagonal(CurvatureEstimator[LossChanges]):
         return CurvatureEstimate(DiagonalOperator(values_CE, head.regularized_E), details, note)
 
 
-def groups_of(head: Head, count: int) -> tuple[Tensor, int]:
-    """The group of each parameter, ``[C, E]``, and how many groups there are."""
+def groups_of(head: Head, count: int, numbers: int = _NUMBERS) -> tuple[Tensor, int]:
+    """Return the group of each parameter, ``[C, E]``, and the number of groups; ``numbers`` bounds count x groups."""
     shape, numel = head.parameters_CE.shape, head.parameters_CE.numel()
-    if count * numel <= _NUMBERS:
+    if count * numel <= numbers:
         return torch.arange(numel).reshape(shape), numel
     groups_CE = head.parameter_groups()
     return groups_CE, int(groups_CE.max()) + 1
 
 
 def fit_diagonal(
-    squares_PG: np.ndarray, target_P: np.ndarray, *, floor: float, strength: float
+    squares_PG: np.ndarray,
+    target_P: np.ndarray,
+    *,
+    floor: float,
+    strength: float,
+    active_set_groups: int = _ACTIVE_SET_GROUPS,
 ) -> tuple[np.ndarray, str]:
-    """The minimiser over ``h >= floor``, ``[G]``, and ``converged`` or what was amiss.
+    """Return the minimiser over ``h >= floor``, ``[G]``, and ``converged`` or the solver's complaint.
 
     The prior is the constant that fits best; ``strength`` is relative to the largest curvature of the data term.
     """
@@ -111,7 +121,7 @@ def fit_diagonal(
     mu = 2.0 * strength * largest
     rows = squares_PG / np.sqrt(count)
     left = (target_P - floor * whole_P) / np.sqrt(count)
-    if n_groups <= _EXACT_GROUPS:
+    if n_groups <= active_set_groups:
         stacked = np.concatenate([rows, np.sqrt(mu / 2) * np.eye(n_groups)])
         found, _ = nnls(stacked, np.concatenate([left, np.full(n_groups, np.sqrt(mu / 2) * (prior - floor))]))
         return found + floor, "converged"

@@ -3,9 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfu.curvature.regularization import Fold, choose_step, fold_indices, noise_factor, predict_gain
+from sfu.curvature.cross_validation import Fold, choose_step, cross_validate, fold_indices, noise_factor, predict_gain
+from sfu.curvature.estimators.base import make_estimator
+from sfu.heads.settings import Training
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.spectral import SpectralInverse
+from sfu.operators.structure import Structure
+from tests.unlearning.cases import CONTEXT, FORGET_CURVATURE, situation
 
 
 def shared(block: torch.Tensor) -> ExplicitOperator:
@@ -44,17 +48,29 @@ def test_the_choice_is_the_best_of_its_neighbourhood_by_the_definition():
     folds, parts, gradient = folds_of()
     choice = choose_step(folds, 0.75)
     best = held_out_error(folds, parts, gradient, choice.rho, choice.scale)
-    assert choice.predicted_gain == pytest.approx(-best * 3 / 4, rel=1e-10)
+    assert choice.gain == pytest.approx(-best * 3 / 4, rel=1e-10)
     for rho in (choice.rho * 0.5, choice.rho * 2.0):
         for scale in (choice.scale * 0.9, choice.scale, choice.scale * 1.1):
             assert held_out_error(folds, parts, gradient, rho, scale) > best
+
+
+def test_the_choice_is_the_best_of_the_whole_grid():
+    """Each rho with the c that is best for it, by the definition; so also where small steps score well by ratio."""
+    folds, parts, gradient = folds_of()
+    choice = choose_step(folds, 0.75)
+    best = held_out_error(folds, parts, gradient, choice.rho, choice.scale)
+    mean = sum(fold.inverse.mean_eigenvalue for fold in folds) / len(folds)
+    for rho in (mean * torch.logspace(-6, 4, 81, dtype=torch.float64)).tolist():
+        full, half = (held_out_error(folds, parts, gradient, rho, scale) for scale in (1.0, 0.5))
+        curved, along = 2 * full - 4 * half, (full - 4 * half) / 2  # error = c^2 curved - 2 c along
+        assert best <= -(along**2) / curved + 1e-12
 
 
 def test_a_given_rho_is_scored_at_full_length_and_may_be_worse_than_nothing():
     folds, parts, gradient = folds_of()
     for rho in (0.0, 0.3):
         expected = -held_out_error(folds, parts, gradient, rho, 1.0) * 3 / 4
-        assert predict_gain(folds, rho, 0.75).predicted_gain == pytest.approx(expected, rel=1e-10)
+        assert predict_gain(folds, rho, 0.75).gain == pytest.approx(expected, rel=1e-10)
     tiny = [
         Fold(
             SpectralInverse(1e-3 * torch.eye(6).double(), torch.ones(6).double()),
@@ -64,7 +80,7 @@ def test_a_given_rho_is_scored_at_full_length_and_may_be_worse_than_nothing():
         )
         for f in folds
     ]
-    assert predict_gain(tiny, 0.0, 0.75).predicted_gain < 0
+    assert predict_gain(tiny, 0.0, 0.75).gain < 0
 
 
 def test_a_singular_estimate_is_never_used_undamped():
@@ -94,13 +110,13 @@ def test_a_zero_gradient_has_nothing_to_gain():
     folds, _, _ = folds_of()
     nothing = [Fold(f.inverse, 0 * f.gradient_CE, f.signal_CE, f.held_out) for f in folds]
     choice = choose_step(nothing, 0.75)
-    assert (choice.scale, choice.predicted_gain) == (0.0, 0.0)
+    assert (choice.scale, choice.gain) == (0.0, 0.0)
 
 
 def test_a_known_signal_is_not_scaled_as_if_it_were_noise():
     folds, parts, gradient = folds_of()
     known = [Fold(f.inverse, f.gradient_CE, f.gradient_CE, f.held_out) for f in folds]
-    assert predict_gain(known, 0.3, 0.75).predicted_gain == pytest.approx(
+    assert predict_gain(known, 0.3, 0.75).gain == pytest.approx(
         -held_out_error(folds, parts, gradient, 0.3, 1.0), rel=1e-10
     )
 
@@ -142,5 +158,32 @@ def test_the_predicted_gain_is_unbiased_at_the_optimum(n_forget, allowed):
         step = choice.scale * whole.solve(gradient[None], choice.rho)[0]
         exact = torch.linalg.solve(hessian, gradient)
         true.append(float(exact @ hessian @ exact - (step - exact) @ hessian @ (step - exact)))
-        predicted.append(choice.predicted_gain)
+        predicted.append(choice.gain)
     assert sum(predicted) / sum(true) == pytest.approx(1.0, abs=allowed)
+
+
+@pytest.mark.parametrize("training", list(Training))
+def test_a_fold_is_the_curvature_of_the_others_and_is_scored_by_its_own(training):
+    request, _, _ = situation(training=training, n_forget=50)
+    head = request.head
+    validation = cross_validate(make_estimator(FORGET_CURVATURE), request, CONTEXT, 5)
+    (folds,) = validation.folds
+    correction = 400 / 50 * head.gradient_CE
+    order = torch.randperm(50, generator=CONTEXT.generator("folds")).tensor_split(5)
+    assert float(head.gradient_CE.norm()) > 0.01 or training is Training.exact
+    for k, fold in enumerate(folds):
+        others = request.rows(torch.cat([part for j, part in enumerate(order) if j != k]))
+        own = request.rows(order[k])
+        drawn = torch.randn(4, 12, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+        expected = torch.linalg.solve(
+            others.hessian(Structure.shared).blocks_BKK[0] + 0.1 * torch.eye(12).double(), drawn.T
+        ).T
+        torch.testing.assert_close(fold.inverse.solve(drawn, 0.1), expected, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(fold.gradient_CE, others.forget_gradient() - correction, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(fold.signal_CE, head.gradient_CE - correction, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            fold.held_out.matmul(drawn), own.hessian(Structure.shared).matmul(drawn), rtol=1e-9, atol=1e-12
+        )
+    whole = request.hessian(Structure.shared).blocks_BKK
+    torch.testing.assert_close(validation.observation.operator.blocks_BKK, whole, rtol=1e-9, atol=1e-12)
+    assert validation.failed_fits == 0

@@ -1,0 +1,118 @@
+r"""Hessians that need no fit: of the forget rows, of the retained rows, their diagonal, and the stored one.
+
+Shapes: C classes, E parameters of each (1 and p where they share them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation, SettingsT
+from sfu.curvature.settings import ClosedFormSettings, ExactSettings, HutchinsonSettings, StoredSettings
+from sfu.errors import ConfigError, SourceFreeError
+from sfu.losses.rows import Rows
+from sfu.operators.build import build_operator, with_ridge
+from sfu.operators.diagonal import DiagonalOperator
+from sfu.operators.plan import Plan
+from sfu.operators.structure import Structure
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
+
+
+class ForgetHessian(HessianEstimator[ClosedFormSettings], name="closed_form"):
+    """The forget set's own Hessian, which every perturbation fit tends to with more and more perturbations."""
+
+
+class RetainedRowsEstimator(HessianEstimator[SettingsT]):
+    """Base of estimators that look at the retained rows."""
+
+    access = Access.RETAINED
+    needs_validation = False
+
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
+        """Return the Hessian of the retained rows.
+
+        Raises:
+            SourceFreeError: No retained data were given.
+            DataError: They are not the training set without the forget rows.
+        """
+        rows = self._rows(request, retained, context.progress)
+        structure = self.plan(request, rows.count).structure
+        operator = build_operator(request.head.objective(), rows, request.head.parameters_CE, structure)
+        return HessianObservation(operator, rows.weight)
+
+    def _rows(
+        self, request: ForgetRequest, retained: Retained, progress: Callable[[int, int], None] | None = None
+    ) -> Rows:
+        if retained is None:
+            raise SourceFreeError(f"curvature.estimator={self.registered_name} needs the retained data.")
+        return request.retained_rows(retained, progress=progress)
+
+
+class RetainedHessian(RetainedRowsEstimator[ExactSettings], name="exact"):
+    """The retained data's own Hessian. Not source-free: it makes Unlearned(+)."""
+
+
+class HutchinsonDiagonal(RetainedRowsEstimator[HutchinsonSettings], name="hutchinson"):
+    r"""The diagonal of the retained data's Hessian, by ``curvature.probes`` random signs: :math:`E[v \odot H v]`.
+
+    Not source-free. The authors' code inverts it for linearised networks. Where parameters act together, a Hessian is
+    far from its diagonal and the step overshoots; nothing predicts its gain.
+
+    Source: Bekas, Kokiopoulou and Saad, An estimator for the diagonal of a matrix, 2007.
+    """
+
+    def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
+        head, probes = request.head, self.settings.probes
+        rows = self._rows(request, retained)
+        operator = build_operator(head.objective(), rows, head.parameters_CE, Structure.products)
+        drawn, total_CE = context.generator("perturbation"), torch.zeros_like(head.parameters_CE)
+        for done in range(1, probes + 1):
+            signs_CE = torch.randint(0, 2, total_CE.shape, generator=drawn, dtype=torch.int8).to(total_CE) * 2 - 1
+            total_CE += signs_CE * operator.matmul(signs_CE) / probes
+            if context.progress is not None:
+                context.progress(done, probes)
+        floor_CE = head.objective().ridge_E.expand_as(total_CE)  # no diagonal of a convex loss is below it
+        return HessianObservation(DiagonalOperator(torch.maximum(total_CE, floor_CE), head.regularized_E), rows.weight)
+
+    def estimate(
+        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
+        return CurvatureEstimate(observation.operator, {"probes": self.settings.probes})
+
+
+class StoredHessian(HessianEstimator[StoredSettings], name="stored"):
+    r"""The retained Hessian from a summary saved with the head at training time: numbers, no examples.
+
+    With H the training data's Hessian at the head and H_f the forget set's, the retained one is
+    :math:`(V H - V_f H_f) / V_r`, without error. The step is that of Unlearned(+).
+    """
+
+    access = Access.STORED
+    needs_validation = False
+
+    def plan(self, request: ForgetRequest, count: int | None = None) -> Plan:
+        """Return the plan of what was stored, whatever ``curvature.structure``."""
+        own = StoredHessian(replace(self.settings, structure=Structure.auto))
+        return super(StoredHessian, own).plan(request, count)
+
+    def estimate(
+        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
+    ) -> CurvatureEstimate:
+        """Subtract the forget set's share.
+
+        Raises:
+            ConfigError: The head carries no curvature.
+        """
+        head = request.head
+        if head.data_hessian is None:
+            raise ConfigError(
+                "curvature.estimator=stored, but this head carries no curvature. Train it with "
+                "head.store_curvature=true."
+            )
+        whole = with_ridge(head.data_hessian, head.objective(), head.n_classes)
+        left = head.total_weight - observation.weight
+        shares = [head.total_weight / left, -observation.weight / left]
+        return CurvatureEstimate(whole.combine([observation.operator], shares))
