@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=2 python scripts/bench_kernels.py
 
-- small maps: a gradient of the last blocks of a network with :class:`sfu.heads.linearised.small_maps.SmallMapConv` and
+- small maps: a gradient of the last blocks of a network with :class:`sfu.heads.cores.small_maps.SmallMapConv` and
   with :class:`torch.nn.Conv2d`, on a CPU.
 - many heads: the gradients of M linear heads on the same rows, mapped by ``torch.func.vmap``, with outputs written as
   :func:`sfu.losses.chunks.outputs_of` and as ``design @ parameters.T``.
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from sfu.heads.linearised.small_maps import use_small_maps
-from sfu.heads.linearised.split_network import split_network
+from sfu.heads.cores.small_maps import use_small_maps
+from sfu.heads.cores.split_network import split_network
 from sfu.losses.chunks import outputs_of
 
 _FIRST_STEP = """

@@ -22,10 +22,10 @@ from torch.func import functional_call
 
 from sfu.curvature.settings import curvature_settings
 from sfu.experiment.resources import measured
-from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.head import LinearisedHead
-from sfu.heads.linearised.preflight import preflight, with_batch_size
-from sfu.heads.linearised.split_network import split_network
+from sfu.heads.cores.core import Core
+from sfu.heads.cores.preflight import preflight, with_batch_size
+from sfu.heads.cores.split_network import split_network
+from sfu.heads.linearised import LinearisedHead
 from sfu.heads.settings import LinearisedSettings
 from sfu.heads.train import train_head
 from sfu.losses.base import make_loss

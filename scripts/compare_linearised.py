@@ -27,8 +27,8 @@ from sfu.data.split import make_split
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.base import Head
-from sfu.heads.linearised.build_core import build_core
-from sfu.heads.linearised.preflight import preflight
+from sfu.heads.cores.build_core import build_core
+from sfu.heads.cores.preflight import preflight
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.settings import CoreWeights, HeadSettings, LinearSettings, PretrainSettings
 from sfu.heads.train import train_head

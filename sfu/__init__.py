@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sfu.curvature.estimators.base import CurvatureEstimate as CurvatureEstimate
     from sfu.curvature.estimators.base import CurvatureEstimator as CurvatureEstimator
     from sfu.curvature.estimators.base import HessianEstimator as HessianEstimator
-    from sfu.curvature.estimators.base import HessianObservation as HessianObservation
+    from sfu.curvature.observations import HessianObservation as HessianObservation
     from sfu.curvature.settings import CurvatureSettings as CurvatureSettings
     from sfu.curvature.settings import curvature_settings as curvature_settings
     from sfu.data.datasets.base import FeatureDataset as FeatureDataset

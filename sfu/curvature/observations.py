@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sfu.curvature.estimators.base import HessianObservation, merge_hessians
 from sfu.curvature.settings import LowerBound, Measurement, Pairs, PsdFitSettings
 from sfu.errors import ConfigError
+from sfu.operators.base import CurvatureOperator
 from sfu.operators.plan import available_memory
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest
@@ -35,6 +36,20 @@ _CHUNK_ELEMENTS = 1 << 22
 DEFAULT_LOSSES = 500
 _SMALL = 1e-3
 """Standard deviation of the outputs' change if the loss is not quadratic and no scale is given."""
+
+
+class HessianObservation(NamedTuple):
+    """The Hessian of a set of rows, and their total weight."""
+
+    operator: CurvatureOperator
+    weight: float
+
+
+def merge_hessians(parts: Sequence[HessianObservation]) -> HessianObservation:
+    """Return the Hessian of the union of disjoint sets."""
+    weight = sum(part.weight for part in parts)
+    first, *others = (part.operator for part in parts)
+    return HessianObservation(first.combine(others, [part.weight / weight for part in parts]), weight)
 
 
 @dataclass(frozen=True)

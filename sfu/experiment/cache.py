@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sfu.experiment.keys import StageKeys
 from sfu.files import copy_file
-from sfu.heads.linearised.network import CORE_PREFIX
+from sfu.heads.cores.network import CORE_PREFIX
 from sfu.results.artifacts import read_metrics
 from sfu.store import Store
 

@@ -21,7 +21,7 @@ from sfu.experiment.progress import ProgressDisplay, Tick
 from sfu.experiment.resources import Usage, measured
 from sfu.experiment.validate import resolve_device, resolve_dtype
 from sfu.heads.base import Head
-from sfu.heads.linearised.core import Core
+from sfu.heads.cores.core import Core
 from sfu.request import ForgetRequest, MethodContext
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 

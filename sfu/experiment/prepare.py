@@ -26,9 +26,9 @@ from sfu.experiment.cache import HEAD, StageCache
 from sfu.experiment.context import RunContext
 from sfu.experiment.result_store import GRAM
 from sfu.files import write_tensors, write_text
+from sfu.heads.cores.build_core import build_core
+from sfu.heads.cores.preflight import preflight
 from sfu.heads.files import load_head
-from sfu.heads.linearised.build_core import build_core
-from sfu.heads.linearised.preflight import preflight
 from sfu.heads.normal_equations import checkpoint_of
 from sfu.heads.settings import LinearisedSettings
 from sfu.heads.train import train_head

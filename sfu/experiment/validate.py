@@ -7,7 +7,7 @@ import torch
 from sfu.data.backbones.backbone import check_backbone
 from sfu.errors import ConfigError
 from sfu.experiment.config import RunConfig, check_run
-from sfu.heads.linearised.network import check_layers
+from sfu.heads.cores.network import check_layers
 from sfu.heads.settings import LinearisedSettings
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}

@@ -3,4 +3,4 @@
 from sfu.registry import add_modules
 
 add_modules("sfu.heads.linear")
-add_modules("sfu.heads.linearised.head")
+add_modules("sfu.heads.linearised")

@@ -27,7 +27,7 @@ from sfu.losses.rows import Rows
 from sfu.registry import Registered
 
 if TYPE_CHECKING:
-    from sfu.heads.linearised.core import Core
+    from sfu.heads.cores.core import Core
     from sfu.heads.settings import HeadSettings
 
 LOGIT_ROWS = 8192

@@ -10,7 +10,7 @@ from sfu.errors import ArtifactError
 from sfu.heads.base import Head, paths_of
 
 if TYPE_CHECKING:
-    from sfu.heads.linearised.core import Core
+    from sfu.heads.cores.core import Core
 
 
 def load_head(stem: Path, core: Core | None = None) -> Head:

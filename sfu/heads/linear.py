@@ -22,7 +22,7 @@ from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows, design_matrix
 
 if TYPE_CHECKING:
-    from sfu.heads.linearised.core import Core
+    from sfu.heads.cores.core import Core
     from sfu.heads.settings import HeadSettings
 
 

@@ -25,7 +25,7 @@ from sfu.operators.conjugate_gradients import conjugate_gradients
 from sfu.store import Store, cache_dir, key_of
 
 if TYPE_CHECKING:
-    from sfu.heads.linearised.core import Core
+    from sfu.heads.cores.core import Core
 
 _STALLED = 0.5  # a solve that leaves more of the gradient than this has stalled
 _REMEDY = "or compute in head.dtype=float64"

@@ -15,9 +15,9 @@ from torch import Tensor
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
+from sfu.heads.cores.core import Core
 from sfu.heads.descent import train_adam, train_sgd
 from sfu.heads.exact import CachedTensor, train_exact
-from sfu.heads.linearised.core import Core
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
 from sfu.heads.settings import Training

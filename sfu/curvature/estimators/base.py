@@ -12,8 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
+from sfu.curvature.observations import HessianObservation, merge_hessians
 from sfu.curvature.settings import CurvatureSettings
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.plan import Plan, plan_structure
@@ -38,20 +39,6 @@ class CurvatureEstimate:
     operator: CurvatureOperator
     details: dict[str, Any] = field(default_factory=dict)
     note: str | None = None
-
-
-class HessianObservation(NamedTuple):
-    """The Hessian of a set of rows, and their total weight."""
-
-    operator: CurvatureOperator
-    weight: float
-
-
-def merge_hessians(parts: Sequence[HessianObservation]) -> HessianObservation:
-    """Return the Hessian of the union of disjoint sets."""
-    weight = sum(part.weight for part in parts)
-    first, *others = (part.operator for part in parts)
-    return HessianObservation(first.combine(others, [part.weight / weight for part in parts]), weight)
 
 
 class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind="estimator"):

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation, SettingsT
+from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, SettingsT
+from sfu.curvature.observations import HessianObservation
 from sfu.curvature.settings import ClosedFormSettings, ExactSettings, HutchinsonSettings, StoredSettings
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.losses.rows import Rows

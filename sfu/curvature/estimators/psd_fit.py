@@ -25,8 +25,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator, HessianObservation, merge_hessians
-from sfu.curvature.observations import Observations, default_scale, draw_perturbations, observe
+from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
+from sfu.curvature.observations import (
+    HessianObservation,
+    Observations,
+    default_scale,
+    draw_perturbations,
+    merge_hessians,
+    observe,
+)
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Measurements, PsdFitResult, Status, fit_psd
 from sfu.curvature.psd_fit.problem import symmetric_term
 from sfu.curvature.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, PsdFitSettings, Solver

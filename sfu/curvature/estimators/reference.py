@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, HessianObservation
+from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator
+from sfu.curvature.observations import HessianObservation
 from sfu.curvature.settings import ReferenceSettings
 from sfu.data.datasets.features import read_arrays
 from sfu.data.feature_data import check_features

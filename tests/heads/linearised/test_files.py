@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from sfu.data.images.images import ArrayImages
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, ConfigError, SolverError
+from sfu.heads.cores import pretrain as pretrain_module
+from sfu.heads.cores.network import build_network
+from sfu.heads.cores.preflight import bytes_per_example, preflight, with_batch_size
+from sfu.heads.cores.pretrain import Public, pretrain
 from sfu.heads.files import load_head
-from sfu.heads.linearised import pretrain as pretrain_module
-from sfu.heads.linearised.head import LinearisedHead
-from sfu.heads.linearised.network import build_network
-from sfu.heads.linearised.preflight import bytes_per_example, preflight, with_batch_size
-from sfu.heads.linearised.pretrain import Public, pretrain
+from sfu.heads.linearised import LinearisedHead
 from sfu.heads.settings import LinearisedSettings, PretrainSettings
 from tests.heads.linearised.tiny import CPU, tiny_case
 

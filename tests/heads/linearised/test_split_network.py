@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from sfu.errors import ConfigError
-from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.small_maps import SmallMapConv, use_small_maps
-from sfu.heads.linearised.split_network import split_network
+from sfu.heads.cores.core import Core
+from sfu.heads.cores.small_maps import SmallMapConv, use_small_maps
+from sfu.heads.cores.split_network import split_network
 from tests.heads.linearised.tiny import SIDE, Tiny, tiny_network
 
 NAMES = ["fc", "layer.1", "layer.0", "stem"]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from sfu.heads.base import Head
-from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.split_network import split_network
+from sfu.heads.cores.core import Core
+from sfu.heads.cores.split_network import split_network
 from sfu.heads.settings import LinearSettings, Training
 from sfu.heads.train import train_head
 from sfu.losses.base import Loss, make_loss

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from sfu.errors import ConfigError
-from sfu.heads.linearised.core import Core
+from sfu.heads.cores.core import Core
 from sfu.operators.plan import available_memory
 
 _LARGEST = {"cpu": 512, "cuda": 1024}

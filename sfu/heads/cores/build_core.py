@@ -14,10 +14,10 @@ from torch import Tensor
 from sfu.data.backbones.backbone import Backbone
 from sfu.data.images.images import Images
 from sfu.errors import ConfigError
-from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.network import build_network
-from sfu.heads.linearised.preflight import with_batch_size
-from sfu.heads.linearised.pretrain import Public, pretrain
+from sfu.heads.cores.core import Core
+from sfu.heads.cores.network import build_network
+from sfu.heads.cores.preflight import with_batch_size
+from sfu.heads.cores.pretrain import Public, pretrain
 from sfu.heads.settings import CoreWeights
 
 if TYPE_CHECKING:

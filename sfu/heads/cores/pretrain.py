@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sfu.data.images.images import Images
 from sfu.errors import SolverError
-from sfu.heads.linearised.network import Network
+from sfu.heads.cores.network import Network
 from sfu.store import Store, cache_dir, key_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfu.heads.linearised.core import Core
+from sfu.heads.cores.core import Core
 from sfu.losses.base import Loss
 from sfu.losses.chunks import Chunk
 from sfu.losses.rows import Rows

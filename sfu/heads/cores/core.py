@@ -22,7 +22,7 @@ from torch.func import functional_call, jvp, vjp
 
 from sfu.data.backbones.weights import weights_digest
 from sfu.errors import ConfigError, DataError
-from sfu.heads.linearised.small_maps import use_small_maps
+from sfu.heads.cores.small_maps import use_small_maps
 
 BATCH = 256
 _PARITY = 1e-3
@@ -39,8 +39,8 @@ class Core:
         digest: SHA-256 of the layers' weights.
         batch_size: Examples of one pass.
         components: Names of the layers' components, the last first.
-        small_maps: Whether :func:`~sfu.heads.linearised.small_maps.use_small_maps` was applied.
-        source: How to build the network again, for files (:func:`sfu.heads.linearised.network.load_core`).
+        small_maps: Whether :func:`~sfu.heads.cores.small_maps.use_small_maps` was applied.
+        source: How to build the network again, for files (:func:`sfu.heads.cores.network.load_core`).
         whole: All weights of the network, trunk included, for files.
     """
 

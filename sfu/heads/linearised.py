@@ -16,9 +16,9 @@ from torch import Tensor
 
 from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.heads.base import Head
-from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.network import load_core, save_core
-from sfu.heads.linearised.rows import TangentRows
+from sfu.heads.cores.core import Core
+from sfu.heads.cores.network import load_core, save_core
+from sfu.heads.cores.rows import TangentRows
 from sfu.losses.base import Layout, Loss, loss_from_json
 from sfu.losses.rows import Rows
 

@@ -21,9 +21,9 @@ from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, tensors_digest, weights_digest
 from sfu.errors import ArtifactError, ConfigError, DataError, SfuError
 from sfu.files import write_tensors
-from sfu.heads.linearised.core import Core
-from sfu.heads.linearised.small_maps import use_small_maps
-from sfu.heads.linearised.split_network import split_network
+from sfu.heads.cores.core import Core
+from sfu.heads.cores.small_maps import use_small_maps
+from sfu.heads.cores.split_network import split_network
 
 if TYPE_CHECKING:
     from sfu.data.settings import BackboneSettings
