@@ -170,14 +170,14 @@ def check_number(key: str, value: Any, meta: Meta, *, whole: bool = False) -> No
     limits = [
         f"{word} {limit:g}"
         for word, limit in (
-            ("at least", meta.at_least), ("above", meta.above), ("at most", meta.at_most), ("below", meta.below),
+            ("of at least", meta.at_least), ("above", meta.above), ("at most", meta.at_most), ("below", meta.below),
         )
         if limit is not None
     ]  # fmt: skip
-    wanted = ("a whole number" if whole else "a finite number") + (f" {' and '.join(limits)}" if limits else "")
+    wanted = ("a whole number " if whole else "a finite number ") + " and ".join(limits)
     good = isinstance(value, int) or (isinstance(value, float) and not whole and math.isfinite(value))
     if not good or isinstance(value, bool) or not _inside(value, meta):
-        raise ConfigError(f"{key}={value}. Give {wanted}.")
+        raise ConfigError(f"{key}={value}. Give {wanted.strip()}.")
 
 
 def _inside(value: float, meta: Meta) -> bool:

@@ -315,9 +315,7 @@ def test_copies_of_one_row_are_not_taken_for_a_sample():
         assert "unlike a random sample" in result.note
 
 
-@pytest.mark.parametrize(
-    "kind", sorted({*CurvatureSettings.names()} - {"exact", "reference", "hutchinson"})
-)
+@pytest.mark.parametrize("kind", sorted({*CurvatureSettings.names()} - {"exact", "reference", "hutchinson"}))
 def test_a_float32_head_gets_the_float64_step(kind):
     request, _, _ = situation()
     head = dataclasses.replace(request.head, data_hessian=second_moments(request.features_FD))

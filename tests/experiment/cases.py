@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -40,12 +41,14 @@ def _composed(overrides: tuple[str, ...]) -> RunConfig:
 def changed(config: RunConfig, **changes: object) -> RunConfig:
     """The configuration with some keys changed; ``head__l2`` is ``head.l2``."""
     for key, value in changes.items():
-        node: object = config
-        *parents, last = key.split("__")
-        for parent in parents:
-            node = getattr(node, parent)
+        group, _, last = key.rpartition("__")
+        parents = group.split("__") if group else []
+        node = functools.reduce(getattr, parents, config)
         assert hasattr(node, last), key
-        setattr(node, last, value)
+        if group == "loss":  # losses are frozen
+            config.loss = dataclasses.replace(config.loss, **{last: value})
+        else:
+            setattr(node, last, value)
     return config
 
 

@@ -128,7 +128,10 @@ def test_damaged_images_stop_a_run_by_name_or_are_skipped_and_listed(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: setattr(c.backbone, "name", "none"), "dataset=image_folder holds images: choose a backbone"),
+        (
+            lambda c: setattr(c.backbone, "name", "none"),
+            "dataset=image_folder holds images, and backbone=none",
+        ),
         (lambda c: setattr(c.dataset, "n_classes", 2), r"dataset\.n_classes=2 is too small: .* has 3 classes"),
         (lambda c: setattr(c.dataset, "limit_per_class", 0), r"dataset\.limit_per_class=0"),
     ],
@@ -143,7 +146,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path, folder, change, 
 def test_a_dataset_of_features_takes_no_backbone_and_no_augmentation(tmp_path, feature_file):
     config = config_for(feature_file)
     config.backbone.name = "pixels"
-    with pytest.raises(ConfigError, match="dataset=features holds features: it goes with backbone=none, not pixels"):
+    with pytest.raises(ConfigError, match="dataset=features holds features, which backbone=pixels cannot read"):
         run(config, tmp_path / "run")
     config = config_for(feature_file)
     config.methods, config.curvature = ["closed_form"], curvature_settings(augment=["flip"])
@@ -309,10 +312,11 @@ def test_the_call_for_owners_takes_views_not_names(arrays):
         unlearn(head, torch.zeros(3, 12), torch.zeros(3, dtype=torch.int64), curvature={"augment": ["flip"]})
 
 
-def test_the_access_of_an_exact_method_asks_for_no_views():
-    from sfu.curvature.settings import Regularization
+def test_an_estimator_that_knows_the_retained_curvature_takes_no_views():
     from sfu.unlearning.methods.newton import Newton
 
-    exact = Newton(curvature_settings("exact", regularization=Regularization.none, augment=["flip"]))
+    with pytest.raises(ConfigError, match=r"curvature\.augment is not a setting of curvature=exact"):
+        curvature_settings(estimator="exact", augment=["flip"])
+    exact = Newton(curvature_settings(estimator="exact"))
     assert exact.access is Access.RETAINED
     assert exact.augmentations == ()

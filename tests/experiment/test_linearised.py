@@ -14,7 +14,7 @@ from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RunContext
 from sfu.experiment.validate import validate
 from sfu.heads.files import load_head
-from sfu.heads.settings import CoreWeights
+from sfu.heads.settings import CoreWeights, LinearSettings
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import composed, run, write_folder
 
@@ -84,7 +84,7 @@ def test_loading_trains_nothing_and_a_core_is_trained_on_public_images_alone(tmp
     Image.new("RGB", (6, 6)).save(run.images.images.images.name(first))  # the one that shows the size
     prepare.pretrain_core(run)
     assert run.core.components == ("fc",)
-    assert len(list((tmp_path / "sfu-cache" / "cores").glob("*.safetensors"))) == 1
+    assert len(list((tmp_path / "sfu-cache" / "cores").glob("*/*.safetensors"))) == 1
 
 
 def refused(config: RunConfig) -> None:
@@ -95,21 +95,18 @@ def refused(config: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: setattr(c.head, "layers", 0), r"head\.layers=0; it must be at least 1"),
+        (lambda c: setattr(c.head, "layers", 0), r"head\.layers=0\. Give a whole number of at least 1"),
         (lambda c: setattr(c.head, "layers", 99), r"head\.layers=99\. ShuffleNetV2 has 1 to \d+ components, .* fc,"),
-        (lambda c: setattr(c.dataset, "core_fraction", 1.0), r"dataset\.core_fraction=1; .*some images must be"),
+        (lambda c: setattr(c.dataset, "core_fraction", 1.0), r"dataset\.core_fraction=1\.0\. Give .* below 1"),
         (lambda c: setattr(c.dataset, "core_fraction", -0.1), r"dataset\.core_fraction=-0\.1"),
         (lambda c: (setattr(c.dataset, "core_fraction", 0.0), setattr(c.head, "core", CoreWeights.pretrain)),
          r"head\.core=pretrain needs public images"),
-        (lambda c: setattr(c.head, "name", "linear"), r"core_fraction=0\.5 is for head=linearised"),
-        (lambda c: setattr(c.head, "bias", True), r"head\.bias=True is for head=linear"),
-        (lambda c: setattr(c.head, "store_curvature", True), r"head\.store_curvature=True is for head=linear"),
-        (lambda c: setattr(c.head, "objective_noise", 1.0), r"objective_noise is for head=linear"),
+        (lambda c: setattr(c, "head", LinearSettings()), r"core_fraction=0\.5 only applies to a linearised head"),
         (lambda c: setattr(c.head, "dtype", "int8"), r"head\.dtype=int8 is unknown"),
         (lambda c: setattr(c.head, "negative_slope", 2.0), r"head\.negative_slope=2"),
-        (lambda c: setattr(c.head, "negative_slope", -1.0), r"head\.negative_slope=-1; it must be at least 0 and"),
+        (lambda c: setattr(c.head, "negative_slope", -1.0), r"head\.negative_slope=-1\.0\. Give .* below 1"),
         (lambda c: setattr(c.head, "batch_size", 0), r"head\.batch_size=0"),
-        (lambda c: setattr(c.head, "batch_size", "most"), r"head\.batch_size=most; a whole number"),
+        (lambda c: setattr(c.head, "batch_size", "most"), r"head\.batch_size=most\. Give a whole number"),
         (lambda c: setattr(c.head.sgd, "lr", 0.0), r"head\.sgd\.lr=0"),
         (lambda c: setattr(c.backbone, "name", "pixels"), r"head=linearised needs a network of torchvision"),
         (lambda c: setattr(c.curvature, "dimension", 0), r"curvature\.dimension=0"),

@@ -18,10 +18,11 @@ TWO_STEPS = {"plus_2": {"base": "unlearned_plus", "settings": {"steps": 2}}}
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "huber_hinge"])
 def test_a_run_under_every_loss(loss, tmp_path, feature_file):
+    own = {"loss__smoothing": 1.0} if loss == "huber_hinge" else {}
     config = config_for(
         feature_file, f"loss={loss}", methods=list(ROWS), variants=TWO_STEPS, loss__class_weights="balanced",
-        head__store_curvature=True, head__bias=True, loss__smoothing=1.0, curvature__perturbations=None,
-        forget__fraction=0.25, head__l2=1e-2,
+        head__store_curvature=True, head__bias=True, curvature__perturbations=None, forget__fraction=0.25,
+        head__l2=1e-2, **own,
     )  # fmt: skip
     metrics = run(config, tmp_path)
     rows = metrics["rows"]
@@ -64,17 +65,19 @@ def test_certified_removal_as_a_row(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss__name": "l1"}, r"loss\.name=l1 is unknown; it can be huber_hinge, logistic"),
-        ({"loss__smoothing": 0.0}, r"loss\.smoothing=0"),
-        ({"loss__class_weights": "balnced"}, r"loss\.class_weights=balnced; null, balanced or a list of numbers"),
-        ({"loss__class_weights": [1, "x"]}, r"loss\.class_weights=\[1, 'x'\]; null, balanced or a list of numbers"),
-        ({"loss__class_weights": [1, -1]}, r"loss\.class_weights=\[1\.0, -1\.0\]\. Give a finite number above 0"),
+        ({"loss__target_scale": 0.0}, r"loss\.target_scale=0\.0\. Give a finite number above 0"),
+        ({"loss__class_weights": "balnced"}, r"loss\.class_weights=balnced is not a list\. Give null, balanced, or"),
+        (
+            {"loss__class_weights": [1, "x"]},
+            r"loss\.class_weights=\[1, 'x'\] are not all numbers\. Give null",
+        ),
+        ({"loss__class_weights": [1, -1]}, r"loss\.class_weights=\[1\.0, -1\.0\] are not all above 0"),
         ({"head__tolerance": 0.0}, r"head\.tolerance=0"),
         ({"head__max_iterations": 0}, r"head\.max_iterations=0"),
         ({"head__objective_noise": -1.0}, r"head\.objective_noise=-1"),
         (
             {"head__objective_noise": 1.0, "head__training": Training.adam},
-            r"objective_noise is for head\.training=exact",
+            r"head\.objective_noise=1 needs head\.training=exact, not adam",
         ),
         ({"newton__steps": 0}, r"newton\.steps=0"),
         ({"newton__batches": 0}, r"newton\.batches=0"),
@@ -85,33 +88,25 @@ def test_settings_that_cannot_work_are_named_before_any_work(changes, message):
         validate(config_for(**changes))
 
 
+CERTIFIED = {"methods": ["certified_removal"], "head__objective_noise": 1.0}
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("loss", "changes", "message"),
     [
-        ({"loss__name": "softmax", "curvature__structure": Structure.shared}, "one of auto, dense, blocks, products"),
-        ({"curvature__structure": Structure.dense}, "one of auto, shared, products"),
-        ({"methods": ["certified_removal"]}, r"needs head\.objective_noise above 0"),
-        ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "head__bias": True}, r"head\.bias=false"),
-        ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "head__l2": 0.0}, r"head\.l2 above 0"),
-        (
-            {"methods": ["certified_removal"], "head__objective_noise": 1.0, "loss__name": "huber_hinge"},
-            "loss=huber_hinge has none. Use logistic",
-        ),
-        ({"methods": ["certified_removal"], "head__objective_noise": 1.0, "dtype": "float32"}, "dtype=float32"),
-        (
-            {
-                "methods": ["certified_removal"],
-                "head__objective_noise": 1.0,
-                "loss__name": "softmax",
-                "loss__class_weights": "balanced",
-            },
-            "class_weights=balanced: the weights are counted",
-        ),
+        ("softmax", {"curvature__structure": Structure.shared}, "Choose one of auto, dense, blocks, products"),
+        ("quadratic", {"curvature__structure": Structure.dense}, "Choose one of auto, shared, products"),
+        ("quadratic", {"methods": ["certified_removal"]}, r"needs head\.objective_noise above 0"),
+        ("quadratic", {**CERTIFIED, "head__bias": True}, r"head\.bias=false"),
+        ("quadratic", {**CERTIFIED, "head__l2": 0.0}, r"head\.l2 above 0"),
+        ("huber_hinge", CERTIFIED, "loss=huber_hinge has none. Use logistic"),
+        ("quadratic", {**CERTIFIED, "dtype": "float32"}, "dtype=float32"),
+        ("softmax", {**CERTIFIED, "loss__class_weights": "balanced"}, "class_weights=balanced"),
     ],
 )
-def test_rows_that_cannot_work_are_named_before_any_work(changes, message):
+def test_rows_that_cannot_work_are_named_before_any_work(loss, changes, message):
     with pytest.raises(ConfigError, match=message):
-        make_methods(config_for(**changes))
+        make_methods(config_for(None, f"loss={loss}", **changes))
 
 
 def test_class_weights_that_do_not_fit_the_data_are_refused_before_training(tmp_path):

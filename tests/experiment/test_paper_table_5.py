@@ -100,7 +100,7 @@ def test_a_learning_rate_that_diverges_is_reported_and_leaves_no_head(tmp_path, 
 def test_class_methods_refuse_instances_before_training(tmp_path, feature_file, method, forget, rule):
     hopeless = ("loss=softmax", "head.max_iterations=1")  # training would raise another error
     config = config_for(feature_file, *hopeless, methods=[method], tune=rule, **forget)
-    with pytest.raises(ConfigError, match=r"forgets whole classes only, .* or leave"):
+    with pytest.raises(ConfigError, match=r"forgets whole classes only, .* or remove"):
         run(config, tmp_path)
 
 
