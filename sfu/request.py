@@ -27,7 +27,7 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 class Access(Enum):
-    """What a method may see; the runner enforces it."""
+    """What a method may see; the pipeline enforces it."""
 
     NONE = "none"  # looks at nothing, changes nothing
     FORGET = "forget"  # the request alone: source-free
@@ -50,7 +50,7 @@ Retained = RetainedSet | None
 
 @dataclass(frozen=True)
 class MethodContext:
-    """What the runner gives to every method.
+    """What the pipeline gives to every method.
 
     Attributes:
         seeds: Derived seeds by name: ``training``, ``perturbation``, ``noise``, ``folds``.

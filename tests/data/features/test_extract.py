@@ -16,12 +16,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from sfu.data.backbones.network import Network
 from torch import nn
 
 from sfu.cli import features as features_cli
 from sfu.data.backbones import pixels
 from sfu.data.backbones.memo import remember
+from sfu.data.backbones.network import Network
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.features.augment import AugmentedImages
 from sfu.data.features.extract import Extractor
