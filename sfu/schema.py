@@ -17,7 +17,7 @@ import dataclasses
 import inspect
 import math
 import typing
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import UnionType
@@ -131,7 +131,7 @@ class Choice(Settings, Registered):
         return make(kind, typed(kind, given), f"{cls.prefix}={name}")
 
 
-def key_of(prefix: str, name: str) -> str:
+def full_key(prefix: str, name: str) -> str:
     """``head`` and ``l2`` give ``head.l2``; a prefix that ends in ``: `` (a method's) is kept as it is."""
     return f"{prefix}{'' if not prefix or prefix.endswith(' ') else '.'}{name}"
 
@@ -148,7 +148,7 @@ def check_fields(settings: Any, prefix: str) -> None:
         accepted = _types(hints[one.name])
         if value is None and type(None) in accepted:
             continue
-        key, meta = key_of(prefix, one.name), meta_of(one)
+        key, meta = full_key(prefix, one.name), meta_of(one)
         if accepted <= {int, float, type(None)} and accepted & {int, float}:
             check_number(key, value, meta, whole=float not in accepted)
         elif bool in accepted and len(accepted) == 1 and not isinstance(value, bool):
@@ -214,16 +214,16 @@ def make(kind: type[T], given: Mapping[str, Any], what: str) -> T:
     accepted = accepted_names(kind)
     for key in given:
         if key not in accepted:
-            raise ConfigError(not_a_setting(key_of(getattr(kind, "prefix", ""), str(key)), what, accepted))
+            raise ConfigError(not_a_setting(full_key(getattr(kind, "prefix", ""), str(key)), what, accepted))
     return kind(**given)
 
 
-def not_a_setting(key: str, what: str, accepted: list[str]) -> str:
-    """Say that ``what`` has no setting ``key``, and which it has."""
+def not_a_setting(key: str, what: str, accepted: list[str], owners: Sequence[str] = ()) -> str:
+    """Say that ``what`` has no setting ``key``, what it takes, and which other choices have the key (``owners``)."""
     takes = f"It takes {', '.join(accepted)}." if accepted else "It has no settings."
     parent = key.rpartition(".")[0]
-    hint = did_you_mean(key, [f"{parent}.{name}" if parent else name for name in accepted])
-    return f"{key} is not a setting of {what}. {takes}{hint}"
+    similar = did_you_mean(key, [f"{parent}.{name}" if parent else name for name in accepted])
+    return f"{key} is not a setting of {what}. {takes}" + (f" {' or '.join(owners)} takes it." if owners else similar)
 
 
 def hydra_schema(kind: type[Any], only: Container[str] | None = None) -> type[Any]:
@@ -263,6 +263,6 @@ def typed(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
         node = OmegaConf.create(plain, flags={"allow_objects": True})
         converted = vars(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(hydra_schema(kind, plain)), node)))
     except (OmegaConfBaseException, ValueError) as error:
-        key = key_of(getattr(kind, "prefix", ""), str(getattr(error, "full_key", None) or ""))
+        key = full_key(getattr(kind, "prefix", ""), str(getattr(error, "full_key", None) or ""))
         raise ConfigError(f"{key.rstrip('.')}: {str(error).splitlines()[0].rstrip('.')}.") from error
     return {**given, **converted}

@@ -61,8 +61,7 @@ def _unknown_key(full_key: str, text: str) -> str | None:
         if owner is not None and object_type is not None and owner.__name__ == object_type.group(1):
             what = ".".join([f"{group}={name}", *parents[1:]])
             others = [f"{group}={other}" for other, kind in members.items() if key in accepted_names(kind)]
-            hint = f" {' or '.join(others)} takes it." if others and len(parents) == 1 else ""
-            return not_a_setting(full_key, what, accepted_names(owner)) + hint
+            return not_a_setting(full_key, what, accepted_names(owner), others if len(parents) == 1 else ())
     return None
 
 
