@@ -252,7 +252,7 @@ def test_old_names_in_a_local_file_are_translated(tmp_path):
         ({"name": "resnet19"}, r"backbone\.name=resnet19 is no classification model.*resnet18"),
         ({"library": "keras"}, r"backbone\.library=keras is unknown\. Choose one of timm, torchvision"),
         ({"weights": "nowhere.pth"}, r"backbone\.weights=nowhere\.pth is not a file"),
-        ({"size": 0}, r"backbone\.size=0\. Give a whole number at least 1"),
+        ({"size": 0}, r"backbone\.size=0\. Give a whole number of at least 1"),
         ({"batch_size": 0}, r"backbone\.batch_size=0"),
         ({"workers": 0}, r"backbone\.workers=0"),
         ({"dtype": "int8"}, r"backbone\.dtype=int8 is unknown"),

@@ -120,7 +120,7 @@ def test_the_seed_decides_and_the_shape_of_the_parameters_does_not(method):
         (lambda: Emmn(noise_rows=0), "emmn: noise_rows=0"),
         (lambda: Emmn(impair_lr=0.0), r"emmn: impair_lr=0\.0"),
         (lambda: Gkt(threshold=1.0), r"gkt: threshold=1\.0"),
-        (lambda: Gkt(batch_size=1), r"gkt: batch_size=1\. Give a whole number at least 2"),
+        (lambda: Gkt(batch_size=1), r"gkt: batch_size=1\. Give a whole number of at least 2"),
     ],
 )
 def test_settings_that_cannot_work_are_named(make, message):

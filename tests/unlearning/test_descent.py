@@ -113,7 +113,7 @@ def test_methods_of_the_retained_data_refuse_to_go_without():
     [
         ({"lr": 0.0}, r"neg_grad: lr=0\.0\. Give a finite number above 0"),
         ({"lr": "fast"}, r"neg_grad: lr=fast\. Give a finite number"),
-        ({"epochs": 0}, r"neg_grad: epochs=0\. Give a whole number at least 1"),
+        ({"epochs": 0}, r"neg_grad: epochs=0\. Give a whole number of at least 1"),
         ({"epochs": 1.5}, r"neg_grad: epochs=1\.5"),
         ({"batch_size": True}, "neg_grad: batch_size=True"),
         ({"momentum": 1.0}, r"neg_grad: momentum=1\.0"),
