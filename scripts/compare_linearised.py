@@ -30,7 +30,7 @@ from sfu.heads.base import Head
 from sfu.heads.cores.build_core import build_core
 from sfu.heads.cores.preflight import preflight
 from sfu.heads.normal_equations import Checkpoint
-from sfu.heads.settings import CoreWeights, HeadSettings, LinearSettings, PretrainSettings
+from sfu.heads.settings import CoreWeights, HeadSettings, LinearisedSettings, PretrainSettings
 from sfu.heads.train import train_head
 from sfu.losses.base import make_loss
 from sfu.operators.build import build_operator
@@ -74,8 +74,8 @@ def situation(arguments: argparse.Namespace, layers: int) -> tuple:
         name="image_folder", path=arguments.path, limit_per_class=arguments.limit, core_fraction=arguments.core_fraction
     )
     backbone = BackboneSettings(name=arguments.network, weights="none", size=arguments.size)
-    head = LinearSettings(
-        name="linearised", layers=layers, core=CoreWeights.pretrain, pretrain=PretrainSettings(epochs=arguments.epochs),
+    head = LinearisedSettings(
+        layers=layers, core=CoreWeights.pretrain, pretrain=PretrainSettings(epochs=arguments.epochs),
         tolerance=arguments.tolerance, max_iterations=5000,
     )  # fmt: skip
     parts = load_image_parts(dataset, 0)
