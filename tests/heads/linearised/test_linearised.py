@@ -16,7 +16,7 @@ from sfu.heads.train import train_head
 from sfu.losses.base import make_loss
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
-from sfu.operators.krylov import IN_COORDINATES, KrylovInverse
+from sfu.operators.products import IN_COORDINATES, KrylovInverse
 from sfu.operators.structure import Structure
 from sfu.store import Store, key_of
 from tests.heads.linearised.tiny import CPU, C, N, tiny_case
