@@ -89,9 +89,8 @@ def solve_normal_equations(
     precondition = operator.preconditioner(operator.moments())
     products, size = 1, float(here.gradient_CE.norm())
     while size > tolerance:
-        reached_CE = point_CE
 
-        def note(done: int, moved_CE: Tensor, so_far: int = products, base_CE: Tensor = reached_CE) -> None:
+        def note(done: int, moved_CE: Tensor, so_far: int = products, base_CE: Tensor = point_CE) -> None:
             if progress is not None:
                 progress(so_far + done, max_iterations)
             if checkpoint is not None:

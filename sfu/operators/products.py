@@ -58,7 +58,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ProductOperator(CurvatureOperator):
-    """Products with the rows of one or several sets; ``ridge_E`` and ``regularized_E`` are the diagonals of l2 R, R."""
+    r"""Products with the rows of one or several sets, :math:`H = A^T M A + l_2 R`: A gives the K outputs of all rows.
+
+    ``ridge_E`` and ``regularized_E`` are the diagonals of ``l2 R`` and of R.
+    """
 
     parts: tuple[Part, ...]
     ridge_E: Tensor
@@ -206,7 +209,7 @@ class ProductOperator(CurvatureOperator):
 
 
 class KrylovInverse(DampedInverse):
-    """The damped inverses of a factored operator, by multi-shift conjugate gradients.
+    """The damped inverses of products, by multi-shift conjugate gradients.
 
     Attributes:
         iterations: Products of the last solve.

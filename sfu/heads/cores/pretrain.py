@@ -76,7 +76,7 @@ def pretrain(
         some = f" (from epoch {begun + 1})" if begun else ""
         say(f"training the core on {len(public.pixels):,} public images, {config.epochs} epochs{some}")
     with warnings.catch_warnings():
-        # the steps were taken before the interruption
+        # the optimiser took its steps before the interruption
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         for _ in range(begun * steps):
             schedule.step()
