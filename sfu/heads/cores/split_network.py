@@ -50,10 +50,10 @@ def split_network(network: nn.Module, layers: int, negative_slope: float = 0.0) 
         raise ConfigError(
             f"head.layers={layers}. {type(network).__name__} has 1 to {len(found)} components, from the end: {names}."
         )
-    at = found[layers - 1][1]
-    top = _graph_module(network, _after(graph, at))
+    trunk_graph, top_graph = _cut(graph, found[layers - 1][1])
+    top = _graph_module(network, top_graph)
     _rectify(top, negative_slope)
-    return SplitNetwork(_graph_module(network, _up_to(graph, at)), top, tuple(name for name, _ in found[:layers]))
+    return SplitNetwork(_graph_module(network, trunk_graph), top, tuple(name for name, _ in found[:layers]))
 
 
 def _require_eval_parity(network: nn.Module) -> None:
@@ -109,27 +109,21 @@ def _owner(network: nn.Module, node: fx.Node) -> str | None:
     return str(constants[0].target).rpartition(".")[0] if constants else None
 
 
-def _up_to(graph: fx.Graph, last: fx.Node) -> fx.Graph:
-    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        copies[node] = made.node_copy(node, lambda used: copies[used])
-        if node is last:
-            break
-    made.output(copies[last])
-    return made
-
-
-def _after(graph: fx.Graph, last: fx.Node) -> fx.Graph:
-    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    copies[last] = made.placeholder("activations")
+def _cut(graph: fx.Graph, last: fx.Node) -> tuple[fx.Graph, fx.Graph]:
+    """Return the graph up to a node, and that of all later nodes with the constants they use."""
     nodes = list(graph.nodes)
-    behind = set(nodes[nodes.index(last) + 1 :])
-    later = False
+    place = nodes.index(last) + 1
+    behind = set(nodes[place:])
+    trunk, top = fx.Graph(), fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes[:place]:
+        copies[node] = trunk.node_copy(node, copies.__getitem__)
+    trunk.output(copies[last])
+    copies = {last: top.placeholder("activations")}
     for node in nodes:
-        if later or (node.op == "get_attr" and any(user in behind for user in node.users)):
-            copies[node] = made.node_copy(node, lambda used: copies[used])
-        later = later or node is last
-    return made
+        if node in behind or (node.op == "get_attr" and any(user in behind for user in node.users)):
+            copies[node] = top.node_copy(node, copies.__getitem__)
+    return trunk, top
 
 
 def _graph_module(network: nn.Module, graph: fx.Graph) -> fx.GraphModule:
