@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from sfu.data.feature_data import FeatureData
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, squared_norm
-from sfu.evaluation.membership import MembershipScore, cross_entropy_per_sample, membership_attack
+from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
 from sfu.heads.base import Head
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
@@ -24,20 +24,16 @@ Metrics = dict[str, float | None]
 
 _POINTS = 16
 """Points of a path that are evaluated in one pass over the rows."""
-_COMPARISONS = (
-    "test_gap", "remain_gap", "forget_gap", "mia_gap",
-    "distance", "agreement", "forget_kl", "measured_distance_gain",
-)  # fmt: skip
+_GAPS = {
+    "test_gap": "test_accuracy", "remain_gap": "remain_accuracy", "forget_gap": "forget_accuracy", "mia_gap": "mia",
+}  # fmt: skip
+_COMPARISONS = (*_GAPS, "distance", "agreement", "forget_kl", "measured_distance_gain")
 
 
-@dataclass(frozen=True)
-class _Scores:
+class _Scores(NamedTuple):
     """Accuracies and attack score of one head, and the outputs they came from."""
 
-    test: float
-    remain: float
-    forget: float
-    membership: MembershipScore
+    metrics: Metrics
     test_TC: Tensor
     forget_FC: Tensor
 
@@ -55,15 +51,9 @@ class Evaluator:
         membership_splits: int = 5,
         seed: int = 0,
     ) -> None:
-        """Compute the retained Hessian (as products) and Retrained's own scores.
+        """Compute the retained Hessian at ``original`` (as products) and Retrained's own scores.
 
-        Args:
-            data: The dataset.
-            split: Which training rows were forgotten.
-            original: The head before unlearning.
-            retrained: The head trained on the retained rows; ``None`` leaves every comparison with it out (``None``).
-            membership_splits: Splits of the membership attack.
-            seed: Seed of the membership attack.
+        Without ``retrained``, all comparisons with it are ``None``. The seed is that of the membership attack.
         """
         self._retain = (data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
         self._forget = (data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
@@ -86,15 +76,7 @@ class Evaluator:
         """
         scores = self._scores(head)
         gradient = self._objective.gradient(self._rows, head.parameters_CE)
-        metrics: Metrics = {
-            "test_accuracy": scores.test,
-            "remain_accuracy": scores.remain,
-            "forget_accuracy": scores.forget,
-            "mia": scores.membership.mean,
-            "mia_std": scores.membership.std,
-            "retain_gradient_norm": float(gradient.norm()),
-        }
-        return metrics | self._compare(head, scores)
+        return scores.metrics | {"retain_gradient_norm": float(gradient.norm())} | self._compare(head, scores)
 
     def distance(self, head: Head) -> float | None:
         """Return the distance to Retrained, 1 for nothing done; ``None`` if it is not known."""
@@ -114,21 +96,17 @@ class Evaluator:
     def _squared_distance(self, head: Head, retrained: Head) -> float:
         return squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
 
-    def _compare(self, head: Head, scores: _Scores) -> Metrics:
+    def _compare(self, head: Head, own: _Scores) -> Metrics:
         """Return the metrics that need Retrained."""
-        reference, retrained = self._retrained_scores, self._retrained
-        if reference is None or retrained is None:
+        if self._retrained is None or self._retrained_scores is None:
             return dict.fromkeys(_COMPARISONS)
-        square, nothing = self._squared_distance(head, retrained), self._nothing
-        mia, mia_reference = scores.membership.mean, reference.membership.mean
+        reference = self._retrained_scores
+        square, nothing = self._squared_distance(head, self._retrained), self._nothing
         values = (
-            scores.test - reference.test,
-            scores.remain - reference.remain,
-            scores.forget - reference.forget,
-            None if mia is None or mia_reference is None else mia - mia_reference,
+            *(_difference(own.metrics[key], reference.metrics[key]) for key in _GAPS.values()),
             math.sqrt(square / nothing) if nothing > 0 else None,
-            agreement(scores.test_TC, reference.test_TC),
-            mean_kl(reference.forget_FC, scores.forget_FC),
+            agreement(own.test_TC, reference.test_TC),
+            mean_kl(reference.forget_FC, own.forget_FC),
             nothing - square,
         )
         return dict(zip(_COMPARISONS, values, strict=True))
@@ -142,8 +120,15 @@ class Evaluator:
             n_splits=self._n_splits,
             seed=self._seed,
         )
-        test, remain, forget = (
-            accuracy(outputs, part[1])
-            for outputs, part in ((test_TC, self._test), (remain_RC, self._retain), (forget_FC, self._forget))
-        )
-        return _Scores(test, remain, forget, membership, test_TC, forget_FC)
+        metrics: Metrics = {
+            "test_accuracy": accuracy(test_TC, self._test[1]),
+            "remain_accuracy": accuracy(remain_RC, self._retain[1]),
+            "forget_accuracy": accuracy(forget_FC, self._forget[1]),
+            "mia": membership.mean,
+            "mia_std": membership.std,
+        }
+        return _Scores(metrics, test_TC, forget_FC)
+
+
+def _difference(own: float | None, reference: float | None) -> float | None:
+    return None if own is None or reference is None else own - reference

@@ -29,11 +29,8 @@ def cross_entropy_per_sample(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
 def membership_attack(forget_losses: Tensor, test_losses: Tensor, *, n_splits: int, seed: int) -> MembershipScore:
     """Return the mean and standard deviation of the attack's accuracy over stratified splits.
 
-    Args:
-        forget_losses: Cross-entropy of the forget examples.
-        test_losses: Cross-entropy of test examples of the forgotten classes; the larger side is subsampled.
-        n_splits: Number of stratified folds; each is attacked by a model fitted on the others.
-        seed: Seed of the subsample and the folds.
+    The test examples are of the forgotten classes. The larger side is subsampled. Each fold is attacked by a model that
+    was fitted on the others.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score

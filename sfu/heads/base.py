@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -20,15 +20,13 @@ from torch import Tensor
 from sfu.errors import ArtifactError, DataError
 from sfu.files import write_tensors, write_text
 from sfu.heads.certificate import Certificate
+from sfu.heads.cores.core import Core
+from sfu.heads.settings import HeadSettings
 from sfu.losses.base import Layout, Loss
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.registry import Registered, add_modules
-
-if TYPE_CHECKING:
-    from sfu.heads.cores.core import Core
-    from sfu.heads.settings import HeadSettings
 
 LOGIT_ROWS = 8192
 add_modules("sfu.heads.linear")
@@ -72,12 +70,7 @@ class Head(Registered, ABC, kind="head"):
     """Whether ``torch.func.vmap`` over the parameters makes one product of the outputs of many heads."""
 
     def __post_init__(self) -> None:
-        """Check shapes and values.
-
-        Raises:
-            DataError: Parameters and gradient differ in shape or are not finite, a number is out of range, or the loss
-                has class weights and the weight is missing.
-        """
+        """Raise :class:`DataError` if shapes differ, or a value is out of range, missing or not finite."""
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
             raise DataError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
         if not (math.isfinite(self.l2) and self.l2 >= 0):
@@ -106,13 +99,6 @@ class Head(Registered, ABC, kind="head"):
     @classmethod
     def untrained(cls, config: HeadSettings, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
         """Return a head of zeros in float64 on the CPU, for training.
-
-        Args:
-            config: The ``head`` group.
-            loss: The loss.
-            n_features: D.
-            n_classes: C.
-            core: The network at fixed weights that a linearised head belongs to.
 
         Raises:
             ConfigError: This kind of head needs a core and has none.
@@ -179,11 +165,6 @@ class Head(Registered, ABC, kind="head"):
         """W, if the outputs are also linear in the features, ``W x + b``; else ``None``."""
         return None
 
-    @property
-    def shared_core(self) -> Core | None:
-        """The network at fixed weights that heads of one run share; ``None`` if there is none."""
-        return None
-
     def parameter_groups(self) -> Tensor:
         """Return the number of each parameter's group, ``[C, E]``: parameters of one group play the same part."""
         n_rows, width = self.parameters_CE.shape
@@ -231,10 +212,7 @@ class Head(Registered, ABC, kind="head"):
     def save(self, stem: Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors), ``stem.json`` (settings) and what the kind of head needs beside them.
 
-        Read them with :func:`sfu.heads.files.load_head`.
-
-        Returns:
-            The paths.
+        Return the paths. Read them with :func:`sfu.heads.files.load_head`.
 
         Raises:
             ArtifactError: A file cannot be written, or this kind of head is never saved.
@@ -266,13 +244,7 @@ class Head(Registered, ABC, kind="head"):
 
     @classmethod
     def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
-        """Return the head of two files that :meth:`save` wrote, read already.
-
-        Args:
-            about: The JSON file.
-            tensors: The tensor file.
-            stem: Where they lie.
-            core: The core to share, if it is the one the head belongs to.
+        """Return the head of the JSON and the tensors that :meth:`save` wrote at ``stem``.
 
         Raises:
             ArtifactError: Something is missing or does not belong to the head.

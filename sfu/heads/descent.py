@@ -8,17 +8,14 @@ Source: Golatkar et al., Mixed-privacy forgetting in deep networks, 2021, for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfu.errors import SolverError
+from sfu.heads.settings import AdamSettings, SgdSettings
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
-
-if TYPE_CHECKING:
-    from sfu.heads.settings import AdamSettings, SgdSettings
 
 Progress = Callable[[int, int], None]
 """Called with (epochs done, largest number of epochs)."""

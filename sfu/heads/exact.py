@@ -6,6 +6,7 @@ Shapes: C classes, E = D (+ 1 with bias), or ``[1, p]`` parameters that the clas
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,32 +42,21 @@ def train_exact(
     solved by Cholesky, or by products if the classes share their parameters. For other losses,
     :func:`sfu.heads.newton_cg.minimize` takes as many steps as it needs.
 
-    Args:
-        objective: What to minimise.
-        rows: Training rows.
-        start_CE: Zeros in the shape of the parameters.
-        tolerance: Gradient norm of the mean objective to reach.
-        max_iterations: Largest number of Newton steps, or of products.
-        progress: Called with (iterations done, largest number).
-        checkpoint: Where training by products saves its progress.
-        gram: Cache of the Gram matrix of the rows, which is the same for every l2.
+    Training by products saves its progress in ``checkpoint``; ``gram`` caches the Gram matrix of the rows, which is the
+    same for every l2.
 
     Raises:
         SingularHessianError: l2 is 0 (or too small) and the Gram matrix of a quadratic loss is singular.
         SolverError: ``tolerance`` was not reached.
     """
+    limits: dict[str, Any] = {"tolerance": tolerance, "max_iterations": max_iterations, "progress": progress}
     if objective.loss.layout is Layout.shared and rows.shared:
-        return solve_normal_equations(
-            objective, rows, start_CE, tolerance=tolerance, max_iterations=max_iterations, progress=progress,
-            checkpoint=checkpoint,
-        )  # fmt: skip
+        return solve_normal_equations(objective, rows, start_CE, checkpoint=checkpoint, **limits)
     if objective.loss.layout is Layout.shared:
         plan = plan_structure(Layout.shared, start_CE.shape[0], rows.width, rows.count, rows.device)
         if plan.structure is Structure.shared:
             return _one_step(objective, rows, start_CE, tolerance, gram or (lambda make: make()))
-    return minimize(
-        objective, rows, start_CE, tolerance=tolerance, max_iterations=max_iterations, progress=progress
-    )  # fmt: skip
+    return minimize(objective, rows, start_CE, **limits)
 
 
 def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float, gram: CachedTensor) -> Optimum:

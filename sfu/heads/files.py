@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file
 
 from sfu.errors import ArtifactError
 from sfu.heads.base import Head, paths_of
-
-if TYPE_CHECKING:
-    from sfu.heads.cores.core import Core
+from sfu.heads.cores.core import Core
 
 
 def load_head(stem: Path, core: Core | None = None) -> Head:
@@ -25,8 +24,6 @@ def load_head(stem: Path, core: Core | None = None) -> Head:
         ArtifactError: A file is missing, damaged or of an unknown kind or schema, the files disagree, or the core is
             not the one that the head belongs to.
     """
-    from safetensors.torch import load_file
-
     tensors, settings = paths_of(stem)
     try:
         about = json.loads(settings.read_text(encoding="utf-8"))

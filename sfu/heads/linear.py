@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,14 +16,12 @@ from torch import Tensor
 from sfu.errors import DataError
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
-from sfu.losses.base import Layout, Loss, loss_from_json, make_loss
+from sfu.heads.cores.core import Core
+from sfu.heads.settings import HeadSettings
+from sfu.losses.base import Layout, Loss, make_loss
 from sfu.losses.chunks import outputs_of
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows, design_matrix
-
-if TYPE_CHECKING:
-    from sfu.heads.cores.core import Core
-    from sfu.heads.settings import HeadSettings
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class LinearHead(Head, name="linear"):
             module: The classifier layer.
             l2: Weight of the regulariser of the mean objective.
             n_train: Number N of training rows.
-            loss: The loss it was trained with: a name, or one with settings of its own (:func:`sfu.losses.make_loss`).
+            loss: A name, or a loss with settings of its own (:func:`sfu.losses.base.make_loss`).
             gradient_CE: Gradient of the mean training objective at the layer's weights.
             weight: Total weight of the training rows; needed if they had sample or class weights.
 
@@ -160,7 +158,7 @@ class LinearHead(Head, name="linear"):
         return cls(
             *known,
             bool(about["bias"]),
-            loss_from_json(about["loss"]),
+            make_loss(**about["loss"]),
             tensors.get("data_hessian"),
             about["weight"],
             certificate and Certificate.from_json(certificate, tensors["noise"]),

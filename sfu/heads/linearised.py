@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,11 +19,9 @@ from sfu.heads.base import Head
 from sfu.heads.cores.core import Core
 from sfu.heads.cores.network import load_core, save_core
 from sfu.heads.cores.rows import TangentRows
-from sfu.losses.base import Layout, Loss, loss_from_json
+from sfu.heads.settings import HeadSettings
+from sfu.losses.base import Layout, Loss, make_loss
 from sfu.losses.rows import Rows
-
-if TYPE_CHECKING:
-    from sfu.heads.settings import HeadSettings
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,6 @@ class LinearisedHead(Head, name="linearised"):
     def layout(self) -> Layout:
         return Layout.products
 
-    @property
-    def shared_core(self) -> Core:
-        return self.core
-
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
         like = self.parameters_CE
         return TangentRows(
@@ -95,9 +89,8 @@ class LinearisedHead(Head, name="linearised"):
         return torch.cat(parts)[None]
 
     def about(self) -> dict[str, Any]:
-        return {
-            "layers": list(self.core.components), "n_parameters": self.core.n_parameters, "core": self.core.digest,
-        }  # fmt: skip
+        core = self.core
+        return {"layers": list(core.components), "n_parameters": core.n_parameters, "core": core.digest}
 
     def _settings(self) -> dict[str, Any]:
         core = self.core
@@ -123,7 +116,7 @@ class LinearisedHead(Head, name="linearised"):
         parameters_CE = tensors["parameters"]
         return cls(
             parameters_CE, tensors.get("gradient", torch.zeros_like(parameters_CE)), float(about["l2"]),
-            int(about["n_train"]), loss=loss_from_json(about["loss"]), weight=about["weight"], core=found,
+            int(about["n_train"]), loss=make_loss(**about["loss"]), weight=about["weight"], core=found,
         )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from sfu.operators.build import build_operator, products_of
 from sfu.operators.conjugate_gradients import conjugate_gradients
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.plan import plan_structure
-from sfu.operators.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
+from sfu.operators.spectral import SpectralInverse
 from sfu.operators.structure import Structure
 
 _LOOSEST, _TIGHTEST = 0.1, 1e-3  # relative residuals of conjugate gradients
@@ -45,7 +45,7 @@ class _Descent:
         """Evaluate the start; ``rows_32`` are the rows in float32, ``target`` is the gradient norm to reach."""
         self._objective, self._rows, self._rows_32 = objective, rows, rows_32
         self.point_CE, self.here = start_CE, objective.linearize(rows, start_CE)
-        self._preconditioner: KroneckerPreconditioner | IdentityPreconditioner | None = None
+        self._moments: SpectralInverse | None = None
         self.steps = 0
         self._first, self._target = self.size, target
         self._structure, self._enough = self._plan()
@@ -83,15 +83,15 @@ class _Descent:
         if self._by_matrix:
             return self._exact_direction()
         operator = products_of(self._objective, self._rows, self.here.hessians, self.point_CE.shape[0])
-        if self._preconditioner is None:
-            self._preconditioner = operator.preconditioner()
+        if self._moments is None:
+            self._moments = operator.moments()
         hessians_32 = [hessian.to_float32() for hessian in self.here.hessians]
         fast = products_of(self._objective.to_float32(), self._rows_32, hessians_32, self.point_CE.shape[0])
         damping_E = self._damping()
         found = conjugate_gradients(
             lambda vector_CE: fast.matmul(vector_CE.float()).to(vector_CE) + damping_E * vector_CE,
             -self.here.gradient_CE,
-            self._preconditioner.with_output(operator.output_mean()).at(0.0),
+            operator.preconditioner(self._moments),
             tolerance=max(
                 _TIGHTEST, min(_LOOSEST, max((self.size / self._first) ** 0.5, 0.3 * self._target / self.size))
             ),

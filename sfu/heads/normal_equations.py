@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sfu.heads.cores.core import Core
 from sfu.heads.optimum import Optimum, not_reached
 from sfu.losses.base import Loss
 from sfu.losses.objective import Objective
@@ -24,9 +24,6 @@ from sfu.operators.build import products_of
 from sfu.operators.conjugate_gradients import conjugate_gradients
 from sfu.store import Store, cache_dir, key_of
 
-if TYPE_CHECKING:
-    from sfu.heads.cores.core import Core
-
 _STALLED = 0.5  # a solve that leaves more of the gradient than this has stalled
 _REMEDY = "or compute in head.dtype=float64"
 _SECONDS = 60.0
@@ -34,12 +31,9 @@ _SECONDS = 60.0
 
 @dataclass
 class Checkpoint:
-    """How far training has come, cached from time to time so that an interrupted training continues there.
+    """How far training has come, cached every ``seconds`` so that an interrupted training continues there.
 
-    Attributes:
-        key: A digest of all that decides the optimum, so that no other training finds this checkpoint.
-        store: Where it is cached.
-        seconds: Least time between two writes.
+    The key is a digest of all that decides the optimum, so that no other training finds this checkpoint.
     """
 
     key: str
@@ -83,16 +77,7 @@ def solve_normal_equations(
     progress: Callable[[int, int], None] | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Optimum:
-    """Minimise a quadratic objective until ``|gradient| <= tolerance``.
-
-    Args:
-        objective: Of a loss whose output Hessian does not depend on the parameters.
-        rows: The rows.
-        start_CE: Where to start, unless there is a checkpoint.
-        tolerance: Gradient norm.
-        max_iterations: Products at most.
-        progress: Called with (products done, at most).
-        checkpoint: Caches how far the solve has come.
+    """Minimise a quadratic objective until ``|gradient| <= tolerance``, from ``start_CE`` or a checkpoint.
 
     Raises:
         SolverError: It takes more than ``max_iterations`` products, or the gradient stagnates above the tolerance.
@@ -101,12 +86,11 @@ def solve_normal_equations(
     point_CE = start_CE if cached_CE is None else cached_CE
     here = objective.linearize(rows, point_CE)
     operator = products_of(objective, rows, here.hessians, start_CE.shape[0])
-    precondition = operator.preconditioner().at(0.0)
+    precondition = operator.preconditioner(operator.moments())
     products, size = 1, float(here.gradient_CE.norm())
     while size > tolerance:
-        reached_CE = point_CE
 
-        def note(done: int, moved_CE: Tensor, so_far: int = products, base_CE: Tensor = reached_CE) -> None:
+        def note(done: int, moved_CE: Tensor, so_far: int = products, base_CE: Tensor = point_CE) -> None:
             if progress is not None:
                 progress(so_far + done, max_iterations)
             if checkpoint is not None:

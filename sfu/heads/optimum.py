@@ -29,12 +29,13 @@ class Optimum(NamedTuple):
     gradient_CE: Tensor
 
 
-def not_reached(size: float, tolerance: float, when: str, remedy: str = "") -> SolverError:
+def not_reached(
+    size: float, tolerance: float, when: str, remedy: str = "or scale the features to rows of norm 1"
+) -> SolverError:
     """Return the error of training that ended at a gradient norm of ``size`` above the tolerance."""
-    default = "or scale the features to rows of norm 1"
     return SolverError(
         f"training reached a gradient norm of {size:.1e}, not head.tolerance={tolerance:g}, {when}. Raise head.l2 (at "
-        f"0 there may be no optimum), head.tolerance or head.max_iterations, {remedy or default}."
+        f"0 there may be no optimum), head.tolerance or head.max_iterations, {remedy}."
     )
 
 

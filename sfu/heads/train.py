@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,11 @@ from sfu.heads.descent import train_adam, train_sgd
 from sfu.heads.exact import CachedTensor, train_exact
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
-from sfu.heads.settings import Training
+from sfu.heads.settings import HeadSettings, Training
 from sfu.losses.base import Layout, Loss
 from sfu.losses.rows import check_weights
 from sfu.operators.plan import plan_structure
 from sfu.operators.structure import Structure
-
-if TYPE_CHECKING:
-    from sfu.heads.settings import HeadSettings
-    from sfu.losses.base import Loss
 
 
 def train_head(
@@ -43,21 +39,11 @@ def train_head(
     core: Core | None = None,
     **options: Any,
 ) -> Head:
-    """Train a head of the kind ``head.name`` on all rows given.
+    """Train a head of the kind ``head.name`` on all rows given; ``balanced`` class weights are counted here.
 
     Exact training is float64 whatever ``dtype``; the head is rounded to it in the end, and its stored gradient is that
-    of the rounded head.
-
-    Args:
-        features_ND: Training features.
-        labels_N: Training labels.
-        n_classes: C.
-        head: The ``head`` group.
-        loss: The ``loss`` group; ``balanced`` class weights are counted here.
-        device: Where to train.
-        dtype: Of the head.
-        core: The network at fixed weights of a linearised head.
-        options: Further keywords of :func:`train_like`: ``seed`` is needed.
+    of the rounded head. A linearised head needs its ``core``. ``options`` are further keywords of :func:`train_like`,
+    of which ``seed`` is needed.
 
     Raises:
         SingularHessianError: Exact training with a singular Gram matrix and no regularisation.
@@ -87,11 +73,7 @@ def train_like(
     """Train from zero on other rows, with the kind, loss, class weights, network, device and dtype of ``original``.
 
     Args:
-        original: The head to be like.
-        features_ND: Training features.
-        labels_N: Training labels.
-        config: The ``head`` group.
-        seed: Seed of the order of rows.
+        seed: Seed of the order of rows in gradient descent.
         weights_N: Sample weights.
         noise: With ``head.objective_noise``, the certificate whose b is used again; ``None`` draws a new b.
         noise_seed: Seed of b: results can be repeated, but certify nothing to whoever knows the seed. ``None`` uses the

@@ -63,12 +63,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class OutputHessian:
-    """``diag(diagonal) - rank_one rank_one^T`` for each row, in the axes of the outputs.
-
-    Attributes:
-        diagonal: ``[N, ..., C]``.
-        rank_one: ``[N, ..., C]``, or ``None`` for a loss that is a sum over classes.
-    """
+    """``diag(diagonal) - rank_one rank_one^T`` for each row, both ``[N, ..., C]``; no rank one in sums over classes."""
 
     diagonal: Tensor
     rank_one: Tensor | None = None
@@ -109,10 +104,8 @@ class OutputHessian:
 class Loss(Choice, ABC, kind="loss"):
     """A convex differentiable loss; its fields are the keys of the group ``loss``.
 
-    Attributes:
-        name: The name it is registered under.
-        class_weights: A weight for every class, multiplied into the weight of each of its examples; ``None`` for 1;
-            ``balanced`` until :meth:`for_labels` has counted the classes.
+    A class weight is multiplied into the weight of each example of its class. ``balanced`` stands until
+    :meth:`for_labels` has counted the classes.
     """
 
     prefix: ClassVar[str] = "loss"
@@ -127,11 +120,7 @@ class Loss(Choice, ABC, kind="loss"):
     """Whether an example's loss is smallest somewhere, rather than falling forever as its outputs grow."""
 
     def check_settings(self) -> None:
-        """Turn class weights into a tuple of floats.
-
-        Raises:
-            ConfigError: They are neither ``None`` nor ``balanced`` nor finite numbers above 0.
-        """
+        """Turn class weights into a tuple of floats."""
         given = self.class_weights
         if given is None or given == BALANCED:
             return
@@ -202,7 +191,7 @@ class Loss(Choice, ABC, kind="loss"):
         return of_class_N if sample_weights_N is None else of_class_N * sample_weights_N.to(of_class_N)
 
     def as_json(self) -> dict[str, Any]:
-        """Return name and settings, from which :func:`loss_from_json` makes the loss again."""
+        """Return name and settings, from which :func:`make_loss` makes the loss again."""
         return asdict(self)
 
 
@@ -226,12 +215,3 @@ def make_loss(name: str, **settings: Any) -> Loss:
         ConfigError: The name is unknown, the loss has no such setting, or a value is out of range.
     """
     return Loss.make(name, **settings)
-
-
-def loss_from_json(about: Mapping[str, Any]) -> Loss:
-    """Return the loss that :meth:`Loss.as_json` described.
-
-    Raises:
-        ConfigError: It describes none that this sfu has.
-    """
-    return make_loss(str(about.get("name")), **{str(key): value for key, value in about.items() if key != "name"})

@@ -57,11 +57,7 @@ class Chunk(ABC):
 
 @dataclass(frozen=True)
 class LinearChunk(Chunk):
-    """Rows of a linear head.
-
-    Attributes:
-        design_BE: Design rows.
-    """
+    """Design rows of a linear head."""
 
     design_BE: Tensor
 
@@ -82,13 +78,7 @@ class LinearChunk(Chunk):
 
 @dataclass(frozen=True)
 class TableChunk(Chunk):
-    """Rows given by their Jacobian, for a few parameters that all classes share: parameters are ``[..., 1, K]``.
-
-    Attributes:
-        jacobian_BCK: A.
-        at_BC: Outputs at the origin.
-        origin_1K: Parameters there.
-    """
+    """Rows given by their Jacobian A and their outputs at one point, for K parameters that all classes share."""
 
     jacobian_BCK: Tensor
     at_BC: Tensor

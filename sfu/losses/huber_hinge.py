@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HuberHinge(Loss, name="huber_hinge"):
-    """A hinge with a rounded corner.
-
-    Attributes:
-        smoothing: h, the half-width of the parabola in units of the margin.
-    """
+    """A hinge with a rounded corner; ``smoothing`` is h."""
 
     smoothing: float = setting(0.5, "Half-width of the rounded corner, in units of the margin.", above=0, at_most=1)
 

@@ -37,11 +37,7 @@ class Linearization(NamedTuple):
 class Objective:
     """A loss with its regulariser, as a mean over any set of rows.
 
-    Attributes:
-        loss: The loss.
-        l2: Weight of the regulariser.
-        regularized_E: 1 where a parameter is regularised, 0 where it is not.
-        linear_CE: Gradient of the linear term, if there is one.
+    ``regularized_E`` is 1 where a parameter is regularised and 0 where it is not; ``linear_CE`` is b, if there is one.
     """
 
     loss: Loss
@@ -114,8 +110,7 @@ class Objective:
         if rows.shared:
             return self._table_hessian(rows, parameters_CE)
         n_classes, width = parameters_CE.shape
-        count = {Layout.shared: 1, Layout.blocks: n_classes, Layout.dense: n_classes}[layout]
-        blocks_KEE = parameters_CE.new_zeros(count, width, width)
+        blocks_KEE = parameters_CE.new_zeros(1 if layout is Layout.shared else n_classes, width, width)
         full = parameters_CE.new_zeros((n_classes * width,) * 2) if layout is Layout.dense else None
         for chunk in rows.linear_chunks():
             design_BE, share_B = chunk.design_BE, chunk.share_B
@@ -128,8 +123,8 @@ class Objective:
                 diagonal_BC = diagonal_BC - hessian.rank_one.square()
             for k in range(n_classes):
                 blocks_KEE[k].addmm_(design_BE.T, design_BE * (share_B * diagonal_BC[:, k])[:, None])
-            if full is not None:
-                _subtract_rank_ones(full, design_BE, hessian, share_B)
+            if full is not None and hessian.rank_one is not None:
+                _subtract_rank_ones(full, design_BE, hessian.rank_one * share_B.sqrt()[:, None])
         if full is None:
             return blocks_KEE[0] if layout is Layout.shared else blocks_KEE
         return full + torch.block_diag(*blocks_KEE)
@@ -148,11 +143,8 @@ class Objective:
 _PIECE = 1 << 24
 
 
-def _subtract_rank_ones(full: Tensor, design_BE: Tensor, hessian: OutputHessian, share_B: Tensor) -> None:
-    """Subtract ``sum_i share_i (q_i x a_i)(q_i x a_i)^T`` from ``full``, some rows at a time to bound memory."""
-    if hessian.rank_one is None:
-        return
-    scaled_BC = hessian.rank_one * share_B.sqrt()[:, None]
+def _subtract_rank_ones(full: Tensor, design_BE: Tensor, scaled_BC: Tensor) -> None:
+    """Subtract ``sum_i (q_i x a_i)(q_i x a_i)^T`` from ``full``, some rows at a time to bound memory."""
     step = max(1, _PIECE // full.shape[0])
     for q_BC, a_BE in zip(scaled_BC.split(step), design_BE.split(step), strict=True):
         outer_BK = (q_BC[:, :, None] * a_BE[:, None, :]).flatten(1)

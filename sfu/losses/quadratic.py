@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quadratic(Loss, name="quadratic"):
-    """Its output Hessian is the identity: one E x E block serves all classes, wherever the parameters are.
-
-    Attributes:
-        target_scale: s, the value of the hot target.
-    """
+    """Its output Hessian is the identity: one E x E block serves all classes, wherever the parameters are."""
 
     target_scale: float = setting(1.0, "Value of the hot target.", above=0)
 

@@ -52,8 +52,8 @@ class Rows:
         count: Number of rows.
         width: E.
         shared: Whether the classes share all parameters, ``[1, p]``.
-        weight: Sum V of the row weights; the number of rows if there are none. It replaces N in the Newton step of a
-            weighted head.
+        weight: Sum V of the row weights; the number of rows if there are none.
+        step: Rows of a chunk.
     """
 
     def __init__(
@@ -70,19 +70,10 @@ class Rows:
         chunk_rows: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Note where the rows are; nothing is copied yet.
+        """Note where the rows are, in any float dtype and on any device; nothing is copied yet.
 
-        Args:
-            features_ND: Features, any float dtype, on any device.
-            labels_N: Class indices.
-            loss: The loss whose class weights apply.
-            bias: Append a column of ones.
-            device: Where to compute.
-            dtype: Working dtype.
-            sample_weights_N: A weight of at least 0 for each row.
-            cache: Hold the converted rows from one pass to the next if they fit in :data:`CACHE_BYTES`.
-            chunk_rows: Rows of a chunk; by default what suits the device.
-            progress: Called with (rows done, rows in all) during a pass.
+        The working ``dtype`` and ``device`` are those of the chunks. With ``cache``, converted rows are held from one
+        pass to the next if they fit in :data:`CACHE_BYTES`. ``progress`` is called with (rows done, rows in all).
         """
         self.features_ND, self.labels_N = features_ND, labels_N
         self.bias, self.device, self.dtype, self.progress = bias, device, dtype, progress
@@ -91,7 +82,7 @@ class Rows:
         self.shared = False
         self.weights_N = loss.row_weights(labels_N, sample_weights_N, torch.float64)
         self.weight = float(self.count) if self.weights_N is None else float(self.weights_N.sum())
-        self._chunk_rows = chunk_rows or (CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
+        self.step = chunk_rows or (CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
         size = self.count * self.width * (torch.finfo(dtype).bits // 8)
         self._cached: list[Chunk] | None = [] if cache and size <= CACHE_BYTES else None
 
@@ -126,11 +117,6 @@ class Rows:
     def precision(self) -> torch.dtype:
         """Dtype of the products with the rows."""
         return self.dtype
-
-    @property
-    def step(self) -> int:
-        """Rows of a chunk."""
-        return self._chunk_rows
 
     def _chunk(self, features_BD: Tensor, labels_B: Tensor, share_B: Tensor) -> Chunk:
         return LinearChunk(labels_B, share_B, design_matrix(features_BD, self.bias, self.device, self.dtype))

@@ -25,7 +25,6 @@ class LinearSolution:
     """The solution of one linear system.
 
     Attributes:
-        value_CE: The solution.
         solver: ``cholesky``, ``eigenvalues``, ``diagonal`` or ``conjugate_gradients``.
         residual: ``|b - (H + rho R) x| / |b|``, measured; 0 for b = 0.
         iterations: Iterations of conjugate gradients, else 0.
@@ -58,13 +57,10 @@ class DampedInverse(ABC):
 
     @abstractmethod
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
-        """Return the solutions for every rho, ``[M, C, E]``.
+        """Return the solutions for every rho of at least 0, ``[M, C, E]``.
 
-        Args:
-            right_CE: Right-hand side.
-            rhos: Dampings, at least 0.
-            floor: A known lower bound of the eigenvalues, to which smaller ones are raised where they are known. With
-                a floor of 0, eigenvalues that are 0 to working precision are left out (Moore-Penrose inverse).
+        ``floor`` is a known lower bound of the eigenvalues, to which smaller ones are raised where they are known. With
+        a floor of 0, eigenvalues that are 0 to working precision are left out (Moore-Penrose inverse).
         """
 
     def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
@@ -131,54 +127,3 @@ class CurvatureOperator(ABC):
         size = float(right_CE.norm())
         left_CE = right_CE - self.matmul(value_CE) - rho * self.regularized_E * value_CE
         return float(left_CE.norm()) / size if size > 0 else 0.0
-
-
-class FactoredOperator(CurvatureOperator):
-    r"""Curvature through the outputs of K numbers in all: :math:`H = A^T M A + l_2 R`, with no matrix formed.
-
-    Attributes:
-        ridge_E: Diagonal of the regulariser, ``l2 R``.
-    """
-
-    ridge_E: Tensor
-
-    @property
-    @abstractmethod
-    def shared(self) -> bool:
-        """Whether the classes share all parameters."""
-
-    @property
-    @abstractmethod
-    def tolerance(self) -> float:
-        """Relative residual that the precision of the products allows a solve to reach."""
-
-    @property
-    @abstractmethod
-    def n_outputs(self) -> int:
-        """K."""
-
-    @abstractmethod
-    def push(self, vector_CE: Tensor) -> Tensor:
-        """Return ``A v`` of all rows, ``[K]``."""
-
-    @abstractmethod
-    def apply_output_hessian(self, outputs_K: Tensor) -> Tensor:
-        """Return ``M z`` of all rows, ``[K]``; the rows' shares are part of M."""
-
-    @abstractmethod
-    def pull(self, cotangent_K: Tensor) -> Tensor:
-        """Return ``A^T b``, ``[C, E]``."""
-
-    @abstractmethod
-    def output_mean(self) -> Tensor:
-        """Return the sum of the rows' blocks of M, ``[C, C]``."""
-
-    @property
-    def ridge(self) -> float:
-        """The l2 of the regularised parameters."""
-        return float(self.ridge_E[0])
-
-    def quadratic_of(self, outputs_MK: Tensor, square_M: Tensor) -> Tensor:
-        """Return ``v^T H v``, ``[M]``, of regularised vectors v from their outputs ``A v`` and ``|v|^2`` alone."""
-        data = [outputs_K @ self.apply_output_hessian(outputs_K) for outputs_K in outputs_MK]
-        return torch.stack(data) + self.ridge * square_M

@@ -29,15 +29,10 @@ def conjugate_gradients(
     max_iterations: int,
     note: Callable[[int, Tensor], None] | None = None,
 ) -> LinearSolution:
-    """Solve ``A x = b`` for positive (semi)definite A; b in the range of A.
+    """Solve ``A x = b`` for positive (semi)definite A, until ``|b - A x| <= tolerance |b|``; b in the range of A.
 
-    Args:
-        product: ``v -> A v``.
-        right: b, of any shape.
-        precondition: ``r -> P^-1 r``, symmetric positive definite.
-        tolerance: Relative residual ``|b - A x| / |b|`` to stop at.
-        max_iterations: Largest number of products.
-        note: Called with the number of products done and the solution so far.
+    ``precondition`` is ``r -> P^-1 r`` with P symmetric positive definite. ``note`` is called with the number of
+    products done and the solution so far.
     """
     value, residual = torch.zeros_like(right), right.clone()
     size = float(right.norm())
@@ -67,13 +62,7 @@ def conjugate_gradients(
 
 @dataclass(frozen=True)
 class ShiftedSolutions:
-    """Solutions of one system for several shifts.
-
-    Attributes:
-        values: ``[M, ...]``, in the order of the shifts.
-        residuals_M: Relative residual of each, according to the recurrence.
-        iterations: Products with A.
-    """
+    """Solutions ``[M, ...]`` in the order of the shifts, their relative residuals by the recurrence, and products."""
 
     values: Tensor
     residuals_M: Tensor
@@ -105,18 +94,9 @@ def multishift_in_coordinates(
     tolerance: float,
     max_iterations: int,
 ) -> ShiftedSolutions:
-    """Solve the shifted systems with the solutions in K coordinates: only one system's vectors are held in full.
+    """Return solutions in K coordinates, ``[M, K]``: only one system's vectors are held in full.
 
-    Args:
-        product: Maps a vector and its coordinates to its image and the image's coordinates.
-        right: b, flat.
-        right_K: Coordinates of b.
-        shifts: At least 0.
-        tolerance: Relative residual.
-        max_iterations: Largest number of products.
-
-    Returns:
-        Solutions ``[M, K]``.
+    ``product`` maps a flat vector and its coordinates to its image and the image's coordinates.
     """
     shifts_M = torch.tensor(shifts, dtype=right.dtype, device=right.device)
     base = float(shifts_M.min())

@@ -15,11 +15,7 @@ from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 
 
 class DiagonalOperator(CurvatureOperator):
-    """A diagonal matrix.
-
-    Attributes:
-        values_CE: The diagonal, the regulariser included.
-    """
+    """A diagonal matrix ``values_CE``, the regulariser included."""
 
     structure = "diagonal"
 

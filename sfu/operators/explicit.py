@@ -19,11 +19,7 @@ from sfu.operators.spectral import SpectralInverse
 
 
 class ExplicitOperator(CurvatureOperator):
-    """Hessian blocks.
-
-    Attributes:
-        blocks_BKK: The blocks, the regulariser included.
-    """
+    """Hessian blocks ``blocks_BKK``, the regulariser included."""
 
     def __init__(self, blocks: Tensor, n_classes: int, regularized_E: Tensor) -> None:
         """Take blocks ``[B, K, K]``, or a single one ``[K, K]``."""

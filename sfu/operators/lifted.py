@@ -15,21 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfu.operators.base import CurvatureOperator, DampedInverse, FactoredOperator, LinearSolution
+from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 from sfu.operators.explicit import ExplicitOperator
+from sfu.operators.products import ProductOperator
 
 
 @dataclass(frozen=True)
 class LiftedOperator(CurvatureOperator):
-    """Curvature in a subspace, on all parameters; every parameter is regularised.
-
-    Attributes:
-        basis_KP: Q.
-        inner: X, on ``[1, K]``.
-        rest: tau.
-        n_classes: Rows of the parameters.
-        regularized_E: Ones.
-    """
+    """Curvature in a subspace, on all parameters, each of them regularised: Q, X on ``[1, K]``, and tau as ``rest``."""
 
     basis_KP: Tensor
     inner: ExplicitOperator
@@ -95,7 +88,7 @@ class LiftedInverse(DampedInverse):
 
         All solutions are combinations of the K rows of Q and of the part of b outside: K + 1 products give every score.
         """
-        if not isinstance(held_out, FactoredOperator):
+        if not isinstance(held_out, ProductOperator):
             return super().scores(right_CE, rhos, held_out, floor=floor)
         basis_KP = self._operator.basis_KP
         inside_11K, outside_1P = self._operator.project(right_CE)

@@ -27,12 +27,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How a Hessian will be held.
-
-    Attributes:
-        structure: Never ``auto``.
-        reason: Why, in a few words for messages.
-    """
+    """How a Hessian will be held (never ``auto``), and why, in a few words for messages."""
 
     structure: Structure
     reason: str
@@ -75,16 +70,10 @@ def plan_structure(
     *,
     copies: int = 3,
 ) -> Plan:
-    """Choose a structure, or check the one that was asked for.
+    """Choose a structure for ``count`` rows, or check the one that was asked for.
 
-    Args:
-        layout: The loss's.
-        n_classes: C.
-        width: E.
-        count: Rows, for products.
-        device: Where the memory is. Explicit matrices may take half of it (a quarter, where sfu chooses).
-        wanted: ``curvature.structure``.
-        copies: Working copies in use at one time, such as one for each fold.
+    Explicit matrices may take half of the device's memory, a quarter where sfu chooses. ``copies`` of them are in use
+    at one time, such as one for each fold.
 
     Raises:
         ConfigError: The loss has no such structure, or it does not fit; the message names a cheaper one.

@@ -10,8 +10,7 @@ Shapes: C classes, E = D (+ 1 with bias).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,56 +23,17 @@ _SMALLEST = 1e-4  # of the largest eigenvalue
 _NOTHING = 1e-12  # for rows without any curvature
 
 
-@dataclass(frozen=True)
-class KroneckerPreconditioner:
-    """Mean output Hessian times second moments of the rows.
+def kronecker_inverse(moments: SpectralInverse, output_CC: Tensor, damping: float) -> Callable[[Tensor], Tensor]:
+    """Return the function ``r -> P^-1 r`` on ``[C, E]``, from decomposed moments; the damping is ``l2 + rho``."""
+    values_C, vectors_CC = torch.linalg.eigh((output_CC + output_CC.T) / 2)
+    values_C = values_C.clamp(min=max(_SMALLEST * float(values_C[-1]), damping, _NOTHING))
+    damping_C = damping / values_C
 
-    Attributes:
-        moments: Second moments of the rows, decomposed.
-        output_CC: Mean output Hessian.
-        ridge: l2.
-    """
+    def apply(residual_CE: Tensor) -> Tensor:
+        rotated_CE = (vectors_CC.T @ residual_CE) / values_C[:, None]
+        return vectors_CC @ moments.solve_rows(rotated_CE, damping_C)
 
-    moments: SpectralInverse
-    output_CC: Tensor
-    ridge: float
-
-    @classmethod
-    def of(
-        cls, sets: Sequence[tuple[Rows, float]], output_CC: Tensor, ridge_E: Tensor, regularized_E: Tensor
-    ) -> KroneckerPreconditioner:
-        """Build from sets of rows and their coefficients; a large set is represented by evenly spaced rows."""
-        width = ridge_E.shape[0]
-        second_EE = ridge_E.new_zeros(width, width)
-        for rows, coefficient in sets:
-            second_EE += abs(coefficient) * second_moments(rows)
-        return cls(SpectralInverse(second_EE, regularized_E), output_CC, float(ridge_E[0]))
-
-    def with_output(self, output_CC: Tensor) -> KroneckerPreconditioner:
-        """Return the preconditioner of the same rows at other parameters."""
-        return KroneckerPreconditioner(self.moments, output_CC, self.ridge)
-
-    def at(self, rho: float) -> Callable[[Tensor], Tensor]:
-        """Return the function ``r -> P^-1 r`` on ``[C, E]``."""
-        values_C, vectors_CC = torch.linalg.eigh((self.output_CC + self.output_CC.T) / 2)
-        values_C = values_C.clamp(min=max(_SMALLEST * float(values_C[-1]), self.ridge + rho, _NOTHING))
-        damping_C = (self.ridge + rho) / values_C
-
-        def apply(residual_CE: Tensor) -> Tensor:
-            rotated_CE = (vectors_CC.T @ residual_CE) / values_C[:, None]
-            return vectors_CC @ self.moments.solve_rows(rotated_CE, damping_C)
-
-        return apply
-
-
-class IdentityPreconditioner:
-    """No preconditioning, for heads whose classes share their parameters."""
-
-    def with_output(self, output_CC: Tensor) -> IdentityPreconditioner:
-        return self
-
-    def at(self, rho: float) -> Callable[[Tensor], Tensor]:
-        return lambda residual_CE: residual_CE
+    return apply
 
 
 def second_moments(rows: Rows) -> Tensor:

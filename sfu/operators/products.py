@@ -5,14 +5,19 @@ r"""Curvature as products with the rows: it takes the memory of the outputs, not
 with output Hessians :math:`M_i` (at most two numbers for each row and class) and shares :math:`s_i` that sum to 1. A
 combination of several sets has a coefficient for each.
 
+All damped inverses come from one Krylov space. Biases are never damped, so they are eliminated first: conjugate
+gradients run on the Schur complement :math:`S = H_{dd} - H_{du} H_{uu}^+ H_{ud}`, in which the damping is a multiple of
+the identity. :math:`H_{uu}` is the mean output Hessian, C x C.
+
 Shapes: B rows of a chunk, C classes, E = D (+ 1 with bias), M vectors, K numbers of all rows' outputs. Vectors are
 ``[..., C, E]``, or ``[..., 1, p]`` where the classes share their parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,16 +26,26 @@ from torch import Tensor
 from sfu.losses.base import OutputHessian
 from sfu.losses.chunks import Chunk
 from sfu.losses.rows import Rows
-from sfu.operators.base import CurvatureOperator, DampedInverse, FactoredOperator, LinearSolution
-from sfu.operators.conjugate_gradients import conjugate_gradients
-from sfu.operators.krylov import KrylovInverse
-from sfu.operators.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
+from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
+from sfu.operators.conjugate_gradients import (
+    conjugate_gradients,
+    multishift_conjugate_gradients,
+    multishift_in_coordinates,
+)
+from sfu.operators.preconditioner import kronecker_inverse, second_moments
+from sfu.operators.spectral import SpectralInverse, bias_inverse
 
 _VECTORS = 2048  # times classes, in one pass over the rows
 TOLERANCE = 1e-10
 MAX_ITERATIONS = 2000
 _UNITS = 10.0  # of the precision of the products
 _PROBES = 8
+_SHIFTED_TOLERANCE = 1e-8
+_SHIFTED_ITERATIONS = 1000
+_LOOSER = 100.0  # than a single solve
+_AT_ONCE = 16
+IN_COORDINATES = 1 << 16
+"""Largest number of shared parameters for which solutions are held as they are, not in coordinates."""
 
 
 class Part(NamedTuple):
@@ -42,14 +57,10 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ProductOperator(FactoredOperator):
-    """Products with the rows of one or several sets.
+class ProductOperator(CurvatureOperator):
+    r"""Products with the rows of one or several sets, :math:`H = A^T M A + l_2 R`: A gives the K outputs of all rows.
 
-    Attributes:
-        parts: The sets of rows.
-        ridge_E: Diagonal of the regulariser, ``l2 R``.
-        regularized_E: Diagonal of R.
-        n_classes: C.
+    ``ridge_E`` and ``regularized_E`` are the diagonals of ``l2 R`` and of R.
     """
 
     parts: tuple[Part, ...]
@@ -61,10 +72,12 @@ class ProductOperator(FactoredOperator):
 
     @property
     def shared(self) -> bool:
+        """Whether the classes share all parameters."""
         return self.parts[0].rows.shared
 
     @property
     def tolerance(self) -> float:
+        """Relative residual that the precision of the products allows a solve to reach."""
         return max(TOLERANCE, _UNITS * max(torch.finfo(part.rows.precision).eps for part in self.parts))
 
     def _chunks(self) -> Iterator[tuple[Chunk, OutputHessian, Tensor]]:
@@ -97,12 +110,15 @@ class ProductOperator(FactoredOperator):
 
     @property
     def n_outputs(self) -> int:
+        """K."""
         return sum(hessian.diagonal.numel() for part in self.parts for hessian in part.hessians)
 
     def push(self, vector_CE: Tensor) -> Tensor:
+        """Return ``A v`` of all rows, ``[K]``."""
         return torch.cat([chunk.push(vector_CE).reshape(-1) for chunk, _, _ in self._chunks()])
 
     def apply_output_hessian(self, outputs_K: Tensor) -> Tensor:
+        """Return ``M z`` of all rows, ``[K]``; the rows' shares are part of M."""
         found, start = [], 0
         for _, hessian, share_B in self._chunks():
             stop = start + hessian.diagonal.numel()
@@ -112,6 +128,7 @@ class ProductOperator(FactoredOperator):
         return torch.cat(found)
 
     def pull(self, cotangent_K: Tensor) -> Tensor:
+        """Return ``A^T b``, ``[C, E]``."""
         total, start = cotangent_K.new_zeros(self.n_classes, self.ridge_E.shape[0]), 0
         for chunk, hessian, _ in self._chunks():
             stop = start + hessian.diagonal.numel()
@@ -131,6 +148,7 @@ class ProductOperator(FactoredOperator):
         return total
 
     def output_mean(self) -> Tensor:
+        """Return the sum of the rows' blocks of M, ``[C, C]``."""
         outputs = self.parts[0].hessians[0].diagonal.shape[-1]
         total = self.ridge_E.new_zeros(outputs, outputs)
         for _, hessian, share_B in self._chunks():
@@ -142,13 +160,28 @@ class ProductOperator(FactoredOperator):
     def damped(self) -> DampedInverse:
         return KrylovInverse(self)
 
-    def preconditioner(self) -> KroneckerPreconditioner | IdentityPreconditioner:
-        """Multiply the mean output Hessian by second moments of the rows; none where the classes share parameters."""
+    @property
+    def ridge(self) -> float:
+        """The l2 of the regularised parameters."""
+        return float(self.ridge_E[0])
+
+    def quadratic_of(self, outputs_MK: Tensor, square_M: Tensor) -> Tensor:
+        """Return ``v^T H v``, ``[M]``, of regularised vectors v from their outputs ``A v`` and ``|v|^2`` alone."""
+        data = [outputs_K @ self.apply_output_hessian(outputs_K) for outputs_K in outputs_MK]
+        return torch.stack(data) + self.ridge * square_M
+
+    def moments(self) -> SpectralInverse | None:
+        """Decompose the second moments of the rows; ``None`` where the classes share parameters."""
         if self.shared:
-            return IdentityPreconditioner()
-        return KroneckerPreconditioner.of(
-            [(part.rows, part.coefficient) for part in self.parts], self.output_mean(), self.ridge_E, self.regularized_E
-        )
+            return None
+        moments_PEE = torch.stack([abs(part.coefficient) * second_moments(part.rows) for part in self.parts])
+        return SpectralInverse(moments_PEE.sum(0), self.regularized_E)
+
+    def preconditioner(self, moments: SpectralInverse | None, rho: float = 0.0) -> Callable[[Tensor], Tensor]:
+        """Return the inverse of mean output Hessian times second moments; the identity without moments."""
+        if moments is None:
+            return lambda residual_CE: residual_CE
+        return kronecker_inverse(moments, self.output_mean(), self.ridge + rho)
 
     def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
         """Solve by preconditioned conjugate gradients to a relative residual of :attr:`tolerance`."""
@@ -156,7 +189,7 @@ class ProductOperator(FactoredOperator):
         found = conjugate_gradients(
             lambda vector_CE: self.matmul(vector_CE) + damping_E * vector_CE,
             right_CE,
-            self.preconditioner().at(rho),
+            self.preconditioner(self.moments(), rho),
             tolerance=self.tolerance,
             max_iterations=MAX_ITERATIONS,
         )
@@ -173,6 +206,148 @@ class ProductOperator(FactoredOperator):
         if joined is not None:
             parts = [Part(joined, _split_again([h for part in parts for h in part.hessians], joined.step), 1.0)]
         return replace(self, parts=tuple(parts))
+
+
+class KrylovInverse(DampedInverse):
+    """The damped inverses of products, by multi-shift conjugate gradients.
+
+    Attributes:
+        iterations: Products of the last solve.
+        residual: Largest relative residual of the last solve. A system that is left unfinished (a tiny rho on a badly
+            conditioned Hessian) is a regularised one, and cross-validation scores it as it is.
+    """
+
+    def __init__(self, operator: ProductOperator, in_coordinates: int = IN_COORDINATES) -> None:
+        """Invert the curvature of the biases alone; nothing else is formed."""
+        self._operator, self._limit = operator, in_coordinates
+        self._has_bias = bool(operator.regularized_E[-1] == 0)
+        self._ridge = operator.ridge
+        self._tolerance = max(_SHIFTED_TOLERANCE, _LOOSER * operator.tolerance)
+        self.iterations, self.residual = 0, 0.0
+        if self._has_bias:
+            self._own_CC = operator.output_mean()
+            self._bias_inverse_CC = bias_inverse(self._own_CC)
+
+    @cached_property
+    def mean_eigenvalue(self) -> float:
+        """Mean eigenvalue once the biases are eliminated, from the trace: passes over the rows when first asked.
+
+        Where the classes share parameters, it is the mean over the directions that the rows can curve.
+        """
+        operator = self._operator
+        trace, count = operator.trace(), float(operator.regularized_E.sum()) * operator.n_classes
+        if self._has_bias:
+            trace -= float(self._own_CC.trace()) + self._coupled_trace()
+        if not operator.shared:
+            return trace / count
+        return self._ridge + (trace - self._ridge * count) / min(count, operator.n_outputs)
+
+    def account(self) -> dict[str, float | int | str]:
+        return {
+            "solver": "multishift_conjugate_gradients",
+            "solve_residual": self.residual,
+            "solve_iterations": self.iterations,
+        }
+
+    @property
+    def invertible(self) -> bool:
+        return self._ridge > 0
+
+    def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
+        """Solve for every rho. The eigenvalues are at least l2 already, so a floor changes nothing."""
+        if self._in_coordinates(right_CE):
+            return torch.cat(list(self.solutions(right_CE, rhos, floor=floor)))
+        reduced_CD = right_CE
+        if self._has_bias:
+            from_bias_C1 = self._bias_inverse_CC @ right_CE[:, -1:]
+            reduced_CD = right_CE[:, :-1] - self._from_biases(from_bias_C1)
+        found = multishift_conjugate_gradients(
+            self._schur, reduced_CD, rhos, tolerance=self._tolerance, max_iterations=_SHIFTED_ITERATIONS
+        )
+        self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
+        if not self._has_bias:
+            return found.values
+        whole_MCE = torch.nn.functional.pad(found.values, (0, 1))
+        pulled_MC1 = self._operator.matmul(whole_MCE)[..., -1:]
+        whole_MCE[..., -1:] = self._bias_inverse_CC @ (right_CE[:, -1:] - pulled_MC1)
+        return whole_MCE
+
+    def _in_coordinates(self, right_CE: Tensor) -> bool:
+        return self._operator.shared and right_CE.numel() > self._limit
+
+    def solutions(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Iterator[Tensor]:
+        """Yield solutions; where there are many parameters, they are held in coordinates until their turn comes."""
+        if not self._in_coordinates(right_CE):
+            yield from super().solutions(right_CE, rhos, floor=floor)
+            return
+        share_M1, b_MK = self._coordinates(right_CE, rhos)
+        for share_1, b_K in zip(share_M1, b_MK, strict=True):
+            yield (share_1 * right_CE + self._operator.pull(b_K))[None]
+
+    def scores(
+        self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Score; where there are many parameters, no solution is ever formed.
+
+        ``<u, g>``, the outputs A u and those of the held-out rows are linear in u, so they follow the recurrences as
+        coordinates, and with ``u = a g + A^T b`` its square is ``a <u, g> + <b, A u>``.
+        """
+        if not self._in_coordinates(right_CE) or len(rhos) == 1 or not isinstance(held_out, ProductOperator):
+            return super().scores(right_CE, rhos, held_out, floor=floor)
+        share_M1, b_MK, outputs_MK, along_M1, held_MK = self._coordinates(right_CE, rhos, held_out)
+        square_M = (share_M1 * along_M1).sum(1) + (b_MK * outputs_MK).sum(1)
+        return along_M1[:, 0], held_out.quadratic_of(held_MK, square_M.clamp(min=0))
+
+    def _coordinates(
+        self, right_CE: Tensor, rhos: list[float], held_out: ProductOperator | None = None
+    ) -> tuple[Tensor, ...]:
+        """Solve in coordinates: every vector of the Krylov space is u = a g + A^T b with g the right-hand side.
+
+        Returns:
+            For every rho a ``[M, 1]`` and b ``[M, K]``; with held-out rows, also A u, <u, g> and the held-out outputs.
+        """
+        operator, flat, ridge = self._operator, right_CE.reshape(-1), self._ridge
+        sizes = [1, operator.n_outputs]
+        if held_out is not None:
+            sizes += [operator.n_outputs, 1, held_out.n_outputs]
+
+        def linear_parts(vector: Tensor) -> list[Tensor]:
+            if held_out is None:
+                return []
+            whole = vector.view_as(right_CE)
+            return [operator.push(whole), (vector @ flat)[None], held_out.push(whole)]
+
+        def product(vector: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+            share_1, b_K, *known = coordinates.split(sizes)
+            outputs_K = known[0] if known else operator.push(vector.view_as(right_CE))
+            cotangent_K = operator.apply_output_hessian(outputs_K)
+            image = operator.pull(cotangent_K).reshape(-1) + ridge * vector
+            return image, torch.cat([ridge * share_1, cotangent_K + ridge * b_K, *linear_parts(image)])
+
+        start = torch.cat([flat.new_ones(1), flat.new_zeros(operator.n_outputs), *linear_parts(flat)])
+        found = multishift_in_coordinates(
+            product, flat, start, rhos, tolerance=self._tolerance, max_iterations=_SHIFTED_ITERATIONS
+        )
+        self.iterations, self.residual = found.iterations, float(found.residuals_M.max())
+        return found.values.split(sizes, 1)
+
+    def _schur(self, vector_CD: Tensor) -> Tensor:
+        if not self._has_bias:
+            return self._operator.matmul(vector_CD)
+        image_CE = self._operator.matmul(torch.nn.functional.pad(vector_CD, (0, 1)))
+        return image_CE[:, :-1] - self._from_biases(self._bias_inverse_CC @ image_CE[:, -1:])
+
+    def _coupled_trace(self) -> float:
+        """Return ``tr(H_uu^+ H_ud H_du)``: a product with each column of a root of ``H_uu^+``."""
+        values_C, vectors_CC = torch.linalg.eigh(self._bias_inverse_CC)
+        root_CC = vectors_CC * values_C.clamp(min=0).sqrt()
+        pieces = root_CC.T.split(_AT_ONCE)
+        return sum(float(self._from_biases(piece_PC[..., None]).square().sum()) for piece_PC in pieces)
+
+    def _from_biases(self, bias_C1: Tensor) -> Tensor:
+        """Return ``H_du b``, what biases do to the regularised parameters."""
+        width = self._operator.regularized_E.shape[0]
+        return self._operator.matmul(torch.nn.functional.pad(bias_C1, (width - 1, 0)))[..., :-1]
 
 
 def _hutchinson_trace(operator: CurvatureOperator) -> float:

@@ -33,27 +33,17 @@ def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
             raise
         log.warning(
             "The eigendecomposition of a %d x %d %s matrix failed on %s and is repeated on the CPU in float64.",
-            *matrix_DD.shape,
-            matrix_DD.dtype,
-            matrix_DD.device,
-        )
+            *matrix_DD.shape, matrix_DD.dtype, matrix_DD.device,
+        )  # fmt: skip
         value_D, vector_DD = torch.linalg.eigh(matrix_DD.double().cpu())
         return value_D.to(matrix_DD), vector_DD.to(matrix_DD)
 
 
 class SpectralInverse(DampedInverse):
-    """The family ``(H + rho R)^-1`` of explicit blocks.
-
-    Attributes:
-        eigenvalues_BD: Ascending eigenvalues of each block, biases eliminated.
-    """
+    """The family ``(H + rho R)^-1`` of explicit blocks; ``eigenvalues_BD`` ascend, with biases eliminated."""
 
     def __init__(self, blocks: Tensor, regularized_K: Tensor) -> None:
-        """Decompose.
-
-        Args:
-            blocks: Symmetric Hessian blocks ``[B, K, K]``, or a single one.
-            regularized_K: 1 for damped parameters, 0 for biases.
+        """Decompose symmetric blocks ``[B, K, K]``, or a single one.
 
         Raises:
             SingularHessianError: The biases' own curvature is not positive.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfu.errors import ConfigError
-from sfu.losses.base import Layout, Loss, loss_from_json, make_loss
+from sfu.losses.base import Layout, Loss, make_loss
 from sfu.losses.huber_hinge import HuberHinge
 from sfu.losses.logistic import Logistic
 from sfu.losses.softmax import Softmax
@@ -129,10 +129,10 @@ def test_a_binary_logistic_is_two_mirrored_problems():
 
 @every_loss
 def test_a_loss_survives_its_description(loss):
-    assert loss_from_json(loss.as_json()) == loss
+    assert make_loss(**loss.as_json()) == loss
     weighted = make_loss(**{**loss.as_json(), "class_weights": [1, 2.5]})
     assert weighted.class_weights == (1.0, 2.5)
-    assert loss_from_json(weighted.as_json()) == weighted
+    assert make_loss(**weighted.as_json()) == weighted
 
 
 def test_what_cannot_be_a_loss_is_refused():

@@ -30,12 +30,10 @@ _PARITY = 1e-3
 
 @dataclass(frozen=True)
 class Core:
-    """The last layers of a network at w_c.
+    """The last layers of a network at w_c, in evaluation mode.
 
     Attributes:
-        top: The layers, in evaluation mode.
         shape: Shape of one activation.
-        n_classes: C.
         digest: SHA-256 of the layers' weights.
         batch_size: Examples of one pass.
         components: Names of the layers' components, the last first.
@@ -155,8 +153,8 @@ class Core:
                 (found,) = back(cotangent_BMC[:, index].to(outputs), retain_graph=index + 1 < n_vectors)
                 if index == len(totals):
                     totals.append(found)
-                    continue
-                for name, part in found.items():
-                    totals[index][name] = totals[index][name].add_(part)
+                else:
+                    for name, part in found.items():
+                        totals[index][name].add_(part)
         flat_MP = torch.stack([torch.cat([part.reshape(-1) for part in total.values()]) for total in totals])
         return flat_MP.to(cotangent).reshape(*cotangent.shape[1:-1], 1, -1)

@@ -10,25 +10,23 @@ import copy
 import hashlib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sfu.data.backbones.backbone import DTYPES, Backbone, build_backbone
 from sfu.data.backbones.torchvision_models import TorchvisionModels, quiet
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, tensors_digest, weights_digest
+from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, ConfigError, DataError, SfuError
 from sfu.files import write_tensors
 from sfu.heads.cores.core import Core
 from sfu.heads.cores.small_maps import use_small_maps
 from sfu.heads.cores.split_network import split_network
-
-if TYPE_CHECKING:
-    from sfu.data.settings import BackboneSettings
-    from sfu.heads.settings import LinearisedSettings
-
+from sfu.heads.settings import LinearisedSettings
 
 CORE_PREFIX = "core-"
 """Start of the name of the file of a core, which lies beside the heads that share it."""
@@ -36,15 +34,7 @@ CORE_PREFIX = "core-"
 
 @dataclass(frozen=True)
 class Source:
-    """How to build a network again.
-
-    Attributes:
-        architecture: Name of a classification model of torchvision.
-        n_classes: C.
-        layers: Number K of components in the top.
-        negative_slope: Slope of the top's rectifiers.
-        dtype: Dtype of passes through the top.
-    """
+    """How to build a network again: a classification model of torchvision, and what ``head`` says of its top."""
 
     architecture: str
     n_classes: int
@@ -55,15 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Network:
-    """Trunk and top with the weights w_c.
-
-    Attributes:
-        trunk: Images to activations.
-        top: Activations to outputs.
-        components: Names of the top's components, the last first.
-        transform: Transform of every image.
-        source: How to build the network again.
-    """
+    """Trunk and top with the weights w_c, split as in :mod:`sfu.heads.cores.split_network`."""
 
     trunk: nn.Module
     top: nn.Module
@@ -118,10 +100,9 @@ def build_network(backbone: BackboneSettings, head: LinearisedSettings, n_classe
     """Build the backbone with a class layer of C outputs drawn from ``head.pretrain.seed``, split before K components.
 
     Raises:
-        ConfigError: The backbone is not a model of torchvision, or cannot be split there.
+        ConfigError: The backbone cannot be split there.
         DataError: Its weights are not available, or do not fit.
     """
-    require_torchvision(backbone)
     made = build_backbone(backbone)
     source = Source(backbone.name, n_classes, head.layers, head.negative_slope, head.dtype)
     whole = _fresh(source, head.pretrain.seed)
@@ -129,30 +110,6 @@ def build_network(backbone: BackboneSettings, head: LinearisedSettings, n_classe
     if unknown:
         raise DataError(f"backbone.name={backbone.name}: its weight {unknown[0]} has no place in the classifier.")
     return _split(whole, source, made.transform)
-
-
-def rebuild_network(source: Source, weights: dict[str, Tensor], where: str) -> Network:
-    """Build the network of a file.
-
-    Raises:
-        DataError: The weights are of another architecture.
-    """
-    whole = _fresh(source, 0)
-    load_weights(whole, weights, (), where)
-    return _split(whole, source, ImageTransform())
-
-
-def require_torchvision(backbone: BackboneSettings) -> None:
-    """Refuse backbones that have no layers to linearise.
-
-    Raises:
-        ConfigError: The message names what is accepted.
-    """
-    if backbone.name in ("none", "pixels") or backbone.library != "torchvision":
-        raise ConfigError(
-            f"head=linearised needs a network of torchvision over images, not backbone.name={backbone.name} of "
-            f"backbone.library={backbone.library}. Choose backbone=resnet18, for example."
-        )
 
 
 def check_layers(backbone: BackboneSettings, head: LinearisedSettings) -> None:
@@ -208,8 +165,6 @@ def load_core(about: dict[str, Any], stem: Path) -> Core:
     Raises:
         ArtifactError: The file is missing or damaged, or does not fit its description.
     """
-    from safetensors.torch import load_file
-
     if "digest" not in about:
         raise ArtifactError(f"the head at {stem} has a core of your own, which is not saved. Give it as `core`.")
     path = stem.with_name(_core_name(about["digest"]))
@@ -218,7 +173,9 @@ def load_core(about: dict[str, Any], stem: Path) -> Core:
     weights: dict[str, Tensor] = load_file(path)
     source = Source(**{field.name: about[field.name] for field in fields(Source)})
     try:
-        network = rebuild_network(source, weights, str(path))
+        whole = _fresh(source, 0)
+        load_weights(whole, weights, (), str(path))
+        network = _split(whole, source, ImageTransform())
     except SfuError as error:
         raise ArtifactError(f"{path}: {error}") from error
     if network.digest() != about["digest"]:

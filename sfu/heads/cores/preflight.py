@@ -25,16 +25,7 @@ _MIB, _GIB = 2**20, 2**30
 
 @dataclass(frozen=True)
 class Preflight:
-    """Estimated memory and time of training.
-
-    Attributes:
-        n_parameters: p.
-        batch_size: B.
-        pass_bytes: Peak memory of one batch's product; grows with B.
-        vector_bytes: Memory of the vectors of conjugate gradients; grows with p.
-        row_bytes: Memory of the activations of all rows.
-        seconds: Time of one Hessian product over all rows.
-    """
+    """Estimated memory of a pass, of vectors and of all activations, and seconds of one Hessian product."""
 
     n_parameters: int
     batch_size: int

@@ -12,7 +12,6 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +19,13 @@ from torch import Tensor, nn
 from sfu.data.images.images import Images
 from sfu.errors import SolverError
 from sfu.heads.cores.network import Network
+from sfu.heads.settings import PretrainSettings
 from sfu.store import Store, cache_dir, key_of
-
-if TYPE_CHECKING:
-    from sfu.heads.settings import PretrainSettings
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Public:
-    """Public images, decoded, and their labels.
-
-    Attributes:
-        pixels: uint8 ``[K, S, S]`` each.
-        labels_M: Class indices.
-        digest: Digest of the images and labels.
-    """
+    """Public images, decoded to uint8 ``[K, S, S]``, with their labels and a digest of both."""
 
     pixels: list[Tensor]
     labels_M: Tensor
@@ -58,19 +47,13 @@ def pretrain(
     device: torch.device,
     *,
     class_layer_alone: bool,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
     """Train ``network`` in place, or load its weights from the cache.
 
-    Args:
-        network: Trunk and top.
-        public: The training set.
-        config: The ``head.pretrain`` settings.
-        device: Where to train.
-        class_layer_alone: Train the last component's weights only.
-        progress: Called with (batches done, batches in all).
-        say: Called with a sentence when training begins.
+    With ``class_layer_alone``, only the last component's weights are trained, and all layers are in evaluation mode.
+    ``say`` is called with a sentence when training begins.
 
     Raises:
         SolverError: The loss became NaN or infinite.
@@ -79,7 +62,10 @@ def pretrain(
     if cached.load(network):
         return
     finished, network = network, network.on(device, public.pixels[0])
-    trained = _trainable(network, class_layer_alone)
+    modules = [network.top.get_submodule(network.components[0])] if class_layer_alone else [network.trunk, network.top]
+    trained = [tensor for module in modules for tensor in module.parameters()]
+    for tensor in trained:
+        tensor.requires_grad_(True)
     optimizer = torch.optim.SGD(
         trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True
     )
@@ -90,13 +76,13 @@ def pretrain(
         some = f" (from epoch {begun + 1})" if begun else ""
         say(f"training the core on {len(public.pixels):,} public images, {config.epochs} epochs{some}")
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Detected call of `lr_scheduler.step", UserWarning
-        )  # the steps were taken before
+        # the optimiser took its steps before the interruption
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         for _ in range(begun * steps):
             schedule.step()
     for epoch in range(begun, config.epochs):
-        _mode(network, train=not class_layer_alone)
+        for part in (network.trunk, network.top):
+            part.train(not class_layer_alone)
         for done, (images, labels) in enumerate(_batches(network, public, config, epoch, device), start=1):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(network.top(network.trunk(images)), labels)
@@ -110,19 +96,6 @@ def pretrain(
         cached.save_epoch(network, optimizer, trained, epoch + 1)
     _copy_into(finished, network.state())
     cached.save(finished)
-
-
-def _trainable(network: Network, class_layer_alone: bool) -> list[nn.Parameter]:
-    modules = [network.top.get_submodule(network.components[0])] if class_layer_alone else [network.trunk, network.top]
-    found = [tensor for module in modules for tensor in module.parameters()]
-    for tensor in found:
-        tensor.requires_grad_(True)
-    return found
-
-
-def _mode(network: Network, *, train: bool) -> None:
-    network.trunk.train(train)
-    network.top.train(train)
 
 
 def _batches(

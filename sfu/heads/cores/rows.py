@@ -24,12 +24,7 @@ CHUNK_ROWS = 8192
 
 @dataclass(frozen=True)
 class TangentChunk(Chunk):
-    """Activations of some rows; products with the Jacobian are computed anew every time.
-
-    Attributes:
-        features_BD: Activations that enter the linearised layers.
-        core: The tangent.
-    """
+    """Activations that enter the linearised layers; products with the Jacobian are computed anew every time."""
 
     features_BD: Tensor
     core: Core
@@ -62,11 +57,11 @@ class TangentRows(Rows):
         loss: Loss,
         core: Core,
         *,
-        chunk_rows: int | None = None,
+        chunk_rows: int = CHUNK_ROWS,
         **options: Any,
     ) -> None:
         """Take the options of the base class; nothing is cached, and the only biases are the network's own."""
-        whole_batches = core.batch_size * max(1, (chunk_rows or CHUNK_ROWS) // core.batch_size)
+        whole_batches = core.batch_size * max(1, chunk_rows // core.batch_size)
         options |= {"bias": False, "cache": False, "chunk_rows": whole_batches}
         super().__init__(features_ND, labels_N, loss, **options)
         self.core, self.width, self.shared = core, core.n_parameters, True

@@ -9,8 +9,6 @@ convolution.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,25 +43,22 @@ def _live_taps(convolution: nn.Conv2d, size: int, axis: int) -> tuple[slice, sli
 
 def use_small_maps(top: nn.Module, example: Tensor) -> None:
     """Replace, in place, the convolutions that have one output place for images like ``example``."""
-    sizes: dict[str, tuple[int, int]] = {}
+    sizes: dict[nn.Module, torch.Size] = {}
 
-    def note(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-            if made.shape[2:].numel() == 1:
-                sizes[name] = (given[0].shape[2], given[0].shape[3])
-
-        return hook
+    def note(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        if made.shape[2:].numel() == 1:
+            sizes[module] = given[0].shape[2:]
 
     convolutions = {name: module for name, module in top.named_modules() if _replaceable(module)}
-    handles = [module.register_forward_hook(note(name)) for name, module in convolutions.items()]
+    handles = [module.register_forward_hook(note) for module in convolutions.values()]
     with torch.no_grad():
         top(example)
     for handle in handles:
         handle.remove()
-    for name, (height, width) in sizes.items():
-        module = convolutions[name]
-        assert isinstance(module, nn.Conv2d)
-        top.set_submodule(name, SmallMapConv(module, height, width))
+    for name, module in convolutions.items():
+        if module in sizes:
+            assert isinstance(module, nn.Conv2d)
+            top.set_submodule(name, SmallMapConv(module, *sizes[module]))
 
 
 def _replaceable(module: nn.Module) -> bool:

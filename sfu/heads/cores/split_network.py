@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import fx, nn
@@ -21,34 +21,16 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _RECTIFIERS = (functional.relu, torch.relu)
 
 
-@dataclass(frozen=True)
-class SplitNetwork:
-    """A network in two.
-
-    Attributes:
-        trunk: Images to activations.
-        top: Activations to outputs.
-        components: Names of the components of the top, the last first.
-    """
+class SplitNetwork(NamedTuple):
+    """A network in two, from images to activations to outputs, and the top's components, the last first."""
 
     trunk: fx.GraphModule
     top: fx.GraphModule
     components: tuple[str, ...]
 
 
-@dataclass
-class _Component:
-    name: str
-    before: fx.Node
-
-
 def split_network(network: nn.Module, layers: int, negative_slope: float = 0.0) -> SplitNetwork:
-    """Split a copy of ``network`` before its last ``layers`` components.
-
-    Args:
-        network: A classifier of images.
-        layers: K, at least 1.
-        negative_slope: Slope of the top's rectifiers; 0 leaves them as they are.
+    """Split a copy of a classifier before its last K ``layers``; the slope is that of the top's rectifiers.
 
     Raises:
         ConfigError: The network cannot be traced, has fewer components, or normalises by its own batch.
@@ -64,14 +46,14 @@ def split_network(network: nn.Module, layers: int, negative_slope: float = 0.0) 
         ) from error
     found = _components(network, graph)[::-1]
     if not 1 <= layers <= len(found):
-        names = ", ".join(component.name for component in found)
+        names = ", ".join(name for name, _ in found)
         raise ConfigError(
             f"head.layers={layers}. {type(network).__name__} has 1 to {len(found)} components, from the end: {names}."
         )
-    at = found[layers - 1].before
-    top = _graph_module(network, _after(graph, at))
+    trunk_graph, top_graph = _cut(graph, found[layers - 1][1])
+    top = _graph_module(network, top_graph)
     _rectify(top, negative_slope)
-    return SplitNetwork(_graph_module(network, _up_to(graph, at)), top, tuple(part.name for part in found[:layers]))
+    return SplitNetwork(_graph_module(network, trunk_graph), top, tuple(name for name, _ in found[:layers]))
 
 
 def _require_eval_parity(network: nn.Module) -> None:
@@ -84,9 +66,9 @@ def _require_eval_parity(network: nn.Module) -> None:
             )
 
 
-def _components(network: nn.Module, graph: fx.Graph) -> list[_Component]:
-    """List the components in the order of the forward pass."""
-    found: list[_Component] = []
+def _components(network: nn.Module, graph: fx.Graph) -> list[tuple[str, fx.Node]]:
+    """List the components in the order of the forward pass: the name of each, and the node before it."""
+    found: list[tuple[str, fx.Node]] = []
     members: list[fx.Node] = []
     before: fx.Node | None = None
     for node, passes in _bottlenecks(graph):
@@ -95,10 +77,12 @@ def _components(network: nn.Module, graph: fx.Graph) -> list[_Component]:
             continue
         owners = [owner for member in members if (owner := _owner(network, member)) is not None]
         if owners and before is not None:
-            name = _common(owners)
+            levels = zip(*(owner.split(".") for owner in owners), strict=False)
+            common = itertools.takewhile(lambda level: len(set(level)) == 1, levels)
+            name = ".".join(level[0] for level in common) or owners[0]
             norms = all(isinstance(network.get_submodule(owner), _NORMS) for owner in owners)
-            if not (found and (norms or name == found[-1].name)):
-                found.append(_Component(name, before))
+            if not (found and (norms or name == found[-1][0])):
+                found.append((name, before))
         before, members = node, []
     return found
 
@@ -125,35 +109,21 @@ def _owner(network: nn.Module, node: fx.Node) -> str | None:
     return str(constants[0].target).rpartition(".")[0] if constants else None
 
 
-def _common(owners: list[str]) -> str:
-    if len(owners) == 1:
-        return owners[0]
-    levels = zip(*(owner.split(".") for owner in owners), strict=False)
-    same = [level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels)]
-    return ".".join(same) or owners[0]
-
-
-def _up_to(graph: fx.Graph, last: fx.Node) -> fx.Graph:
-    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        copies[node] = made.node_copy(node, lambda used: copies[used])
-        if node is last:
-            break
-    made.output(copies[last])
-    return made
-
-
-def _after(graph: fx.Graph, last: fx.Node) -> fx.Graph:
-    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    copies[last] = made.placeholder("activations")
+def _cut(graph: fx.Graph, last: fx.Node) -> tuple[fx.Graph, fx.Graph]:
+    """Return the graph up to a node, and that of all later nodes with the constants they use."""
     nodes = list(graph.nodes)
-    behind = set(nodes[nodes.index(last) + 1 :])
-    later = False
+    place = nodes.index(last) + 1
+    behind = set(nodes[place:])
+    trunk, top = fx.Graph(), fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes[:place]:
+        copies[node] = trunk.node_copy(node, copies.__getitem__)
+    trunk.output(copies[last])
+    copies = {last: top.placeholder("activations")}
     for node in nodes:
-        if later or (node.op == "get_attr" and any(user in behind for user in node.users)):
-            copies[node] = made.node_copy(node, lambda used: copies[used])
-        later = later or node is last
-    return made
+        if node in behind or (node.op == "get_attr" and any(user in behind for user in node.users)):
+            copies[node] = top.node_copy(node, copies.__getitem__)
+    return trunk, top
 
 
 def _graph_module(network: nn.Module, graph: fx.Graph) -> fx.GraphModule:

@@ -16,7 +16,7 @@ from sfu.heads.train import train_head
 from sfu.losses.base import make_loss
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
-from sfu.operators.krylov import IN_COORDINATES, KrylovInverse
+from sfu.operators.products import IN_COORDINATES, KrylovInverse
 from sfu.operators.structure import Structure
 from sfu.store import Store, key_of
 from tests.heads.linearised.tiny import CPU, C, N, tiny_case
@@ -99,7 +99,7 @@ def test_any_convex_loss_can_be_trained_exactly():
 
 def test_gradient_descent_is_sgd_by_dense_algebra_and_keeps_the_gradient_that_is_left():
     case = tiny_case(1, l2=1e-2, scale=1.0)
-    quick = LinearSettings(name="linearised").sgd
+    quick = LinearisedSettings().sgd
     quick.batch_size, quick.epochs, quick.milestones = 8, 12, [5, 9]
     head = case.train(training=Training.sgd, sgd=quick)
     w = velocity = torch.zeros(case.core.n_parameters).double()
@@ -111,14 +111,14 @@ def test_gradient_descent_is_sgd_by_dense_algebra_and_keeps_the_gradient_that_is
             w = w - rate * velocity
     torch.testing.assert_close(head.parameters_CE[0], w, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(head.gradient_CE[0], case.gradient(torch.arange(N), head.parameters_CE), **CLOSE)
-    config = LinearSettings(name="linearised").sgd
+    config = LinearisedSettings().sgd
     assert (config.lr, config.momentum, config.batch_size, config.epochs) == (0.05, 0.9, 64, 50)
     assert list(config.milestones) == [24, 39]
 
 
 def test_descent_that_diverges_says_so():
     case = tiny_case(2)
-    config = LinearSettings(name="linearised").sgd
+    config = LinearisedSettings().sgd
     config.lr, config.batch_size = 1e6, 8
     with pytest.raises(SolverError, match=r"diverged in epoch \d+: .*Lower head\.sgd\.lr=1e\+06"):
         case.train(training=Training.sgd, sgd=config)

@@ -295,7 +295,7 @@ def test_the_diagonal_by_random_signs_and_its_step(case):
 
 @pytest.mark.parametrize("estimator", ["ledoit_wolf", "oas"])
 def test_estimators_that_need_feature_rows_say_so(case, estimator):
-    with pytest.raises(ConfigError, match=rf"{estimator.value} shrinks the covariance of feature rows"):
+    with pytest.raises(ConfigError, match=rf"{estimator} shrinks the covariance of feature rows"):
         Newton(curvature_settings(estimator=estimator, force=True)).unlearn(case.request(), MethodContext(SEEDS))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.func import functional_call, jacrev
 from sfu.heads.base import Head
 from sfu.heads.cores.core import Core
 from sfu.heads.cores.split_network import split_network
-from sfu.heads.settings import LinearSettings, Training
+from sfu.heads.settings import LinearisedSettings
 from sfu.heads.train import train_head
 from sfu.losses.base import Loss, make_loss
 from sfu.request import ForgetRequest
@@ -71,11 +71,7 @@ class Case:
 
     def train(self, index: Tensor | None = None, **changes: object) -> Head:
         rows = slice(None) if index is None else index
-        config = LinearSettings(
-            name="linearised", l2=self.l2, training=Training.exact, tolerance=1e-11, max_iterations=3000
-        )
-        for key, value in changes.items():
-            setattr(config, key, value)
+        config = replace(LinearisedSettings(l2=self.l2, tolerance=1e-11, max_iterations=3000), **changes)
         return train_head(
             self.features[rows], self.labels[rows], C, config, self.loss, seed=0, device=CPU, dtype=torch.float64,
             core=self.core,
