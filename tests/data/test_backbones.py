@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from sfu.data.backbones import timm_models, torchvision_models
+from sfu.data.backbones import torchvision_models
 from sfu.data.backbones.backbone import Backbone, build_backbone, check_backbone
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.settings import BackboneSettings
@@ -305,7 +305,8 @@ class FakeTimm:
 
 
 def test_timm_models_are_built_without_classifier_with_their_own_transform(monkeypatch, tmp_path):
-    monkeypatch.setattr(timm_models, "_timm", lambda: FakeTimm)
+    monkeypatch.setitem(sys.modules, "timm", FakeTimm)
+    monkeypatch.setitem(sys.modules, "timm.data", FakeTimm.data)
     backbone = build_backbone(config(library="timm", name="tiny"))
     assert features(backbone, images(2)).shape == (2, 4)
     weights = {"0.weight": torch.ones(4, 3, 3, 3), "0.bias": torch.zeros(4), "head.weight": torch.zeros(9, 4)}

@@ -33,18 +33,11 @@ class Cifar(PublicDataset):
         """Return torchvision's class."""
 
     def images(self) -> ImageSet:
-        """Read both parts.
-
-        Raises:
-            DataError: They are missing and cannot be fetched, or a file is not the published one.
-        """
-        from sfu.data.download import obtain
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import ArrayImages
 
         self.source_files()
-        reader, root = self.reader(), self.root_folder()
-        obtain([_archive(reader)], root, self.download)
+        reader, root = self.reader(), self.obtain()
         try:
             train, test = (reader(root, train=train, download=False) for train in (True, False))
         except RuntimeError as error:
@@ -56,20 +49,18 @@ class Cifar(PublicDataset):
         return ImageSet(ArrayImages(pixels_NHWK, self.source), labels_N, is_test_N, tuple(train.classes))
 
     def source_files(self) -> list[Path]:
-        """Return the folder of batches and the archive it comes from, below ``dataset.root``.
-
-        Raises:
-            DataError: Files are missing, and ``dataset.download=false``.
-        """
-        from sfu.data.download import require_obtainable
-
-        reader, root = self.reader(), self.root_folder()
-        files = require_obtainable([_archive(reader)], root, self.download)
-        folder = root / reader.base_folder
-        lacking = [name for name, _ in _published(reader) if not (folder / name).exists()]
+        files = super().source_files()
+        folder = files[0]
+        lacking = [name for name, _ in _published(self.reader()) if not (folder / name).exists()]
         if folder.exists() and lacking:
             raise DataError(f"{folder} lacks {', '.join(lacking)}. {_again(folder)}")
         return files
+
+    def archives(self) -> tuple[Archive, ...]:
+        from sfu.data.download import Archive
+
+        reader = self.reader()
+        return (Archive(reader.url, reader.filename, "md5", reader.tgz_md5, (reader.base_folder,)),)
 
 
 @dataclass
@@ -90,12 +81,6 @@ class Cifar100(Cifar, name="cifar100"):
         from torchvision.datasets import CIFAR100
 
         return CIFAR100
-
-
-def _archive(reader: type[CIFAR10]) -> Archive:
-    from sfu.data.download import Archive
-
-    return Archive(reader.url, reader.filename, "md5", reader.tgz_md5, (reader.base_folder,))
 
 
 def _published(reader: type[CIFAR10]) -> list[tuple[str, str]]:
