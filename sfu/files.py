@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfu.errors import ArtifactError
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
 if TYPE_CHECKING:
-    from filelock import FileLock
     from torch import Tensor
 
 
@@ -82,15 +80,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 def human_size(n_bytes: float) -> str:
     """Return a size for people: ``512 B``, ``1.5 MiB``."""
-    for unit in _UNITS:
-        if n_bytes < 1024 or unit == _UNITS[-1]:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    raise AssertionError
+    if n_bytes < 1024:
+        return f"{n_bytes:.0f} B"
+    power = min(int(math.log2(n_bytes) // 10), 4)
+    return f"{n_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
 
 
-def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> FileLock:
-    """Wait for the lock file ``path`` and return the lock, held. The system frees it if the process dies.
+def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> AbstractContextManager[object]:
+    """Wait for the lock file ``path``, and hold it until the ``with`` block ends or the process dies.
 
     Args:
         path: The lock file; its folder is made if necessary.
@@ -104,9 +101,8 @@ def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> Fil
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         if waiting is not None:
             waiting()
-        lock.acquire()
-    return lock
+        return lock.acquire()

@@ -101,7 +101,7 @@ class Store:
 
         Args:
             root: The folder.
-            advice: Ends the message if the folder cannot be written.
+            advice: Ends the message if it cannot be written.
             share_large_files: Store files of equal content once, as hard links.
         """
         self.root, self._advice, self._shares = root, advice, share_large_files
@@ -133,10 +133,7 @@ class Store:
     def put(self, key: str, write: Callable[[Path], object], *, replace: bool = False) -> None:
         """Make an entry of the files that ``write`` writes into the folder it is given.
 
-        Args:
-            key: The key.
-            write: Writes the files.
-            replace: Replace an entry that is there; otherwise it stays.
+        An entry that is there stays, unless ``replace`` is set.
 
         Raises:
             ArtifactError: The entry cannot be written.
@@ -193,13 +190,11 @@ class Store:
             ArtifactError: The folder cannot be written.
         """
         try:
-            lock = acquire_lock(self._lock_path(key), waiting)
+            held = acquire_lock(self._lock_path(key), waiting)
         except OSError as error:
             raise self._unwritable(error) from error
-        try:
+        with held:
             yield
-        finally:
-            lock.release()
 
     def entries(self) -> list[Entry]:
         """Return all entries, the last used first; other files and folders are ignored."""

@@ -98,8 +98,8 @@ def make_feature_data(
         test_features: ``[T, D]`` numbers.
         test_labels: ``[T]`` integers.
         n_classes: C; ``None`` takes ``max(train_labels) + 1`` and requires every class to occur.
-        normalize_rows: Scale every row of both parts to Euclidean norm 1 (zero rows stay zero).
-        source: What to call the data in messages (a path, for example).
+        normalize_rows: Scale every row of both parts to Euclidean norm 1; zero rows stay zero.
+        source: How messages name the data.
 
     Raises:
         DataError: A shape, dtype, label or value is unusable; the message says which and what to do.

@@ -18,10 +18,7 @@ def rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
     """Training row numbers of the images named in a text file, one a line.
 
     A line is the image's path or its last parts, such as ``cat/0001.jpg``, as long as only one training image ends so.
-
-    Args:
-        path: The text file.
-        names: Paths of the training images, in the order of the rows.
+    ``names`` are the paths of the training images.
 
     Raises:
         ConfigError: The dataset has no files.

@@ -79,11 +79,7 @@ class ImageParts:
 
 
 def load_dataset(config: FeatureDataset, seed: int) -> FeatureData:
-    """Load and check a dataset of features.
-
-    Args:
-        config: The ``dataset`` group.
-        seed: Seed of the test part, where the dataset has none of its own.
+    """Load and check a dataset of features; ``seed`` draws the test part where there is none.
 
     Raises:
         DataError: The data cannot be used.
@@ -91,12 +87,9 @@ def load_dataset(config: FeatureDataset, seed: int) -> FeatureData:
     """
     require_open(f"The dataset '{config.name}'")
     return make_feature_data(
-        config.name,
-        *config.load(seed),
-        n_classes=config.n_classes,
-        normalize_rows=config.normalize_rows,
-        source=config.source,
-    )
+        config.name, *config.load(seed),
+        n_classes=config.n_classes, normalize_rows=config.normalize_rows, source=config.source,
+    )  # fmt: skip
 
 
 def load_images(config: ImageDataset) -> ImageSet:
@@ -110,10 +103,6 @@ def load_images(config: ImageDataset) -> ImageSet:
 
 def load_image_parts(config: ImageDataset, seed: int) -> ImageParts:
     """Load the images of a dataset and divide them into training, test and public images.
-
-    Args:
-        config: The ``dataset`` group.
-        seed: Seed of the test part, where the dataset has none of its own.
 
     Raises:
         ConfigError: ``dataset.n_classes`` is too small, or ``dataset.core_fraction``
@@ -130,7 +119,7 @@ def load_image_parts(config: ImageDataset, seed: int) -> ImageParts:
             "Raise it, or leave it out."
         )
     train, _ = _divide(config, images.labels_N, images.is_test_N, seed)
-    public = public_rows(config, images.labels_N, train)
+    public = _public_rows(config, images.labels_N, train)
     return ImageParts(config, seed, images, np.setdiff1d(train, public), public, config.n_classes or n_classes)
 
 
@@ -174,13 +163,10 @@ def extract_features(parts: ImageParts, extractor: Extractor) -> FeatureData:
     )
 
 
-def public_rows(config: ImageDataset, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
+def _public_rows(config: ImageDataset, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Draw the public rows of the training part: ``dataset.core_fraction`` of every class, ascending.
 
     The draw depends on ``dataset.core_seed`` and on no other seed, so that the same images stay public.
-
-    Raises:
-        ConfigError: A class would have no public images, or no users' images.
     """
     fraction = config.core_fraction
     if fraction == 0:
@@ -205,4 +191,4 @@ def _divide(
     """Row numbers of the training and of the test part: as published, or drawn."""
     if is_test is not None:
         return np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    return stratified_rows(labels, test_fraction=config.test_fraction, seed=seed, source=config.source)
+    return stratified_rows(labels, config.test_fraction, seed, config.source)

@@ -83,8 +83,6 @@ def make_split(
 
 
 def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:
-    if not 0.0 < fraction <= 1.0:
-        raise ConfigError(f"forget.fraction={fraction}; give a number above 0 and at most 1.")
     count = round(fraction * pool.numel())
     if count == 0:
         raise DataError(
@@ -95,11 +93,7 @@ def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
-    """Class numbers, those given by name looked up; where the names are numbers themselves, a number is a name.
-
-    Raises:
-        DataError: A name the dataset does not have, or neither number nor name.
-    """
+    """Class numbers, those given by name looked up; where the names are numbers themselves, a number is a name."""
     numbers = []
     place = {name: number for number, name in enumerate(names)}
     named_by_number = bool(names) and all(name.isdecimal() for name in names)
@@ -132,8 +126,6 @@ def _rows_of_classes(classes: list[int], labels_N: Tensor, n_classes: int) -> Te
 
 def _read_indices(path: Path, n_train: int) -> Tensor:
     where = f"forget.indices={path}"
-    if not path.is_file():
-        raise DataError(f"{where} is not a file; give .txt (one row number a line), .json (a list) or .npy.")
     try:
         if path.suffix == ".npy":
             values = np.load(path, allow_pickle=False)
@@ -142,7 +134,10 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
         else:
             values = np.array([int(word) for word in path.read_text().split()], dtype=np.int64)
     except (OSError, ValueError, OverflowError) as error:
-        raise DataError(f"{where} cannot be read as row numbers ({error}); one integer a line is enough.") from error
+        raise DataError(
+            f"{where} cannot be read as row numbers ({error}). Give .txt (one row number a line), "
+            ".json (a list) or .npy."
+        ) from error
     if values.size == 0:
         raise DataError(f"{where} is an empty forget set; forget at least one row.")
     if values.ndim != 1 or values.dtype.kind not in "iu":

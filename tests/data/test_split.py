@@ -100,7 +100,7 @@ def test_json_must_be_a_flat_list_of_integers(tmp_path, value):
         ({"classes": [1, 1]}, DataError, "twice"),
         ({"classes": [0, 1, 2, 3]}, DataError, "all 40 training rows"),
         ({"indices": "x", "fraction": 0.1}, ConfigError, "stands alone"),
-        ({"indices": "no-such-file"}, DataError, "is not a file"),
+        ({"indices": "no-such-file"}, DataError, r"no-such-file cannot be read as row numbers \(.*No such file"),
     ],
 )
 def test_settings_that_cannot_work(settings, error, message):

@@ -34,7 +34,6 @@ def check_backbone(config: BackboneSettings) -> None:
         return
     if recall(config) is None:  # a backbone that was built before has a name its library knows
         library_of(config).check(config)
-    config.require_weights()
 
 
 def build_backbone(config: BackboneSettings) -> Backbone:

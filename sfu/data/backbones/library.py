@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sfu.data.backbones.transform import ImageTransform
-from sfu.data.settings import NAMED_WEIGHTS, BackboneSettings
-from sfu.errors import ConfigError
+from sfu.data.settings import PIXELS, BackboneSettings
 from sfu.registry import Registered, add_modules
 
 add_modules("sfu.data.backbones.torchvision_models")
@@ -59,12 +58,10 @@ class Pixels(BackboneLibrary):
 
     @classmethod
     def check(cls, settings: BackboneSettings) -> None:
-        if settings.weights not in NAMED_WEIGHTS:
-            raise ConfigError(f"backbone.weights={settings.weights} has no effect on backbone=pixels. Leave it out.")
+        pass
 
     @classmethod
     def build(cls, settings: BackboneSettings) -> Network:
-        cls.check(settings)
         return Network(nn.Flatten(), ImageTransform(), "flatten")
 
 
@@ -74,4 +71,4 @@ def library_of(settings: BackboneSettings) -> type[BackboneLibrary]:
     Raises:
         ConfigError: There is no such library.
     """
-    return Pixels if settings.name == "pixels" else BackboneLibrary.named(settings.library)
+    return Pixels if settings.name == PIXELS else BackboneLibrary.named(settings.library)

@@ -11,7 +11,7 @@ from typing import Any
 from sfu.data.backbones.library import BackboneLibrary, Network
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, read_state_dict
-from sfu.data.settings import NAMED_WEIGHTS, BackboneSettings
+from sfu.data.settings import BackboneSettings
 from sfu.errors import ConfigError, DataError
 
 
@@ -28,10 +28,9 @@ class TimmModels(BackboneLibrary, name="timm"):
 
     @classmethod
     def build(cls, settings: BackboneSettings) -> Network:
-        cls.check(settings)
         timm = _timm()
-        local = settings.weights not in NAMED_WEIGHTS
-        tensors = read_state_dict(settings.weights) if local else {}
+        file = settings.weights_file
+        tensors = read_state_dict(file) if file else {}
         try:
             model = timm.create_model(settings.name, pretrained=settings.weights == "default", num_classes=0)
         except Exception as error:  # the hub's client raises many kinds
@@ -40,7 +39,7 @@ class TimmModels(BackboneLibrary, name="timm"):
                 f"timm cannot make backbone.name={settings.name} with backbone.weights={settings.weights} ({first}). "
                 "Without a network, set backbone.weights to a file of weights."
             ) from error
-        if local:
+        if file:
             classifier = model.pretrained_cfg.get("classifier") or ()
             names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
             load_weights(model, tensors, tuple(f"{name}." for name in names), settings.weights)

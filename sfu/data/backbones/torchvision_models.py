@@ -39,31 +39,24 @@ class TorchvisionModels(BackboneLibrary, name="torchvision"):
     def build(cls, settings: BackboneSettings) -> Network:
         from torchvision import models
 
-        cls.check(settings)
-        default = models.get_model_weights(settings.name).DEFAULT
+        name, file, default = settings.name, settings.weights_file, models.get_model_weights(settings.name).DEFAULT
         if settings.weights == "default":
-            model = _pretrained(settings.name, default)
-            last = remove_last_layer(model)
-        elif settings.weights == "none":
-            model = models.get_model(settings.name, weights=None, **quiet(settings.name))
-            last = remove_last_layer(model)
+            model = _pretrained(name, default)
         else:
-            tensors = _renamed(settings.name, read_state_dict(settings.weights))
-            options = {"transform_input": True} if settings.name in _RESCALED_INPUT else {}
-            model = models.get_model(settings.name, weights=None, **options, **quiet(settings.name))
-            last = remove_last_layer(model)
-            load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), settings.weights)
+            rescaled = {"transform_input": True} if file and name in _RESCALED_INPUT else {}
+            model = models.get_model(name, weights=None, **rescaled, **quiet(name))
+        last = remove_last_layer(model)
+        if file:
+            load_weights(
+                model, _renamed(name, read_state_dict(file)), (f"{last}.", "aux", "AuxLogits"), settings.weights
+            )
         return Network(
             model, _transform(default, resized=settings.weights != "none"), f"input of the last layer ({last})"
         )
 
 
 def remove_last_layer(model: nn.Module) -> str:
-    """Replace the last linear (or 1 x 1 convolutional) layer by the identity; returns its name.
-
-    Raises:
-        ConfigError: The model has none.
-    """
+    """Replace the last linear (or 1 x 1 convolutional) layer by the identity, and return its name."""
     layers = [
         name
         for name, module in model.named_modules()

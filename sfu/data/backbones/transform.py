@@ -98,15 +98,7 @@ class ImageTransform:
             scaled = scaled.sub_(mean).div_(std)
         return scaled.to(dtype)
 
-    def __call__(self, images: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """:meth:`pixels`, then :meth:`normalized`."""
-        return self.normalized(self.pixels(images), device, dtype)
-
 
 def stack(images: Sequence[Tensor]) -> Tensor:
     """Images of one size ``[K, H, W]`` as one batch ``[B, K, H, W]``, channels last in memory."""
-    channels, height, width = images[0].shape
-    batch = torch.empty(len(images), height, width, channels, dtype=torch.uint8)
-    for place, image in zip(batch.numpy(), images, strict=True):
-        place[...] = image.permute(1, 2, 0).numpy()
-    return batch.permute(0, 3, 1, 2)
+    return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)

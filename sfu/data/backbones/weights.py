@@ -11,26 +11,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sfu.errors import ConfigError, DataError
+from sfu.errors import DataError
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 
-def read_state_dict(setting: str) -> dict[str, Tensor]:
-    """The tensors of ``backbone.weights=FILE``: safetensors, or a torch file read with ``weights_only=True``.
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of weights: safetensors, or a torch file read with ``weights_only=True``.
 
     Checkpoints that wrap the weights (``state_dict`` and the like) or prefix every name with ``module.`` are unwrapped.
 
     Raises:
-        ConfigError: There is no such file.
         DataError: It is damaged, holds objects other than tensors, or no tensors at all.
     """
-    path = Path(setting).expanduser()
-    where = f"backbone.weights={setting}"
-    if not path.is_file():
-        raise ConfigError(
-            f"{where} is not a file (looked from {Path.cwd()}); give default, none, or a file of weights."
-        )
+    where = f"backbone.weights={path}"
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

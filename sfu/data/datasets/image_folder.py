@@ -40,12 +40,6 @@ class ImageFolder(ImageDataset, name="image_folder"):
     test_fraction: float = setting(0.2, "Share held out for testing where there is no test/.", above=0, below=1)
 
     def images(self) -> ImageSet:
-        """List the images.
-
-        Raises:
-            ConfigError: Settings that cannot work.
-            DataError: Folders or CSV file are empty or contradict each other.
-        """
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import FileImages
 
@@ -66,12 +60,6 @@ class ImageFolder(ImageDataset, name="image_folder"):
         return ImageSet(FileImages([path for path, _ in samples]), labels_N, is_test_N, tuple(classes))
 
     def source_files(self) -> list[Path]:
-        """Return the folder and the CSV file.
-
-        Raises:
-            ConfigError: No path.
-            DataError: Folder or CSV file is missing, or one of train/ and test/.
-        """
         return [place for place in self._places() if place is not None]
 
     def _places(self) -> tuple[Path, Path | None]:
@@ -94,11 +82,7 @@ class ImageFolder(ImageDataset, name="image_folder"):
 
 
 def _has_parts(folder: Path) -> bool:
-    """Whether there are train/ and test/ with folders in them (a class may well be called train).
-
-    Raises:
-        DataError: Only one of the two.
-    """
+    """Whether there are train/ and test/ with folders in them (a class may well be called train), and not just one."""
     there = [name for name in (_TRAIN, _TEST) if (folder / name).is_dir() and subfolders(folder / name)]
     if len(there) == 1:
         lacking = _TEST if there == [_TRAIN] else _TRAIN

@@ -16,7 +16,6 @@ import numpy as np
 
 from sfu.errors import DataError
 
-_NEEDED = ("file", "label")
 _SPLITS = ("train", "test")
 _SHOWN = 5
 
@@ -80,36 +79,24 @@ def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int 
 def _read_rows(path: Path) -> tuple[list[_Row], bool]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            columns = [name.strip() for name in next(reader, [])]
-            file_at, label_at, split_at = _positions(columns, path)
-            rows = []
-            for cells in reader:
-                if any(cells):
-                    cells += [""] * (len(columns) + 1 - len(cells))  # the last is the split if there is no such column
-                    rows.append(
-                        _Row(_normal(cells[file_at]), cells[label_at].strip(), cells[split_at].strip(), reader.line_num)
-                    )
+            reader = csv.DictReader(file, restkey="", restval="")
+            columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            rows = [
+                _Row(*(cells.get(name, "").strip() for name in ("file", "label", "split")), reader.line_num)
+                for cells in reader
+                if any(cells.values())
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"dataset.labels_csv={path} cannot be read as CSV in UTF-8 ({error}).") from error
-    if not rows:
-        raise DataError(f"dataset.labels_csv={path} holds no row below its header.")
-    return rows, "split" in columns
-
-
-def _positions(columns: list[str], path: Path) -> tuple[int, int, int]:
-    lacking = [name for name in _NEEDED if name not in columns]
+    lacking = [name for name in ("file", "label") if name not in columns]
     if lacking:
         raise DataError(
             f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
             f"{', '.join(columns) or 'nothing'}. It must name file,label and optionally split, separated by commas."
         )
-    return columns.index("file"), columns.index("label"), columns.index("split") if "split" in columns else len(columns)
-
-
-def _normal(file: str) -> str:
-    file = file.strip()
-    return os.path.normpath(file) if "./" in file or "//" in file else file
+    if not rows:
+        raise DataError(f"dataset.labels_csv={path} holds no row below its header.")
+    return [row._replace(file=os.path.normpath(row.file)) if row.file else row for row in rows], "split" in columns
 
 
 def _problem(row: _Row, present: Set[str], folder: Path, first: int, has_split: bool) -> str | None:
