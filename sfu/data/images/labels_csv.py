@@ -81,22 +81,27 @@ def _read_rows(path: Path) -> tuple[list[_Row], bool]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey="", restval="")
             columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            lacking = [name for name in ("file", "label") if name not in columns]
+            if lacking:
+                raise DataError(
+                    f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
+                    f"{', '.join(columns) or 'nothing'}. It must name file,label and optionally split, separated by "
+                    "commas."
+                )
             rows = [
-                _Row(*(cells.get(name, "").strip() for name in ("file", "label", "split")), reader.line_num)
+                _Row(_file(cells["file"]), cells["label"].strip(), cells.get("split", "").strip(), reader.line_num)
                 for cells in reader
                 if any(cells.values())
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"dataset.labels_csv={path} cannot be read as CSV in UTF-8 ({error}).") from error
-    lacking = [name for name in ("file", "label") if name not in columns]
-    if lacking:
-        raise DataError(
-            f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
-            f"{', '.join(columns) or 'nothing'}. It must name file,label and optionally split, separated by commas."
-        )
     if not rows:
         raise DataError(f"dataset.labels_csv={path} holds no row below its header.")
-    return [row._replace(file=os.path.normpath(row.file)) if row.file else row for row in rows], "split" in columns
+    return rows, "split" in columns
+
+
+def _file(cell: str) -> str:
+    return os.path.normpath(cell.strip()) if cell.strip() else ""
 
 
 def _problem(row: _Row, present: Set[str], folder: Path, first: int, has_split: bool) -> str | None:
