@@ -6,25 +6,30 @@ Shapes: N images of all parts together.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.data.datasets.base import Damaged, FeatureDataset, ImageDataset
+from sfu.data.datasets.base import Damaged, Dataset, FeatureDataset, ImageDataset
 from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
+from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
+from sfu.data.images.files import file_digests
 from sfu.data.images.image_set import ImageSet
 from sfu.data.raw_arrays import stratified_rows
 from sfu.data.seal import require_open
+from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sfu.data.features.extract import Extractor
     from sfu.data.images.images import Images
+    from sfu.data.settings import BackboneSettings
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +98,34 @@ def load_dataset(config: FeatureDataset, seed: int) -> FeatureData:
 
 
 def load_images(config: ImageDataset) -> ImageSet:
-    """Load the images of a dataset, at most ``dataset.limit_per_class`` of each class and part.
+    """Load the images of a dataset, at most ``dataset.limit_per_class`` of each class and part."""
+    return config.images().limited(config.limit_per_class)
+
+
+def dataset_content(config: Dataset, backbone: BackboneSettings) -> dict[str, object]:
+    """Return everything that decides the feature rows and labels of a dataset, as JSON.
+
+    Files are read once, and their digests are cached. The key of their features stands for images.
 
     Raises:
-        DataError: The images cannot be found or downloaded.
+        ConfigError: A setting cannot work.
+        DataError: A file is missing.
     """
-    return config.images().limited(config.limit_per_class)
+    if backbone.name == NO_BACKBONE:
+        return {"files": file_contents(config.source_files())}
+    assert isinstance(config, ImageDataset)
+    images = load_images(config)
+    parts = b"" if images.is_test_N is None else images.is_test_N.tobytes()
+    return {
+        "features": Extractor(backbone, torch.device("cpu")).store(images.images).key,
+        "labels": hashlib.sha256(images.labels_N.tobytes() + parts).hexdigest(),
+        "classes": list(images.class_names),
+    }
+
+
+def file_contents(paths: list[Path]) -> list[str]:
+    """Return the SHA-256 of each file, in hex; a missing file raises :class:`DataError`."""
+    return [digest.hex() for digest in file_digests([str(path) for path in paths])]
 
 
 def load_image_parts(config: ImageDataset, seed: int) -> ImageParts:

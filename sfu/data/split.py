@@ -1,4 +1,4 @@
-"""Which training rows are to be forgotten: a random fraction, whole classes, or an index file.
+"""Which training rows are to be forgotten: a random fraction, whole classes, or a file of rows or image names.
 
 Shapes: N training rows, F forget rows, R = N - F retained rows.
 """
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.data.forget_files import rows_of_files
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from sfu.data.settings import ForgetSettings
 
 DEFAULT_FRACTION = 0.1
+_DEPTH = 4  # how many last parts of a path may name an image
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def make_split(
         if len(alone) == 2 or config.classes is not None or config.fraction is not None:
             raise ConfigError(f"forget.{alone[0]} stands alone: leave out the other settings of forget.")
         if config.files is not None:
-            forget, kind = rows_of_files(Path(config.files).expanduser(), image_names), "files"
+            forget, kind = _rows_of_files(Path(config.files).expanduser(), image_names), "files"
         else:
             forget, kind = _read_indices(Path(str(config.indices)).expanduser(), n_train), "indices"
     else:
@@ -151,3 +151,45 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
     if unique.size != values.size:
         raise DataError(f"{where} names row {int(unique[counts > 1][0])} more than once; list every row once.")
     return torch.from_numpy(values.astype(np.int64))
+
+
+def _rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
+    """Training row numbers of the images named in a text file, one a line.
+
+    A line is the image's path or its last parts, such as ``cat/0001.jpg``, as long as only one training image ends so.
+    """
+    where = f"forget.files={path}"
+    if not names or not Path(names[0]).suffix:
+        raise ConfigError(f"{where}: this dataset has no files to name; use forget.indices.")
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{where} cannot be read ({error}); one file name a line is needed.") from error
+    if not lines:
+        raise DataError(f"{where} is an empty forget set; name at least one image.")
+    places = _places(names)
+    rows: list[int] = []
+    for line in lines:
+        found = places.get(line)
+        if found is None:
+            near = difflib.get_close_matches(line, list(places)[:20_000], n=1)
+            hint = f" (near: {near[0]})" if near else ""
+            raise DataError(f"{where}: {line!r} is no image of the training part{hint}.")
+        if found < 0:
+            raise DataError(f"{where}: several images end in {line!r}; give more of the path.")
+        rows.append(found)
+    if len(set(rows)) < len(rows):
+        twice = next(line for line, row in zip(lines, rows, strict=True) if rows.count(row) > 1)
+        raise DataError(f"{where} names {twice!r} more than once; name every image once.")
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _places(names: Sequence[str]) -> dict[str, int]:
+    """The row of every path and of its last parts; -1 where several rows share them."""
+    places: dict[str, int] = {}
+    for row, name in enumerate(names):
+        parts = name.split("/")
+        endings = {name, *("/".join(parts[-count:]) for count in range(1, min(_DEPTH, len(parts)) + 1))}
+        for ending in endings:
+            places[ending] = -1 if ending in places else row
+    return places

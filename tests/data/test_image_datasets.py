@@ -46,7 +46,7 @@ def config(kind, root: Path | None = None, **settings):
 
 def test_digits_as_images_are_the_digits_as_rows():
     found = Digits().images()
-    assert (len(found.images), found.images.channels, found.is_test_N) == (1797, 1, None)
+    assert (len(found.images), found.is_test_N) == (1797, None)
     assert found.class_names == tuple("0123456789")
     from sklearn.datasets import load_digits
 

@@ -10,8 +10,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from sfu.data.augmentations import Augmentation, check_augmentations
-from sfu.data.features.augment import AugmentedImages
-from sfu.data.images.images import ArrayImages
+from sfu.data.images.images import ArrayImages, AugmentedImages
 from sfu.errors import ConfigError
 
 

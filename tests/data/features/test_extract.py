@@ -23,10 +23,9 @@ from sfu.data.backbones.backbone import Backbone
 from sfu.data.backbones.library import Pixels
 from sfu.data.backbones.memo import remember
 from sfu.data.backbones.transform import ImageTransform
-from sfu.data.features.augment import AugmentedImages
 from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
-from sfu.data.images.images import ArrayImages, FileImages
+from sfu.data.images.images import ArrayImages, AugmentedImages, FileImages
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, DataError
 
