@@ -1,4 +1,7 @@
-"""Write files so that a reader finds the whole file or none, and lock them."""
+"""Write files so that a reader finds the whole file or none, and lock them.
+
+A file that cannot be written (full disk, no permission) raises :class:`~sfu.errors.ArtifactError`.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, remove it otherwise.
-
-    Raises:
-        ArtifactError: The file cannot be written (full disk, no permission).
-    """
+    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, remove it otherwise."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,31 +35,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text.
-
-    Raises:
-        ArtifactError: The file cannot be written.
-    """
+    """Write UTF-8 text."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file's content.
-
-    Raises:
-        ArtifactError: The file cannot be read or written.
-    """
+    """Copy a file's content."""
     with replacing(path) as temporary:
         shutil.copyfile(source, temporary)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors and the metadata ``about`` as safetensors; tensors that share memory are copied.
-
-    Raises:
-        ArtifactError: The file cannot be written.
-    """
+    """Write tensors and the metadata ``about`` as safetensors; tensors that share memory are copied."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -89,9 +76,7 @@ def human_size(n_bytes: float) -> str:
 def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> AbstractContextManager[object]:
     """Wait for the lock file ``path``, and hold it until the ``with`` block ends or the process dies.
 
-    Args:
-        path: The lock file; its folder is made if necessary.
-        waiting: Called if another process holds the lock.
+    Its folder is made if necessary. ``waiting`` is called if another process holds the lock.
 
     Raises:
         OSError: The folder cannot be written.

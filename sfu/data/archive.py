@@ -10,7 +10,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from rich.console import Console
@@ -32,21 +32,16 @@ def byte_progress(description: str) -> Iterator[Tick]:
     The value is called with the bytes done and, if known, the bytes in all.
     """
     console = Console(stderr=True)
-    if not console.is_terminal:
-        log.info("%s", description)
-        yield lambda done, total: None
-        return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(binary_units=True))
     bar = Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(description, total=None)
-    try:
-        bar.start()
-    except LiveError:  # something else is drawing on this terminal
-        log.info("%s", description)
-    try:
+    with ExitStack() as stack:
+        with suppress(LiveError):  # something else is drawing on this terminal
+            if console.is_terminal:
+                stack.enter_context(bar)
+        if not bar.live.is_started:
+            log.info("%s", description)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-    finally:
-        bar.stop()
 
 
 def extract(archive: Path, entries: Sequence[str], folder: Path) -> None:

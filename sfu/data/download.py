@@ -67,11 +67,7 @@ class Archive:
         )
 
     def checksum_of(self, path: Path) -> str:
-        """Return the same kind of digest of a file.
-
-        Raises:
-            DataError: The file cannot be read.
-        """
+        """Return the same kind of digest of a file."""
         try:
             with path.open("rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.new(self.algorithm, usedforsecurity=False)).hexdigest()
@@ -100,13 +96,8 @@ def require_obtainable(archives: Sequence[Archive], folder: Path, download: bool
 def obtain(archives: Sequence[Archive], folder: Path, download: bool, *, pause_s: float = 1.0) -> None:
     """Bring the archives' entries into ``folder``; those that are there already, and the archives, stay.
 
-    One process at a time does this; others wait for it.
-
-    Args:
-        archives: What is needed.
-        folder: Where to put it.
-        download: Download an archive that is missing.
-        pause_s: Seconds before the first new try of a failed download; doubled after every further failure.
+    One process at a time does this; others wait for it. A failed download is tried again after ``pause_s`` seconds,
+    doubled after every further failure.
 
     Raises:
         DataError: An archive is missing, cannot be downloaded, or is not the published one.
@@ -190,12 +181,7 @@ def _transfer(archive: Archive, part: Path, pause_s: float) -> str:
 
 
 class _FailedTryError(Exception):
-    """A try failed.
-
-    Attributes:
-        is_final: Whether another try would fail alike.
-        is_foreign: Whether what was downloaded belongs to another file.
-    """
+    """A try failed: for good (``is_final``), or since what was downloaded belongs to another file (``is_foreign``)."""
 
     def __init__(self, reason: str, *, is_final: bool = False, is_foreign: bool = False) -> None:
         super().__init__(reason)

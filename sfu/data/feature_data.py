@@ -89,14 +89,9 @@ def make_feature_data(
     normalize_rows: bool = False,
     source: str = "dataset",
 ) -> FeatureData:
-    """Check raw arrays and build a :class:`FeatureData`.
+    """Check raw arrays, features ``[N, D]`` and labels ``[N]``, and build a :class:`FeatureData`.
 
     Args:
-        name: The dataset's name.
-        train_features: ``[N, D]`` numbers.
-        train_labels: ``[N]`` integers.
-        test_features: ``[T, D]`` numbers.
-        test_labels: ``[T]`` integers.
         n_classes: C; ``None`` takes ``max(train_labels) + 1`` and requires every class to occur.
         normalize_rows: Scale every row of both parts to Euclidean norm 1; zero rows stay zero.
         source: How messages name the data.
@@ -129,11 +124,7 @@ def make_feature_data(
 
 
 def check_features(array: np.ndarray, what: str) -> np.ndarray:
-    """The array in a float dtype, if it is a non-empty, finite ``[rows, features]`` matrix of real numbers.
-
-    Raises:
-        DataError: It is not; ``what`` names it in the message.
-    """
+    """Return an array in a float dtype; raise :class:`DataError` unless it is a finite ``[rows, features]`` matrix."""
     if array.dtype.kind not in "fiub":
         raise DataError(f"{what} has dtype {array.dtype}; real numbers are needed.")
     if array.ndim != 2 or 0 in array.shape:

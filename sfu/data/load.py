@@ -70,11 +70,7 @@ class ImageParts:
         return [self.images.images.name(row) for row in self.train.tolist()]
 
     def example(self) -> Tensor:
-        """Return the pixels of the first of the users' images that can be decoded.
-
-        Raises:
-            DataError: None can.
-        """
+        """Return the pixels of the first of the users' images that can be decoded."""
         for row in self.train.tolist():
             try:
                 return self.images.images.decode(row)
@@ -132,8 +128,8 @@ def load_image_parts(config: ImageDataset, seed: int) -> ImageParts:
     """Load the images of a dataset and divide them into training, test and public images.
 
     Raises:
-        ConfigError: ``dataset.n_classes`` is too small, or ``dataset.core_fraction``
-            leaves a class without public images or without users' images.
+        ConfigError: ``dataset.n_classes`` is too small, or ``dataset.core_fraction`` leaves a class without public
+            images or without users' images.
         DataError: The images cannot be found, downloaded or divided.
         SourceFreeError: A source-free method is running.
     """

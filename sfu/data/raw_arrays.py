@@ -21,11 +21,7 @@ class RawArrays(NamedTuple):
 def stratified_test_split(
     features: np.ndarray, labels: np.ndarray, test_fraction: float, seed: int, source: str
 ) -> RawArrays:
-    """Hold out a seeded stratified test part (every class in proportion).
-
-    Raises:
-        DataError: A class is too small to appear on both sides.
-    """
+    """Hold out a seeded stratified test part (every class in proportion); see :func:`stratified_rows`."""
     if labels.ndim != 1 or len(labels) != len(features):
         raise DataError(f"{source}: {len(features)} feature rows but labels of shape {list(labels.shape)}.")
     train, test = stratified_rows(labels, test_fraction, seed, source)

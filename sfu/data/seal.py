@@ -54,9 +54,7 @@ class _Seal:
 def sealed(paths: Sequence[Path], *, allowed: Sequence[Path] = ()) -> Iterator[None]:
     """Refuse to load a dataset, or to open any of ``paths`` or anything below them, until the block ends.
 
-    Args:
-        paths: Files and folders.
-        allowed: Files and folders that may be opened all the same (the images to forget).
+    What is ``allowed``, or below it, may be opened all the same (the images to forget).
     """
     global _seal, _hook_installed
     if not _hook_installed:

@@ -51,11 +51,7 @@ class BackboneSettings(Settings):
 
     @property
     def weights_file(self) -> Path | None:
-        """The file of weights, if they are not the library's.
-
-        Raises:
-            ConfigError: There is no such file.
-        """
+        """The file of weights, if ``weights`` names one; raises :class:`ConfigError` if it is not there."""
         if self.weights in NAMED_WEIGHTS:
             return None
         path = Path(self.weights).expanduser()

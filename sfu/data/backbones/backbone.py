@@ -25,14 +25,8 @@ _flags = threading.Lock()
 
 
 def check_backbone(config: BackboneSettings) -> None:
-    """Refuse settings that cannot work, before any image is read.
-
-    Raises:
-        ConfigError: Naming the key, the value and what is accepted.
-    """
-    if config.name == NO_BACKBONE:
-        return
-    if recall(config) is None:  # a backbone that was built before has a name its library knows
+    """Raise :class:`ConfigError` for settings that cannot work, before any image is read."""
+    if config.name != NO_BACKBONE and recall(config) is None:  # one that was built before has a name its library knows
         library_of(config).check(config)
 
 
@@ -76,7 +70,7 @@ class Backbone:
         name: Of the model.
         module: In evaluation mode, without gradients.
         transform: What is done to every image.
-        pooling: What the features are.
+        pooling: What the features are, for the record.
         dtype: Of the forward pass.
         digest: SHA-256 of the weights.
         device: Where the module lies.

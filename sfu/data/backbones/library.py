@@ -36,11 +36,7 @@ class BackboneLibrary(Registered, ABC, kind="backbone.library"):
     @classmethod
     @abstractmethod
     def check(cls, settings: BackboneSettings) -> None:
-        """Refuse a model that the library does not have; cheap.
-
-        Raises:
-            ConfigError: The message names the nearest models.
-        """
+        """Raise :class:`ConfigError`, with the nearest names, for a model that the library does not have; cheap."""
 
     @classmethod
     @abstractmethod
@@ -66,9 +62,5 @@ class Pixels(BackboneLibrary):
 
 
 def library_of(settings: BackboneSettings) -> type[BackboneLibrary]:
-    """Return the library of a backbone.
-
-    Raises:
-        ConfigError: There is no such library.
-    """
+    """Return the library of a backbone, or raise :class:`ConfigError` if there is none of its name."""
     return Pixels if settings.name == PIXELS else BackboneLibrary.named(settings.library)

@@ -54,11 +54,7 @@ class ImageTransform:
         return done
 
     def require_shape(self, image: Tensor, name: str) -> None:
-        """Refuse an image so long and thin that resizing its shorter side would blow it up.
-
-        Raises:
-            ImageError: It would have more than 100 million pixels; ``name`` names it.
-        """
+        """Raise :class:`ImageError` for an image so long and thin that it would be over 100 million pixels resized."""
         _, height, width = image.shape
         if self.resize is not None and self.resize**2 * max(height, width) > _MOST_PIXELS * min(height, width):
             raise ImageError(

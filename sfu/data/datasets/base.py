@@ -53,8 +53,6 @@ class Dataset(Choice, kind="dataset"):
     def source_files(self) -> list[Path]:
         """Return the files and folders that the dataset reads. They are sealed while a source-free method runs.
 
-        This is cheap and comes before anything else.
-
         Raises:
             ConfigError: A setting cannot work.
             DataError: What must be there is missing.
@@ -69,11 +67,7 @@ class FeatureDataset(Dataset):
 
     @abstractmethod
     def load(self, seed: int) -> RawArrays:
-        """Return features and labels of both parts; ``seed`` draws a test part where there is none.
-
-        Raises:
-            DataError: The data cannot be read.
-        """
+        """Return features and labels of both parts; ``seed`` draws a test part where there is none."""
 
 
 @dataclass
@@ -98,11 +92,7 @@ class ImageDataset(Dataset):
 
 @dataclass
 class PublicDataset(ImageDataset):
-    """A published dataset of images, which sfu can download.
-
-    Attributes:
-        subfolder: Where its files are, below ``dataset.root``.
-    """
+    """A published dataset of images, which sfu can download to the ``subfolder`` of ``dataset.root``."""
 
     subfolder: ClassVar[str] = ""
 
@@ -133,11 +123,7 @@ class PublicDataset(ImageDataset):
         return self.folder()
 
     def folder(self) -> Path:
-        """Return the folder of the dataset's files: in ``dataset.root``, or among the datasets in sfu's cache.
-
-        Raises:
-            ConfigError: ``dataset.root`` is a file.
-        """
+        """Return the folder of the dataset's files: in ``dataset.root``, or among the datasets in sfu's cache."""
         root = Path(self.root).expanduser() if self.root else cache_dir("datasets")
         if root.exists() and not root.is_dir():
             raise ConfigError(f"dataset.root={root} is not a folder. Name the folder that holds the dataset.")

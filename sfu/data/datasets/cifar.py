@@ -33,15 +33,22 @@ class Cifar(PublicDataset):
         """Return torchvision's class."""
 
     def images(self) -> ImageSet:
+        from torchvision.datasets.utils import check_integrity
+
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import ArrayImages
 
         self.source_files()
         reader, root = self.reader(), self.obtain()
+        folder = root / reader.base_folder
         try:
             train, test = (reader(root, train=train, download=False) for train in (True, False))
         except RuntimeError as error:
-            raise DataError(_damage(reader, root)) from error
+            bad = [f"{name} (md5 {md5})" for name, md5 in _published(reader) if not check_integrity(folder / name, md5)]
+            raise DataError(
+                f"{folder} differs from the published files in {', '.join(bad)}; nothing was unpickled. "
+                + _again(folder)
+            ) from error
         labels_N = np.array(train.targets + test.targets, dtype=np.int64)
         pixels_NHWK = np.empty((len(labels_N), *train.data.shape[1:]), dtype=np.uint8)
         pixels_NHWK[: len(train)], pixels_NHWK[len(train) :] = train.data, test.data  # a copy in plain C order
@@ -86,14 +93,6 @@ class Cifar100(Cifar, name="cifar100"):
 def _published(reader: type[CIFAR10]) -> list[tuple[str, str]]:
     meta = [reader.meta["filename"], reader.meta["md5"]]
     return [(name, md5) for name, md5 in (*reader.train_list, *reader.test_list, meta)]
-
-
-def _damage(reader: type[CIFAR10], root: Path) -> str:
-    from torchvision.datasets.utils import check_integrity
-
-    folder = root / reader.base_folder
-    bad = [f"{name} (md5 {md5})" for name, md5 in _published(reader) if not check_integrity(folder / name, md5)]
-    return f"{folder} differs from the published files in {', '.join(bad)}; nothing was unpickled. {_again(folder)}"
 
 
 def _again(folder: Path) -> str:

@@ -137,11 +137,7 @@ class FeatureStore:
         return self._chunks.has(self._chunk_key(index))
 
     def write(self, index: int, chunk: Features) -> None:
-        """Write a chunk.
-
-        Raises:
-            ArtifactError: It cannot be written (full disk); the chunks before it stay.
-        """
+        """Write a chunk; if that fails with :class:`ArtifactError`, the chunks before it stay."""
 
         def files(folder: Path) -> None:
             write_tensors(folder / _FEATURES, {"features": chunk.features_MD, "rows": chunk.rows_M})
@@ -156,11 +152,7 @@ class FeatureStore:
         return path
 
     def require_space(self, bytes_per_row: int, n_rows: int) -> None:
-        """Refuse to begin what cannot be finished.
-
-        Raises:
-            ArtifactError: The disk has too little room for ``n_rows`` more rows.
-        """
+        """Raise :class:`ArtifactError` if the disk has too little room for ``n_rows`` more rows."""
         free, needed = shutil.disk_usage(self.folder).free, int(bytes_per_row * n_rows * _EXTRA_SPACE)
         if needed > free:
             raise ArtifactError(

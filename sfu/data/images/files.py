@@ -60,12 +60,8 @@ def file_digests(
 
     Cached digests are used as long as every file's path, size, inode and times of modification and change stay the
     same, as version control does it. Digests of files that changed a moment ago are not cached, since such files may
-    change again without a trace. If the cache cannot be written, the next run reads the files again.
-
-    Args:
-        paths: The files.
-        reading: Called with the number of files if they must be read.
-        settled_seconds: How long no file must have changed for digests to be cached.
+    change again without a trace (``settled_seconds``). If the cache cannot be written, the next run reads the files
+    again. ``reading`` is called with the number of files if they must be read.
 
     Raises:
         DataError: A file is missing or cannot be read.
@@ -102,11 +98,7 @@ class FileState(NamedTuple):
 
 
 def file_state(path: str) -> FileState:
-    """Return the state of a file.
-
-    Raises:
-        DataError: The file is missing or cannot be read.
-    """
+    """Return the state of a file, or raise :class:`DataError` if it is missing."""
     try:
         status = os.stat(path)
     except OSError as error:

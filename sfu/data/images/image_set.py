@@ -30,11 +30,7 @@ class ImageSet:
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check the lengths.
-
-        Raises:
-            DataError: There are no images, or the lengths differ.
-        """
+        """Raise :class:`DataError` if there are no images or the lengths differ."""
         n_images = len(self.images)
         if n_images == 0:
             raise DataError("the dataset holds no image.")

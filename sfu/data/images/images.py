@@ -60,11 +60,7 @@ class ArrayImages(Images):
     """Images of one size, in memory."""
 
     def __init__(self, pixels: np.ndarray, what: str) -> None:
-        """Wrap ``pixels``, uint8 ``[N, H, W]`` or ``[N, H, W, K]``; ``what`` names the dataset in messages.
-
-        Raises:
-            DataError: The pixels have another dtype or shape.
-        """
+        """Wrap ``pixels``, uint8 ``[N, H, W]`` or ``[N, H, W, K]``; ``what`` names the dataset in messages."""
         if pixels.ndim == 3:
             pixels = pixels[..., None]
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] not in (1, 3):

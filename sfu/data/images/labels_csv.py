@@ -45,15 +45,11 @@ class _Row(NamedTuple):
 
 
 def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int | None) -> LabelledFiles:
-    """Read and check the labels of files below ``folder``.
+    """Read and check the labels of the files ``present`` below ``folder``.
 
-    If all labels are integers, they are class indices from 0. Otherwise they are names, numbered in sorted order.
-
-    Args:
-        path: The CSV file, UTF-8, with a header. Other columns are ignored.
-        folder: The folder of images, for messages.
-        present: Paths of the files below it, relative to it.
-        n_classes: ``dataset.n_classes``, an upper bound of integer labels, of which some may then be absent.
+    The CSV file is UTF-8, with a header; other columns are ignored. If all labels are integers, they are class indices
+    from 0 (below ``n_classes``, if that is given; then some may be absent). Otherwise they are names, numbered in
+    sorted order.
 
     Raises:
         DataError: The file cannot be read, lacks a column, or has wrong rows; the message names their lines.
