@@ -23,6 +23,7 @@ from sfu.data.features.thread_pools import DecodedBatch, ThreadPools, thread_poo
 from sfu.data.images.decode import ImageError
 from sfu.data.images.images import Images
 from sfu.errors import ArtifactError, DataError
+from sfu.files import write_text
 
 if TYPE_CHECKING:
     from sfu.data.settings import BackboneSettings
@@ -231,7 +232,8 @@ class Extractor:
 
 def _damage_error(damaged: Mapping[int, str], store: FeatureStore) -> ImageError:
     messages = [what for _, what in sorted(damaged.items())]
-    path = store.write_damaged(messages)
+    path = store.folder / "damaged.txt"
+    write_text(path, "\n".join(messages) + "\n")
     more = f"; and {len(messages) - 3} more, listed in {path}" if len(messages) > 3 else ""
     return ImageError(
         f"{len(messages)} of {store.n_images} images cannot be decoded: {'; '.join(messages[:3])}{more}. Repair or "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -144,12 +144,6 @@ class FeatureStore:
             write_text(folder / _DAMAGED, json.dumps(chunk.damaged, sort_keys=True) + "\n")
 
         self._chunks.put(self._chunk_key(index), files)
-
-    def write_damaged(self, messages: Sequence[str]) -> Path:
-        """List the images that cannot be decoded in ``damaged.txt``, one a line."""
-        path = self.folder / "damaged.txt"
-        write_text(path, "\n".join(messages) + "\n")
-        return path
 
     def require_space(self, bytes_per_row: int, n_rows: int) -> None:
         """Raise :class:`ArtifactError` if the disk has too little room for ``n_rows`` more rows."""

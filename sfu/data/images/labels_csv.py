@@ -120,9 +120,8 @@ def _numbered(labels: list[str], path: Path, n_classes: int | None) -> tuple[np.
     try:
         numbers = [int(label) for label in labels]
     except ValueError:
-        names = sorted(set(labels))
-        index = {name: number for number, name in enumerate(names)}
-        return np.array([index[label] for label in labels], dtype=np.int64), tuple(names)
+        names, labels_N = np.unique(labels, return_inverse=True)
+        return labels_N, tuple(names.tolist())
     count = max(numbers) + 1 if n_classes is None else n_classes
     outside = sorted({number for number in numbers if not 0 <= number < count})
     if outside:

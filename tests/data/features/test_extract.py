@@ -414,6 +414,7 @@ def test_while_another_job_extracts_the_same_features_this_one_waits(tmp_path, i
     torch.testing.assert_close(found.features_MD, expected(images), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_bytes_as_one_process(tmp_path):
     """A real network under torchrun (gloo), over more than one chunk of the real size."""
     rng = np.random.default_rng(2)
