@@ -141,7 +141,7 @@ def _require_published(archive: Archive, path: Path) -> None:
 def _download(archive: Archive, folder: Path, pause_s: float) -> None:
     """Download an archive, or continue where an earlier try stopped."""
     if urllib.parse.urlsplit(archive.url).scheme not in ("http", "https"):
-        raise ConfigError(f"{archive.url} is no http or https address; sfu downloads from no other.")
+        raise ConfigError(f"{archive.url} is no http or https address. sfu downloads from no other.")
     target = folder / archive.filename
     part = target.with_name(f"{target.name}.part")
     resumed = _size(part) > 0
@@ -153,7 +153,7 @@ def _download(archive: Archive, folder: Path, pause_s: float) -> None:
     if found != archive.checksum:
         part.unlink()
         raise DataError(
-            f"{archive.url} gave a file whose {archive.algorithm} is {found}, not {archive.checksum}; it was removed. "
+            f"{archive.url} gave a file whose {archive.algorithm} is {found}, not {archive.checksum}. It was removed. "
             + archive.by_hand(folder)
         )
     part.replace(target)

@@ -202,7 +202,7 @@ def _public_rows(config: ImageDataset, labels_N: np.ndarray, train: np.ndarray) 
         if not 0 < count < len(members):
             raise ConfigError(
                 f"dataset.core_fraction={fraction:g} of the {len(members)} training images of class {label} are "
-                f"{count}; the core and the users need at least one each."
+                f"{count}. The core and the users need at least one each."
             )
         chosen.append(draw.permutation(members)[:count])
     return np.sort(np.concatenate(chosen))

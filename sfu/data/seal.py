@@ -88,7 +88,7 @@ def require_open(what: str) -> None:
     """Raise :class:`SourceFreeError` inside a sealed block; ``what`` names what was asked for."""
     if _seal is not None:
         raise SourceFreeError(
-            f"{what} was asked for while a source-free method runs. The source data has been discarded; declare "
+            f"{what} was asked for while a source-free method runs. The source data has been discarded. Declare "
             "access = Access.RETAINED in the method if it needs it."
         )
 

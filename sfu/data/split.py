@@ -76,7 +76,7 @@ def make_split(
             fraction = DEFAULT_FRACTION
         forget = pool if fraction is None else _draw(pool, fraction, seed)
     if forget.numel() == n_train:
-        raise DataError(f"the forget set is all {n_train} training rows; nothing would be left to retain.")
+        raise DataError(f"the forget set is all {n_train} training rows, so nothing would be left to retain.")
     keep = torch.ones(n_train, dtype=torch.bool)
     keep[forget] = False
     return ForgetSplit(forget.sort().values, keep.nonzero().squeeze(1), kind)
@@ -86,7 +86,7 @@ def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:
     count = round(fraction * pool.numel())
     if count == 0:
         raise DataError(
-            f"forget.fraction={fraction} of {pool.numel()} rows is an empty forget set; forget at least one row."
+            f"forget.fraction={fraction} of {pool.numel()} rows is an empty forget set. Forget at least one row."
         )
     order = torch.randperm(pool.numel(), generator=torch.Generator().manual_seed(seed))
     return pool[order[:count]]
@@ -105,22 +105,22 @@ def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
             numbers.append(place[str(given)])
         else:
             near = difflib.get_close_matches(str(given), names, n=3) or list(names[:5])
-            hint = f"its names include {', '.join(near)}" if names else "this dataset has numbers only"
-            raise DataError(f"forget.classes={list(classes)}: {given!r} is no class; {hint}.")
+            hint = f"Its names include {', '.join(near)}" if names else "This dataset has numbers only"
+            raise DataError(f"forget.classes={list(classes)}: {given!r} is no class. {hint}.")
     return numbers
 
 
 def _rows_of_classes(classes: list[int], labels_N: Tensor, n_classes: int) -> Tensor:
     if not classes:
-        raise DataError("forget.classes=[] is an empty forget set; name at least one class.")
+        raise DataError("forget.classes=[] is an empty forget set. Name at least one class.")
     unknown = [c for c in classes if not 0 <= c < n_classes]
     if unknown:
-        raise DataError(f"forget.classes={list(classes)} names {unknown}; the classes are 0 .. {n_classes - 1}.")
+        raise DataError(f"forget.classes={list(classes)} names {unknown}. The classes are 0 .. {n_classes - 1}.")
     if len(set(classes)) != len(classes):
         raise DataError(f"forget.classes={list(classes)} names a class twice.")
     rows = torch.isin(labels_N, torch.tensor(list(classes))).nonzero().squeeze(1)
     if rows.numel() == 0:
-        raise DataError(f"forget.classes={list(classes)}: no training row has these labels; the forget set is empty.")
+        raise DataError(f"forget.classes={list(classes)}: no training row has these labels. The forget set is empty.")
     return rows
 
 
@@ -139,17 +139,15 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
             ".json (a list) or .npy."
         ) from error
     if values.size == 0:
-        raise DataError(f"{where} is an empty forget set; forget at least one row.")
+        raise DataError(f"{where} is an empty forget set. Forget at least one row.")
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise DataError(
-            f"{where} holds {values.dtype} of shape {list(values.shape)}; a flat list of integers is needed."
-        )
+        raise DataError(f"{where} holds {values.dtype} of shape {list(values.shape)}. Give a flat list of integers.")
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= n_train:
-        raise DataError(f"{where} names rows {low} .. {high}; the training rows are 0 .. {n_train - 1}.")
+        raise DataError(f"{where} names rows {low} .. {high}. The training rows are 0 .. {n_train - 1}.")
     unique, counts = np.unique(values, return_counts=True)
     if unique.size != values.size:
-        raise DataError(f"{where} names row {int(unique[counts > 1][0])} more than once; list every row once.")
+        raise DataError(f"{where} names row {int(unique[counts > 1][0])} more than once. List every row once.")
     return torch.from_numpy(values.astype(np.int64))
 
 
@@ -160,13 +158,13 @@ def _rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
     """
     where = f"forget.files={path}"
     if not names or not Path(names[0]).suffix:
-        raise ConfigError(f"{where}: this dataset has no files to name; use forget.indices.")
+        raise ConfigError(f"{where}: this dataset has no files to name. Use forget.indices.")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{where} cannot be read ({error}); one file name a line is needed.") from error
+        raise DataError(f"{where} cannot be read ({error}). Give one file name a line.") from error
     if not lines:
-        raise DataError(f"{where} is an empty forget set; name at least one image.")
+        raise DataError(f"{where} is an empty forget set. Name at least one image.")
     places = _places(names)
     rows: list[int] = []
     for line in lines:
@@ -176,11 +174,11 @@ def _rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
             hint = f" (near: {near[0]})" if near else ""
             raise DataError(f"{where}: {line!r} is no image of the training part{hint}.")
         if found < 0:
-            raise DataError(f"{where}: several images end in {line!r}; give more of the path.")
+            raise DataError(f"{where}: several images end in {line!r}. Give more of the path.")
         rows.append(found)
     if len(set(rows)) < len(rows):
         twice = next(line for line, row in zip(lines, rows, strict=True) if rows.count(row) > 1)
-        raise DataError(f"{where} names {twice!r} more than once; name every image once.")
+        raise DataError(f"{where} names {twice!r} more than once. Name every image once.")
     return torch.tensor(rows, dtype=torch.int64)
 
 

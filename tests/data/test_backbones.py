@@ -97,7 +97,7 @@ def test_images_of_one_size_together_equal_one_by_one():
 
 
 def test_sizes_that_differ_need_a_crop():
-    with pytest.raises(DataError, match=r"differ in size \(48 x 40, 60 x 30.*set backbone\.size"):
+    with pytest.raises(DataError, match=r"differ in size \(48 x 40, 60 x 30.*Set backbone\.size"):
         prepared(ImageTransform(), [*images(1), *images(1, 30, 60)])
 
 
@@ -146,7 +146,7 @@ def test_the_cut_is_right_before_the_last_layer(name, size, width):
 
 
 def test_a_network_of_fixed_size_says_which_setting_to_change():
-    with pytest.raises(DataError, match=r"vit_b_32 cannot take images of \(3, 40, 48\).*set backbone\.size"):
+    with pytest.raises(DataError, match=r"vit_b_32 cannot take images of \(3, 40, 48\).*Set backbone\.size"):
         features(build_backbone(config(name="vit_b_32")), images(1))
 
 
@@ -320,7 +320,7 @@ def test_timm_models_are_built_without_classifier_with_their_own_transform(monke
     assert local.module[0].weight.eq(1).all()
     with pytest.raises(DataError, match=r"hub unreachable.*set backbone\.weights"):
         build_backbone(config(library="timm", name="tiny", weights="default"))
-    with pytest.raises(ConfigError, match=r"backbone\.name=tinny is no model of timm; near: tiny"):
+    with pytest.raises(ConfigError, match=r"backbone\.name=tinny is no model of timm\. Near: tiny"):
         check_backbone(config(library="timm", name="tinny"))
 
 

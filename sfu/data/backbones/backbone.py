@@ -114,10 +114,10 @@ class Backbone:
                 features = self.module(batch)
         except (RuntimeError, AssertionError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-                raise DataError(f"memory is out on the device; lower backbone.batch_size ({len(pixels)}).") from error
+                raise DataError(f"memory is out on the device. Lower backbone.batch_size ({len(pixels)}).") from error
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
-                f"backbone.name={self.name} cannot take images of {tuple(batch.shape[1:])} ({first}); set "
+                f"backbone.name={self.name} cannot take images of {tuple(batch.shape[1:])} ({first}). Set "
                 "backbone.size to the size it was made for."
             ) from error
         if features.ndim != 2:

@@ -23,8 +23,8 @@ class TimmModels(BackboneLibrary, name="timm"):
         timm = _timm()
         if not timm.is_model(settings.name):
             near = difflib.get_close_matches(settings.name.split(".")[0], timm.list_models(), n=3)
-            hint = f"; near: {', '.join(near)}" if near else ""
-            raise ConfigError(f"backbone.name={settings.name} is no model of timm{hint}.")
+            hint = f" Near: {', '.join(near)}." if near else ""
+            raise ConfigError(f"backbone.name={settings.name} is no model of timm.{hint}")
 
     @classmethod
     def build(cls, settings: BackboneSettings) -> Network:
@@ -51,7 +51,7 @@ def _transform(timm: Any, model: Any, name: str, *, resized: bool) -> ImageTrans
     own = timm.data.resolve_model_data_config(model)
     if resized and own.get("crop_mode", "center") != "center":
         raise ConfigError(
-            f"the weights of {name} were made with crop_mode={own['crop_mode']}, which sfu does not do; set "
+            f"the weights of {name} were made with crop_mode={own['crop_mode']}, which sfu does not do. Set "
             "backbone.size to resize and crop the centre all the same."
         )
     side = own["input_size"][-1]

@@ -31,8 +31,8 @@ class TorchvisionModels(BackboneLibrary, name="torchvision"):
         if settings.name not in known:
             near = difflib.get_close_matches(settings.name, known, n=3) or ["resnet18", "resnet50", "vit_b_16"]
             raise ConfigError(
-                f"backbone.name={settings.name} is no classification model of torchvision; near: {', '.join(near)} "
-                "(or none, pixels, or backbone.library=timm)."
+                f"backbone.name={settings.name} is no classification model of torchvision. Near: {', '.join(near)}. "
+                "There are also none, pixels, and backbone.library=timm."
             )
 
     @classmethod
@@ -63,7 +63,7 @@ def remove_last_layer(model: nn.Module) -> str:
         if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1))
     ]
     if not layers:
-        raise ConfigError(f"{type(model).__name__} has no last layer to cut; choose another backbone.name.")
+        raise ConfigError(f"{type(model).__name__} has no last layer to cut. Choose another backbone.name.")
     parent, _, child = layers[-1].rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
     return layers[-1]

@@ -83,7 +83,7 @@ class ImageTransform:
         """
         sizes = sorted({f"{image.shape[2]} x {image.shape[1]}" for image in pixels})
         if len(sizes) > 1:
-            raise DataError(f"the images differ in size ({', '.join(sizes[:4])}, ...); set backbone.size.")
+            raise DataError(f"the images differ in size ({', '.join(sizes[:4])}, ...). Set backbone.size.")
         batch = stack(pixels).to(device, non_blocking=True)
         scaled = batch.to(torch.float32).div_(255.0)
         if len(self.mean) == 3 and batch.shape[1] == 1:  # greyscale for a network of colours

@@ -76,14 +76,14 @@ def _category_names(folder: Path, clutter: bool) -> list[str]:
             if match and entry.is_dir():
                 other = numbered.setdefault(int(match[1]), match[2])
                 if other != match[2]:
-                    raise DataError(f"{folder} holds category {match[1]} twice: {other} and {match[2]}; remove one.")
+                    raise DataError(f"{folder} holds category {match[1]} twice: {other} and {match[2]}. Remove one.")
     wanted = range(1, _CLUTTER + clutter)
     lacking = [f"{number:03d}" for number in wanted if number not in numbered]
     if lacking:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         raise DataError(
             f"{folder} lacks category {', '.join(lacking[:5])}{more}. Remove it, and sfu extracts it again from its "
-            "archive; to use a choice of categories, take dataset=image_folder."
+            "archive. To use a choice of categories, take dataset=image_folder."
         )
     return [numbered[number] for number in wanted]
 

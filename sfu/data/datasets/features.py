@@ -33,7 +33,7 @@ class FeatureFile(FeatureDataset, name="features"):
         lacking = [key for key in _TRAIN if key not in arrays]
         if lacking:
             raise DataError(
-                f"dataset.path={path} has no {' and no '.join(lacking)}; it holds {sorted(arrays) or 'nothing'}. "
+                f"dataset.path={path} has no {' and no '.join(lacking)}. It holds {sorted(arrays) or 'nothing'}. "
                 f"Needed: {', '.join(_TRAIN)}; optional: {', '.join(_TEST)}."
             )
         tests = [key for key in _TEST if key in arrays]
@@ -80,6 +80,6 @@ def read_arrays(path: Path, keys: tuple[str, ...], setting: str) -> dict[str, np
         OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, SafetensorError,
     ) as error:  # fmt: skip
         raise DataError(
-            f"{setting}={path} cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error}); it is damaged or "
+            f"{setting}={path} cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error}). It is damaged or "
             "holds pickled objects, which sfu never loads. Write it again with numpy.savez or safetensors."
         ) from error

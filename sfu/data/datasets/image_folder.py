@@ -49,7 +49,7 @@ class ImageFolder(ImageDataset, name="image_folder"):
         parts = [folder / _TRAIN, folder / _TEST] if _has_parts(folder) else [folder]
         classes = _class_folders(parts[0])
         if len(classes) < 2:
-            raise DataError(f"{parts[0]} holds one class, {classes[0]}; at least two are needed.")
+            raise DataError(f"{parts[0]} holds one class, {classes[0]}. At least two are needed.")
         strangers = [name for name in _class_folders(parts[-1]) if name not in classes]
         if strangers:
             raise DataError(f"{parts[-1]} has classes that {parts[0]} lacks: {', '.join(strangers)}.")
@@ -87,7 +87,7 @@ def _has_parts(folder: Path) -> bool:
     if len(there) == 1:
         lacking = _TEST if there == [_TRAIN] else _TRAIN
         raise DataError(
-            f"dataset.path={folder} has {there[0]}/ but no {lacking}/ with class folders; it holds "
+            f"dataset.path={folder} has {there[0]}/ but no {lacking}/ with class folders. It holds "
             f"{', '.join(subfolders(folder))}. Add {lacking}/, or set dataset.path={folder / there[0]} to have a "
             "test part drawn."
         )
@@ -98,7 +98,7 @@ def _class_folders(folder: Path) -> list[str]:
     classes = subfolders(folder)
     if not classes:
         raise DataError(
-            f"{folder} holds no folders; put images in one folder for each class, or name their classes by "
+            f"{folder} holds no folders. Put images in one folder for each class, or name their classes by "
             "dataset.labels_csv."
         )
     return classes
@@ -110,7 +110,7 @@ def _labelled(part: Path, classes: list[str]) -> list[tuple[str, int]]:
     empty = [f"{name}/" for name, files in images_of.items() if not files]
     if empty:
         raise DataError(
-            f"{part} has no image in {', '.join(empty)}; fill or remove it. Images end in {', '.join(IMAGE_ENDINGS)}."
+            f"{part} has no image in {', '.join(empty)}. Fill or remove it. Images end in {', '.join(IMAGE_ENDINGS)}."
         )
     index = {name: number for number, name in enumerate(classes)}
     return [(f"{part}/{name}/{file}", index[name]) for name, files in images_of.items() for file in files]
@@ -127,7 +127,7 @@ def _from_csv(folder: Path, csv_file: Path, n_classes: int | None) -> ImageSet:
         log.warning("%d images below %s are not in %s and are left out", left_out, folder, csv_file)
     names = listed.class_names
     if len(names) < 2:
-        raise DataError(f"dataset.labels_csv={csv_file} holds one class, {names[0]}; at least two are needed.")
+        raise DataError(f"dataset.labels_csv={csv_file} holds one class, {names[0]}. At least two are needed.")
     is_test_N = _parts_by_folder(listed, csv_file) if listed.is_test_N is None else listed.is_test_N
     return ImageSet(FileImages([f"{folder}/{file}" for file in listed.files]), listed.labels_N, is_test_N, names)
 
@@ -140,7 +140,7 @@ def _parts_by_folder(listed: LabelledFiles, csv_file: Path) -> np.ndarray | None
     strays = np.flatnonzero(~np.isin(first_N, (_TRAIN, _TEST)))
     if len(strays):
         raise DataError(
-            f"dataset.labels_csv={csv_file}: {listed.files[strays[0]]!r} lies in neither train/ nor test/; "
-            "add a split column (train or test)."
+            f"dataset.labels_csv={csv_file}: {listed.files[strays[0]]!r} lies in neither train/ nor test/. "
+            "Add a split column (train or test)."
         )
     return first_N == _TEST

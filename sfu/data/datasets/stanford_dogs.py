@@ -84,7 +84,7 @@ def _read_list(path: Path) -> tuple[list[str], np.ndarray]:
             "again from lists.tar."
         ) from error
     if not files or len(files) != len(labels):
-        raise DataError(f"{path} names {len(files)} files and {len(labels)} labels; it must have one label a file.")
+        raise DataError(f"{path} names {len(files)} files and {len(labels)} labels. It must have one label a file.")
     return files, labels
 
 
@@ -96,7 +96,7 @@ def _breeds(files: list[str], labels_N: np.ndarray, root: Path) -> tuple[str, ..
     labels, names = zip(*folders, strict=True)
     if labels != tuple(range(len(folders))) or len(set(names)) < len(names):
         raise DataError(
-            f"{root}: labels and folders of {' and '.join(_LISTS)} contradict each other; each label from 1 on must "
+            f"{root}: labels and folders of {' and '.join(_LISTS)} contradict each other. Each label from 1 on must "
             "stand for one folder such as n02085620-Chihuahua."
         )
     return tuple(name.split("-", 1)[-1].replace("_", " ") for name in names)

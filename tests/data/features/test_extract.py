@@ -346,7 +346,7 @@ def test_images_of_several_sizes_need_one(tmp_path):
     paths = [tmp_path / "a.png", tmp_path / "b.png"]
     for path, size in zip(paths, ((4, 4), (4, 6)), strict=True):
         Image.new("RGB", size).save(path)
-    with pytest.raises(DataError, match=r"differ in size \(4 x 4, 4 x 6.*set backbone\.size"):
+    with pytest.raises(DataError, match=r"differ in size \(4 x 4, 4 x 6.*Set backbone\.size"):
         extractor(tmp_path / "cache").extract(FileImages(paths))
     assert extractor(tmp_path / "cache", size=4).extract(FileImages(paths)).features_MD.shape == (2, 48)
 
