@@ -7,8 +7,6 @@ train/ and test/ are the parts if the CSV file lists files of both and has no sp
 
 from __future__ import annotations
 
-import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +15,11 @@ import numpy as np
 
 from sfu.data.datasets.base import ImageDataset
 from sfu.data.images.files import IMAGE_ENDINGS, files_below, is_image, subfolders
-from sfu.data.images.labels_csv import LabelledFiles, read_labels_csv
 from sfu.errors import ConfigError, DataError
 from sfu.schema import setting
 
 if TYPE_CHECKING:
     from sfu.data.images.image_set import ImageSet
-
-log = logging.getLogger(__name__)
 
 _TRAIN, _TEST = "train", "test"
 
@@ -42,10 +37,11 @@ class ImageFolder(ImageDataset, name="image_folder"):
     def images(self) -> ImageSet:
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import FileImages
+        from sfu.data.images.labels_csv import read_labels_csv
 
         folder, csv_file = self._places()
         if csv_file is not None:
-            return _from_csv(folder, csv_file, self.n_classes)
+            return read_labels_csv(csv_file, folder, self.n_classes)
         parts = [folder / _TRAIN, folder / _TEST] if _has_parts(folder) else [folder]
         classes = _class_folders(parts[0])
         if len(classes) < 2:
@@ -114,33 +110,3 @@ def _labelled(part: Path, classes: list[str]) -> list[tuple[str, int]]:
         )
     index = {name: number for number, name in enumerate(classes)}
     return [(f"{part}/{name}/{file}", index[name]) for name, files in images_of.items() for file in files]
-
-
-def _from_csv(folder: Path, csv_file: Path, n_classes: int | None) -> ImageSet:
-    from sfu.data.images.image_set import ImageSet
-    from sfu.data.images.images import FileImages
-
-    present = set(files_below(folder))
-    listed = read_labels_csv(csv_file, folder, present, n_classes)
-    left_out = sum(is_image(file) for file in present.difference(listed.files))
-    if left_out:
-        log.warning("%d images below %s are not in %s and are left out", left_out, folder, csv_file)
-    names = listed.class_names
-    if len(names) < 2:
-        raise DataError(f"dataset.labels_csv={csv_file} holds one class, {names[0]}. At least two are needed.")
-    is_test_N = _parts_by_folder(listed, csv_file) if listed.is_test_N is None else listed.is_test_N
-    return ImageSet(FileImages([f"{folder}/{file}" for file in listed.files]), listed.labels_N, is_test_N, names)
-
-
-def _parts_by_folder(listed: LabelledFiles, csv_file: Path) -> np.ndarray | None:
-    """The test part if the listed files lie in train/ and test/; ``None`` if not in both of them."""
-    first_N = np.array([file.split(os.sep)[0] for file in listed.files])
-    if not {_TRAIN, _TEST} <= set(first_N.tolist()):
-        return None
-    strays = np.flatnonzero(~np.isin(first_N, (_TRAIN, _TEST)))
-    if len(strays):
-        raise DataError(
-            f"dataset.labels_csv={csv_file}: {listed.files[strays[0]]!r} lies in neither train/ nor test/. "
-            "Add a split column (train or test)."
-        )
-    return first_N == _TEST

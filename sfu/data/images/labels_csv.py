@@ -1,40 +1,25 @@
-"""Read labels of image files from a CSV file with columns ``file``, ``label`` and, optionally, ``split``.
-
-Shapes: N files.
-"""
+"""Read labels of image files from a CSV file with columns ``file``, ``label`` and, optionally, ``split``."""
 
 from __future__ import annotations
 
 import csv
+import logging
 import os
 from collections.abc import Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from sfu.data.images.files import files_below, is_image
+from sfu.data.images.image_set import ImageSet
+from sfu.data.images.images import FileImages
 from sfu.errors import DataError
+
+log = logging.getLogger(__name__)
 
 _SPLITS = ("train", "test")
 _SHOWN = 5
-
-
-@dataclass(frozen=True)
-class LabelledFiles:
-    """Files sorted by name, whatever the order of the rows.
-
-    Attributes:
-        files: N paths, relative to the folder of images.
-        labels_N: Class indices, int64.
-        is_test_N: Where ``split`` is ``test``; ``None`` without such a column.
-        class_names: The labels, sorted. Integers are class indices.
-    """
-
-    files: list[str]
-    labels_N: np.ndarray
-    is_test_N: np.ndarray | None
-    class_names: tuple[str, ...]
 
 
 class _Row(NamedTuple):
@@ -44,8 +29,8 @@ class _Row(NamedTuple):
     line: int
 
 
-def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int | None) -> LabelledFiles:
-    """Read and check the labels of the files ``present`` below ``folder``.
+def read_labels_csv(path: Path, folder: Path, n_classes: int | None) -> ImageSet:
+    """Return the images below ``folder`` that a CSV file lists, sorted by name, whatever the order of its rows.
 
     The CSV file is UTF-8, with a header; other columns are ignored. If all labels are integers, they are class indices
     from 0 (below ``n_classes``, if that is given; then some may be absent). Otherwise they are names, numbered in
@@ -54,6 +39,7 @@ def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int 
     Raises:
         DataError: The file cannot be read, lacks a column, or has wrong rows; the message names their lines.
     """
+    present = set(files_below(folder))
     rows, has_split = _read_rows(path)
     first_lines: dict[str, int] = {}
     found = (_problem(row, present, folder, first_lines.setdefault(row.file, row.line), has_split) for row in rows)
@@ -62,14 +48,34 @@ def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int 
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise DataError(f"dataset.labels_csv={path}: {'; '.join(problems[:_SHOWN])}{more}. Correct these rows.")
     rows.sort()
+    files = [row.file for row in rows]
+    left_out = sum(is_image(file) for file in present.difference(files))
+    if left_out:
+        log.warning("%d images below %s are not in %s and are left out", left_out, folder, path)
     labels_N, names = _numbered([row.label for row in rows], path, n_classes)
-    is_test_N = np.array([row.split == "test" for row in rows]) if has_split else None
+    if len(names) < 2:
+        raise DataError(f"dataset.labels_csv={path} holds one class, {names[0]}. At least two are needed.")
+    is_test_N = np.array([row.split == "test" for row in rows]) if has_split else _parts_by_folder(files, path)
     if is_test_N is not None and (is_test_N.all() or not is_test_N.any()):
         raise DataError(
             f"dataset.labels_csv={path}: every row has split {rows[0].split}. Leave the column out to have a test part "
             "drawn."
         )
-    return LabelledFiles([row.file for row in rows], labels_N, is_test_N, names)
+    return ImageSet(FileImages([f"{folder}/{file}" for file in files]), labels_N, is_test_N, names)
+
+
+def _parts_by_folder(files: list[str], path: Path) -> np.ndarray | None:
+    """The test part if the listed files lie in train/ and test/; ``None`` if not in both of them."""
+    first_N = np.array([file.split(os.sep)[0] for file in files])
+    if not set(_SPLITS) <= set(first_N.tolist()):
+        return None
+    strays = np.flatnonzero(~np.isin(first_N, _SPLITS))
+    if len(strays):
+        raise DataError(
+            f"dataset.labels_csv={path}: {files[strays[0]]!r} lies in neither train/ nor test/. "
+            "Add a split column (train or test)."
+        )
+    return first_N == "test"
 
 
 def _read_rows(path: Path) -> tuple[list[_Row], bool]:
