@@ -62,7 +62,8 @@ def main() -> None:
 def _forward(config: BackboneSettings, images: FileImages, device: torch.device) -> float:
     """Return the images per second of the network alone, on pixels in memory."""
     backbone: Backbone = Extractor(config, device).backbone
-    batch = backbone.transform([images.decode(i) for i in range(config.batch_size)], device, backbone.dtype)
+    pixels = backbone.transform.pixels([images.decode(i) for i in range(config.batch_size)])
+    batch = backbone.transform.normalized(pixels, device, backbone.dtype)
     count = 0
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         backbone.module(batch)

@@ -1,30 +1,27 @@
-"""Write files so that a reader finds the whole file or none, and lock them."""
+"""Write files so that a reader finds the whole file or none, and lock them.
+
+A file that cannot be written (full disk, no permission) raises :class:`~sfu.errors.ArtifactError`.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfu.errors import ArtifactError
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
 if TYPE_CHECKING:
-    from filelock import FileLock
     from torch import Tensor
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, remove it otherwise.
-
-    Raises:
-        ArtifactError: The file cannot be written (full disk, no permission).
-    """
+    """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, remove it otherwise."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,31 +35,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text.
-
-    Raises:
-        ArtifactError: The file cannot be written.
-    """
+    """Write UTF-8 text."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file's content.
-
-    Raises:
-        ArtifactError: The file cannot be read or written.
-    """
+    """Copy a file's content."""
     with replacing(path) as temporary:
         shutil.copyfile(source, temporary)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors and the metadata ``about`` as safetensors; tensors that share memory are copied.
-
-    Raises:
-        ArtifactError: The file cannot be written.
-    """
+    """Write tensors and the metadata ``about`` as safetensors; tensors that share memory are copied."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -82,19 +67,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 def human_size(n_bytes: float) -> str:
     """Return a size for people: ``512 B``, ``1.5 MiB``."""
-    for unit in _UNITS:
-        if n_bytes < 1024 or unit == _UNITS[-1]:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    raise AssertionError
+    if n_bytes < 1024:
+        return f"{n_bytes:.0f} B"
+    power = min(int(math.log2(n_bytes) // 10), 4)
+    return f"{n_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
 
 
-def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> FileLock:
-    """Wait for the lock file ``path`` and return the lock, held. The system frees it if the process dies.
+def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> AbstractContextManager[object]:
+    """Wait for the lock file ``path``, and hold it until the ``with`` block ends or the process dies.
 
-    Args:
-        path: The lock file; its folder is made if necessary.
-        waiting: Called if another process holds the lock.
+    Its folder is made if necessary. ``waiting`` is called if another process holds the lock.
 
     Raises:
         OSError: The folder cannot be written.
@@ -104,9 +86,8 @@ def acquire_lock(path: Path, waiting: Callable[[], object] | None = None) -> Fil
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         if waiting is not None:
             waiting()
-        lock.acquire()
-    return lock
+        return lock.acquire()

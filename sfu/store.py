@@ -3,6 +3,8 @@
 Because keys follow content, an entry is never out of date. An entry is a folder of files with their SHA-256 digests in
 ``entry.json``. It is written to a temporary folder and renamed into place, so an interrupted write never leaves a
 partial entry. A damaged entry is dropped when it is read, and whoever needs it makes it again.
+
+A store that cannot be written raises :class:`~sfu.errors.ArtifactError`.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """32 hex digits."""
+        """The key: 32 hex digits."""
         return self.folder.name
 
 
@@ -101,7 +103,7 @@ class Store:
 
         Args:
             root: The folder.
-            advice: Ends the message if the folder cannot be written.
+            advice: Ends the message if it cannot be written.
             share_large_files: Store files of equal content once, as hard links.
         """
         self.root, self._advice, self._shares = root, advice, share_large_files
@@ -133,13 +135,7 @@ class Store:
     def put(self, key: str, write: Callable[[Path], object], *, replace: bool = False) -> None:
         """Make an entry of the files that ``write`` writes into the folder it is given.
 
-        Args:
-            key: The key.
-            write: Writes the files.
-            replace: Replace an entry that is there; otherwise it stays.
-
-        Raises:
-            ArtifactError: The entry cannot be written.
+        An entry that is there stays, unless ``replace`` is set.
         """
         temporary = self.root / f".{key}.{uuid4().hex}"
         made = temporary / "new"
@@ -161,9 +157,6 @@ class Store:
         """Write ``entry.json`` of an entry that is a store of its own, to which parts are added one by one.
 
         :meth:`find` is not for such an entry, but for its parts.
-
-        Raises:
-            ArtifactError: It cannot be written.
         """
         write_text(self.root / key / _ABOUT, json.dumps({"key": key, **about}, indent=2) + "\n")
 
@@ -178,28 +171,18 @@ class Store:
             return None
 
     def write_tensors(self, key: str, tensors: Mapping[str, Tensor]) -> None:
-        """Make an entry of tensors, or replace the one that is there.
-
-        Raises:
-            ArtifactError: The entry cannot be written.
-        """
+        """Make an entry of tensors, or replace the one that is there."""
         self.put(key, lambda folder: write_tensors(folder / _TENSORS, tensors), replace=True)
 
     @contextmanager
     def locked(self, key: str, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-        """Hold the lock of a key, so that one process makes the entry while the others wait.
-
-        Raises:
-            ArtifactError: The folder cannot be written.
-        """
+        """Hold the lock of a key, so that one process makes the entry while the others wait."""
         try:
-            lock = acquire_lock(self._lock_path(key), waiting)
+            held = acquire_lock(self._lock_path(key), waiting)
         except OSError as error:
             raise self._unwritable(error) from error
-        try:
+        with held:
             yield
-        finally:
-            lock.release()
 
     def entries(self) -> list[Entry]:
         """Return all entries, the last used first; other files and folders are ignored."""

@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from sfu.errors import ArtifactError
 from sfu.experiment.result_store import result_store
+from sfu.files import human_size
 from sfu.store import Store, cache_dir, key_of, size_of
 
 A, B = key_of("a"), key_of({"b": [1, 2.5, None]})
@@ -250,3 +251,11 @@ def test_readers_see_a_complete_entry_while_it_is_replaced(tmp_path):
     assert len(found) == 50
     assert all(one.eq(one[0]).all() for one in found)
     assert visible(tmp_path) == [A]
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 * 2**30, "5.0 GiB"), (2**52, "4096.0 TiB")],
+)
+def test_sizes_for_people(n_bytes, text):
+    assert human_size(n_bytes) == text

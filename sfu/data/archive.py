@@ -10,7 +10,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from rich.console import Console
@@ -22,7 +22,6 @@ from sfu.errors import ArtifactError, DataError
 log = logging.getLogger(__name__)
 
 Tick = Callable[[int, int | None], None]
-_Parts = tuple[str, ...]
 _GZIP = b"\x1f\x8b"
 
 
@@ -33,21 +32,16 @@ def byte_progress(description: str) -> Iterator[Tick]:
     The value is called with the bytes done and, if known, the bytes in all.
     """
     console = Console(stderr=True)
-    if not console.is_terminal:
-        log.info("%s", description)
-        yield lambda done, total: None
-        return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(binary_units=True))
     bar = Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(description, total=None)
-    try:
-        bar.start()
-    except LiveError:  # something else is drawing on this terminal
-        log.info("%s", description)
-    try:
+    with ExitStack() as stack:
+        with suppress(LiveError):  # something else is drawing on this terminal
+            if console.is_terminal:
+                stack.enter_context(bar)
+        if not bar.live.is_started:
+            log.info("%s", description)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-    finally:
-        bar.stop()
 
 
 def extract(archive: Path, entries: Sequence[str], folder: Path) -> None:
@@ -86,7 +80,7 @@ def extract(archive: Path, entries: Sequence[str], folder: Path) -> None:
 
 
 def _extract_all(archive: Path, folder: Path, size: int) -> None:
-    links: set[_Parts] = set()
+    links: set[PurePosixPath] = set()
     done = 0
     folder.mkdir(parents=True)
     try:
@@ -102,33 +96,21 @@ def _extract_all(archive: Path, folder: Path, size: int) -> None:
         raise DataError(f"{archive} is cut short or damaged ({error}). Remove it and run again.") from error
 
 
-def _refuse_outsiders(member: tarfile.TarInfo, links: set[_Parts], archive: Path) -> None:
+def _refuse_outsiders(member: tarfile.TarInfo, links: set[PurePosixPath], archive: Path) -> None:
     """Refuse what tarfile's ``data`` filter allows: absolute names, which it shortens, and paths through links."""
-    name = _inside(member.name)
+    name = PurePosixPath(member.name)
     places = [name]
-    if name and member.issym():
-        places.append(_inside(member.linkname, name[:-1]))
-    elif name and member.islnk():
-        places.append(_inside(member.linkname))
-    if any(place is None or _starts_with_one_of(place, links) for place in places):
-        raise DataError(
-            f"{archive} is not safe to extract: its member {member.name!r} leads outside or through a link. Remove it."
-        )
-    if name and len(places) > 1:
-        links.add(name)
-
-
-def _inside(path: str, start: _Parts = ()) -> _Parts | None:
-    """Return where a relative path leads from the folder ``start``; ``None`` if outside, or down and up again."""
-    parts = PurePosixPath(path).parts
-    ups = next((count for count, part in enumerate(parts) if part != ".."), len(parts))
-    if path.startswith("/") or ".." in parts[ups:] or ups > len(start):
-        return None
-    return start[: len(start) - ups] + parts[ups:]
-
-
-def _starts_with_one_of(place: _Parts, links: set[_Parts]) -> bool:
-    return any(place[:length] in links for length in range(1, len(place) + 1))
+    if member.issym():
+        places.append(name.parent / member.linkname)
+    elif member.islnk():
+        places.append(PurePosixPath(member.linkname))
+    for place in places:
+        if place.is_absolute() or ".." in place.parts or not links.isdisjoint((place, *place.parents)):
+            raise DataError(
+                f"{archive} is not safe to extract: its member {member.name!r} leads outside or through a link. "
+                "Remove it."
+            )
+    links.update(places[: len(places) - 1])
 
 
 def _extracted_size(archive: Path) -> int:

@@ -85,11 +85,7 @@ def _signed(generator: torch.Generator) -> float:
 
 
 def check_augmentations(names: Sequence[str], key: str) -> None:
-    """Refuse unknown and repeated names.
-
-    Raises:
-        ConfigError: Naming the key and the augmentations there are.
-    """
+    """Raise :class:`ConfigError` for unknown and repeated names; ``key`` is the setting that gave them."""
     for name in names:
         Augmentation.named(name, key)
     if len(set(names)) < len(names):

@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 1.0
 _TRIES = 4  # in a row without a new byte
 _TIMEOUT_S = 30.0
 _CHUNK = 1 << 18
 _TRY_AGAIN = (408, 425, 429)  # and everything from 500 on
 _WHOLE, _NO_SUCH_RANGE = 200, 416
-_FOREIGN = "the part that was downloaded belongs to another file"
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 
@@ -57,9 +55,9 @@ class Archive:
     entries: tuple[str, ...]
     size: int | None = None
 
-    def is_extracted(self, folder: Path) -> bool:
-        """Return whether everything needed from the archive is in ``folder``."""
-        return all((folder / entry).exists() for entry in self.entries)
+    def lacking(self, folder: Path) -> list[str]:
+        """Return what is needed from the archive and not in ``folder``."""
+        return [entry for entry in self.entries if not (folder / entry).exists()]
 
     def by_hand(self, folder: Path) -> str:
         """Return how to do without the network."""
@@ -69,11 +67,7 @@ class Archive:
         )
 
     def checksum_of(self, path: Path) -> str:
-        """Return the same kind of digest of a file.
-
-        Raises:
-            DataError: The file cannot be read.
-        """
+        """Return the same kind of digest of a file."""
         try:
             with path.open("rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.new(self.algorithm, usedforsecurity=False)).hexdigest()
@@ -82,19 +76,16 @@ class Archive:
 
 
 def require_obtainable(archives: Sequence[Archive], folder: Path, download: bool) -> list[Path]:
-    """Check that :func:`obtain` has something to work from, without opening it.
-
-    Returns:
-        What it may read: the folders and files extracted or to be extracted, and the archives.
+    """Return the files and folders that :func:`obtain` may read: archives, and what is extracted from them.
 
     Raises:
         DataError: Neither data nor archive is there and ``download`` is false.
     """
     for archive in archives:
-        if not (download or archive.is_extracted(folder) or (folder / archive.filename).exists()):
-            lacking = ", ".join(entry for entry in archive.entries if not (folder / entry).exists())
+        lacking = archive.lacking(folder)
+        if lacking and not download and not (folder / archive.filename).exists():
             raise DataError(
-                f"{folder} holds neither {lacking} nor {archive.filename}, and dataset.download=false. Set "
+                f"{folder} holds neither {', '.join(lacking)} nor {archive.filename}, and dataset.download=false. Set "
                 "dataset.download=true, or set dataset.root to where the data are, or download "
                 f"{archive.url} and put it at {folder / archive.filename} ({archive.algorithm} {archive.checksum}), "
                 "where sfu extracts it."
@@ -102,16 +93,11 @@ def require_obtainable(archives: Sequence[Archive], folder: Path, download: bool
     return [folder / name for archive in archives for name in (*archive.entries, archive.filename)]
 
 
-def obtain(archives: Sequence[Archive], folder: Path, download: bool, *, pause_s: float = PAUSE_S) -> None:
+def obtain(archives: Sequence[Archive], folder: Path, download: bool, *, pause_s: float = 1.0) -> None:
     """Bring the archives' entries into ``folder``; those that are there already, and the archives, stay.
 
-    One process at a time does this; others wait for it.
-
-    Args:
-        archives: What is needed.
-        folder: Where to put it.
-        download: Whether to download an archive that is missing.
-        pause_s: Seconds before the first new try of a failed download; doubled after every further failure.
+    One process at a time does this; others wait for it. A failed download is tried again after ``pause_s`` seconds,
+    doubled after every further failure.
 
     Raises:
         DataError: An archive is missing, cannot be downloaded, or is not the published one.
@@ -119,11 +105,11 @@ def obtain(archives: Sequence[Archive], folder: Path, download: bool, *, pause_s
     """
     require_obtainable(archives, folder, download)
     for archive in archives:
-        if archive.is_extracted(folder):
+        if not archive.lacking(folder):
             continue
         path = folder / archive.filename
         try:
-            lock = acquire_lock(
+            held = acquire_lock(
                 folder / f".{archive.filename}.lock",
                 partial(log.info, "waiting for another process that is getting %s", path),
             )
@@ -131,16 +117,14 @@ def obtain(archives: Sequence[Archive], folder: Path, download: bool, *, pause_s
             raise ArtifactError(
                 f"{folder} cannot be written ({error.strerror or error}). Choose another folder by dataset.root."
             ) from error
-        try:
-            if archive.is_extracted(folder):  # the other process has done it
+        with held:
+            if not archive.lacking(folder):  # another process has done it meanwhile
                 continue
             if path.exists():
                 _require_published(archive, path)
             else:
                 _download(archive, folder, pause_s)
             extract(path, archive.entries, folder)
-        finally:
-            lock.release()
 
 
 def _require_published(archive: Archive, path: Path) -> None:
@@ -157,7 +141,7 @@ def _require_published(archive: Archive, path: Path) -> None:
 def _download(archive: Archive, folder: Path, pause_s: float) -> None:
     """Download an archive, or continue where an earlier try stopped."""
     if urllib.parse.urlsplit(archive.url).scheme not in ("http", "https"):
-        raise ConfigError(f"{archive.url} is no http or https address; sfu downloads from no other.")
+        raise ConfigError(f"{archive.url} is no http or https address. sfu downloads from no other.")
     target = folder / archive.filename
     part = target.with_name(f"{target.name}.part")
     resumed = _size(part) > 0
@@ -169,7 +153,7 @@ def _download(archive: Archive, folder: Path, pause_s: float) -> None:
     if found != archive.checksum:
         part.unlink()
         raise DataError(
-            f"{archive.url} gave a file whose {archive.algorithm} is {found}, not {archive.checksum}; it was removed. "
+            f"{archive.url} gave a file whose {archive.algorithm} is {found}, not {archive.checksum}. It was removed. "
             + archive.by_hand(folder)
         )
     part.replace(target)
@@ -197,12 +181,7 @@ def _transfer(archive: Archive, part: Path, pause_s: float) -> str:
 
 
 class _FailedTryError(Exception):
-    """A try failed.
-
-    Attributes:
-        is_final: Whether another try would fail alike.
-        is_foreign: Whether what was downloaded belongs to another file.
-    """
+    """A try failed: for good (``is_final``), or since what was downloaded belongs to another file (``is_foreign``)."""
 
     def __init__(self, reason: str, *, is_final: bool = False, is_foreign: bool = False) -> None:
         super().__init__(reason)
@@ -225,19 +204,18 @@ def _try_once(archive: Archive, part: Path, tick: Tick) -> None:
     with response:
         code = response.status_code
         start, total = _content_range(response)
-        if code == _NO_SUCH_RANGE and have:
-            if total not in (None, have):
-                raise _FailedTryError(_FOREIGN, is_foreign=True)
+        nothing_after = code == _NO_SUCH_RANGE and have > 0
+        if nothing_after and total in (None, have):
             return  # it is complete, as far as the server says
-        if not response.ok:
+        if not (response.ok or nothing_after):
             is_final = code < 500 and code not in _TRY_AGAIN
             raise _FailedTryError(f"the server answers {code} {response.reason}", is_final=is_final)
         if archive.size and total and total != archive.size:
             raise _FailedTryError(
                 f"the server offers {total} bytes, not {archive.size}", is_final=True, is_foreign=True
             )
-        if start not in (0, have) or (total is not None and total < have):
-            raise _FailedTryError(_FOREIGN, is_foreign=True)
+        if nothing_after or start not in (0, have) or (total is not None and total < have):
+            raise _FailedTryError("the part that was downloaded belongs to another file", is_foreign=True)
         _append(response, part, start, total, tick)
 
 

@@ -89,17 +89,12 @@ def make_feature_data(
     normalize_rows: bool = False,
     source: str = "dataset",
 ) -> FeatureData:
-    """Check raw arrays and build a :class:`FeatureData`.
+    """Check raw arrays, features ``[N, D]`` and labels ``[N]``, and build a :class:`FeatureData`.
 
     Args:
-        name: The dataset's name.
-        train_features: ``[N, D]`` numbers.
-        train_labels: ``[N]`` integers.
-        test_features: ``[T, D]`` numbers.
-        test_labels: ``[T]`` integers.
         n_classes: C; ``None`` takes ``max(train_labels) + 1`` and requires every class to occur.
-        normalize_rows: Scale every row of both parts to Euclidean norm 1 (zero rows stay zero).
-        source: What to call the data in messages (a path, for example).
+        normalize_rows: Scale every row of both parts to Euclidean norm 1; zero rows stay zero.
+        source: How messages name the data.
 
     Raises:
         DataError: A shape, dtype, label or value is unusable; the message says which and what to do.
@@ -108,8 +103,8 @@ def make_feature_data(
     test_x = check_features(test_features, f"{source}: test_features")
     if test_x.shape[1] != train_x.shape[1]:
         raise DataError(
-            f"{source}: train_features have {train_x.shape[1]} columns but test_features have {test_x.shape[1]}; "
-            "extract both with the same backbone."
+            f"{source}: train_features have {train_x.shape[1]} columns but test_features have {test_x.shape[1]}. "
+            "Extract both with the same backbone."
         )
     train_y = _labels(train_labels, train_x.shape[0], f"{source}: train_labels")
     test_y = _labels(test_labels, test_x.shape[0], f"{source}: test_labels")
@@ -118,7 +113,7 @@ def make_feature_data(
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
             raise DataError(
-                f"{source}: {part} run from {low} to {high}, outside 0 .. {classes - 1}; number the classes from 0 "
+                f"{source}: {part} run from {low} to {high}, outside 0 .. {classes - 1}. Number the classes from 0 "
                 "without gaps, or give their number in dataset.n_classes."
             )
     dtype = np.result_type(train_x.dtype, test_x.dtype)
@@ -129,33 +124,29 @@ def make_feature_data(
 
 
 def check_features(array: np.ndarray, what: str) -> np.ndarray:
-    """The array in a float dtype, if it is a non-empty, finite ``[rows, features]`` matrix of real numbers.
-
-    Raises:
-        DataError: It is not; ``what`` names it in the message.
-    """
+    """Return an array in a float dtype; raise :class:`DataError` unless it is a finite ``[rows, features]`` matrix."""
     if array.dtype.kind not in "fiub":
-        raise DataError(f"{what} has dtype {array.dtype}; real numbers are needed.")
+        raise DataError(f"{what} has dtype {array.dtype}. Give real numbers.")
     if array.ndim != 2 or 0 in array.shape:
-        raise DataError(f"{what} has shape {list(array.shape)}; a non-empty [rows, features] array is needed.")
+        raise DataError(f"{what} has shape {list(array.shape)}. Give a non-empty [rows, features] array.")
     kept = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
     finite = np.isfinite(kept)
     if not finite.all():
         rows = np.flatnonzero(~finite.all(axis=1))
         raise DataError(
-            f"{what} has NaN or infinite values in {rows.size} of {len(kept)} rows (first: row {rows[0]}); "
-            "remove or repair those rows."
+            f"{what} has NaN or infinite values in {rows.size} of {len(kept)} rows (first: row {rows[0]}). "
+            "Remove or repair those rows."
         )
     return kept
 
 
 def _labels(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
     if array.dtype.kind not in "iu":
-        raise DataError(f"{what} has dtype {array.dtype}; integer class indices are needed (0 .. C-1).")
+        raise DataError(f"{what} has dtype {array.dtype}. Give integer class indices 0 .. C-1.")
     if array.shape != (n_rows,):
-        raise DataError(f"{what} has shape {list(array.shape)}; [{n_rows}] is needed, one label for each feature row.")
+        raise DataError(f"{what} has shape {list(array.shape)}. Give [{n_rows}], one label for each feature row.")
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"{what} reaches {int(array.max())}; class indices 0 .. C-1 are needed.")
+        raise DataError(f"{what} reaches {int(array.max())}. Give class indices 0 .. C-1.")
     return array.astype(np.int64)
 
 
@@ -166,16 +157,16 @@ def _n_classes(train_labels: np.ndarray, n_classes: int | None, source: str) -> 
         if present[0] >= 0 and present.size < n_classes:
             first_missing = int(np.setdiff1d(np.arange(min(n_classes, present.size + 1)), present)[0])
             raise DataError(
-                f"{source}: train_labels reach {n_classes - 1} but class {first_missing} never occurs; number the "
+                f"{source}: train_labels reach {n_classes - 1} but class {first_missing} never occurs. Number the "
                 "classes from 0 without gaps, or set dataset.n_classes."
             )
     if n_classes > 10 * max(train_labels.size, 100):
         raise DataError(
-            f"{source}: {n_classes} classes for {train_labels.size} training rows; class indices are 0 .. C-1, and "
+            f"{source}: {n_classes} classes for {train_labels.size} training rows. Class indices are 0 .. C-1, and "
             "dataset.n_classes is their number."
         )
     if present.size < 2:
         raise DataError(
-            f"{source}: train_labels hold one class only ({int(present[0])}); a classifier needs at least two."
+            f"{source}: train_labels hold one class only ({int(present[0])}). A classifier needs at least two."
         )
     return n_classes

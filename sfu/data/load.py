@@ -6,25 +6,30 @@ Shapes: N images of all parts together.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.data.datasets.base import Damaged, FeatureDataset, ImageDataset
+from sfu.data.datasets.base import Damaged, Dataset, FeatureDataset, ImageDataset
 from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
+from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
+from sfu.data.images.files import file_digests
 from sfu.data.images.image_set import ImageSet
 from sfu.data.raw_arrays import stratified_rows
 from sfu.data.seal import require_open
+from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sfu.data.features.extract import Extractor
     from sfu.data.images.images import Images
+    from sfu.data.settings import BackboneSettings
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +70,7 @@ class ImageParts:
         return [self.images.images.name(row) for row in self.train.tolist()]
 
     def example(self) -> Tensor:
-        """Return the pixels of the first of the users' images that can be decoded.
-
-        Raises:
-            DataError: None can.
-        """
+        """Return the pixels of the first of the users' images that can be decoded."""
         for row in self.train.tolist():
             try:
                 return self.images.images.decode(row)
@@ -79,11 +80,7 @@ class ImageParts:
 
 
 def load_dataset(config: FeatureDataset, seed: int) -> FeatureData:
-    """Load and check a dataset of features.
-
-    Args:
-        config: The ``dataset`` group.
-        seed: Seed of the test part, where the dataset has none of its own.
+    """Load and check a dataset of features; ``seed`` draws the test part where there is none.
 
     Raises:
         DataError: The data cannot be used.
@@ -91,33 +88,48 @@ def load_dataset(config: FeatureDataset, seed: int) -> FeatureData:
     """
     require_open(f"The dataset '{config.name}'")
     return make_feature_data(
-        config.name,
-        *config.load(seed),
-        n_classes=config.n_classes,
-        normalize_rows=config.normalize_rows,
-        source=config.source,
-    )
+        config.name, *config.load(seed),
+        n_classes=config.n_classes, normalize_rows=config.normalize_rows, source=config.source,
+    )  # fmt: skip
 
 
 def load_images(config: ImageDataset) -> ImageSet:
-    """Load the images of a dataset, at most ``dataset.limit_per_class`` of each class and part.
+    """Load the images of a dataset, at most ``dataset.limit_per_class`` of each class and part."""
+    return config.images().limited(config.limit_per_class)
+
+
+def dataset_content(config: Dataset, backbone: BackboneSettings) -> dict[str, object]:
+    """Return everything that decides the feature rows and labels of a dataset, as JSON.
+
+    Files are read once, and their digests are cached. The key of their features stands for images.
 
     Raises:
-        DataError: The images cannot be found or downloaded.
+        ConfigError: A setting cannot work.
+        DataError: A file is missing.
     """
-    return config.images().limited(config.limit_per_class)
+    if backbone.name == NO_BACKBONE:
+        return {"files": file_contents(config.source_files())}
+    assert isinstance(config, ImageDataset)
+    images = load_images(config)
+    parts = b"" if images.is_test_N is None else images.is_test_N.tobytes()
+    return {
+        "features": Extractor(backbone, torch.device("cpu")).store(images.images).key,
+        "labels": hashlib.sha256(images.labels_N.tobytes() + parts).hexdigest(),
+        "classes": list(images.class_names),
+    }
+
+
+def file_contents(paths: list[Path]) -> list[str]:
+    """Return the SHA-256 of each file, in hex; a missing file raises :class:`DataError`."""
+    return [digest.hex() for digest in file_digests([str(path) for path in paths])]
 
 
 def load_image_parts(config: ImageDataset, seed: int) -> ImageParts:
     """Load the images of a dataset and divide them into training, test and public images.
 
-    Args:
-        config: The ``dataset`` group.
-        seed: Seed of the test part, where the dataset has none of its own.
-
     Raises:
-        ConfigError: ``dataset.n_classes`` is too small, or ``dataset.core_fraction``
-            leaves a class without public images or without users' images.
+        ConfigError: ``dataset.n_classes`` is too small, or ``dataset.core_fraction`` leaves a class without public
+            images or without users' images.
         DataError: The images cannot be found, downloaded or divided.
         SourceFreeError: A source-free method is running.
     """
@@ -130,7 +142,7 @@ def load_image_parts(config: ImageDataset, seed: int) -> ImageParts:
             "Raise it, or leave it out."
         )
     train, _ = _divide(config, images.labels_N, images.is_test_N, seed)
-    public = public_rows(config, images.labels_N, train)
+    public = _public_rows(config, images.labels_N, train)
     return ImageParts(config, seed, images, np.setdiff1d(train, public), public, config.n_classes or n_classes)
 
 
@@ -174,13 +186,10 @@ def extract_features(parts: ImageParts, extractor: Extractor) -> FeatureData:
     )
 
 
-def public_rows(config: ImageDataset, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
+def _public_rows(config: ImageDataset, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Draw the public rows of the training part: ``dataset.core_fraction`` of every class, ascending.
 
     The draw depends on ``dataset.core_seed`` and on no other seed, so that the same images stay public.
-
-    Raises:
-        ConfigError: A class would have no public images, or no users' images.
     """
     fraction = config.core_fraction
     if fraction == 0:
@@ -193,7 +202,7 @@ def public_rows(config: ImageDataset, labels_N: np.ndarray, train: np.ndarray) -
         if not 0 < count < len(members):
             raise ConfigError(
                 f"dataset.core_fraction={fraction:g} of the {len(members)} training images of class {label} are "
-                f"{count}; the core and the users need at least one each."
+                f"{count}. The core and the users need at least one each."
             )
         chosen.append(draw.permutation(members)[:count])
     return np.sort(np.concatenate(chosen))
@@ -205,4 +214,4 @@ def _divide(
     """Row numbers of the training and of the test part: as published, or drawn."""
     if is_test is not None:
         return np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    return stratified_rows(labels, test_fraction=config.test_fraction, seed=seed, source=config.source)
+    return stratified_rows(labels, config.test_fraction, seed, config.source)

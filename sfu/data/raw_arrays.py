@@ -1,4 +1,4 @@
-"""What a dataset file hands over: arrays as found, before any check; and the split of those without a test part."""
+"""Arrays as a dataset file holds them, before any check; and a test part for those without one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,16 @@ class RawArrays(NamedTuple):
 
 
 def stratified_test_split(
-    features: np.ndarray, labels: np.ndarray, *, test_fraction: float, seed: int, source: str
+    features: np.ndarray, labels: np.ndarray, test_fraction: float, seed: int, source: str
 ) -> RawArrays:
-    """Hold out a seeded stratified test part (every class in proportion).
-
-    Raises:
-        DataError: A class is too small to appear on both sides.
-    """
+    """Hold out a seeded stratified test part (every class in proportion); see :func:`stratified_rows`."""
     if labels.ndim != 1 or len(labels) != len(features):
         raise DataError(f"{source}: {len(features)} feature rows but labels of shape {list(labels.shape)}.")
-    train, test = stratified_rows(labels, test_fraction=test_fraction, seed=seed, source=source)
+    train, test = stratified_rows(labels, test_fraction, seed, source)
     return RawArrays(features[train], labels[train], features[test], labels[test])
 
 
-def stratified_rows(
-    labels: np.ndarray, *, test_fraction: float, seed: int, source: str
-) -> tuple[np.ndarray, np.ndarray]:
+def stratified_rows(labels: np.ndarray, test_fraction: float, seed: int, source: str) -> tuple[np.ndarray, np.ndarray]:
     """Ascending row numbers of the training part and of a seeded stratified test part.
 
     Raises:

@@ -54,9 +54,7 @@ class _Seal:
 def sealed(paths: Sequence[Path], *, allowed: Sequence[Path] = ()) -> Iterator[None]:
     """Refuse to load a dataset, or to open any of ``paths`` or anything below them, until the block ends.
 
-    Args:
-        paths: Files and folders.
-        allowed: Files and folders that may be opened all the same (the images to forget).
+    What is ``allowed``, or below it, may be opened all the same (the images to forget).
     """
     global _seal, _hook_installed
     if not _hook_installed:
@@ -90,7 +88,7 @@ def require_open(what: str) -> None:
     """Raise :class:`SourceFreeError` inside a sealed block; ``what`` names what was asked for."""
     if _seal is not None:
         raise SourceFreeError(
-            f"{what} was asked for while a source-free method runs. The source data has been discarded; declare "
+            f"{what} was asked for while a source-free method runs. The source data has been discarded. Declare "
             "access = Access.RETAINED in the method if it needs it."
         )
 

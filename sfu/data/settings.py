@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from sfu.errors import ConfigError
 from sfu.schema import Settings, setting
 
-NO_BACKBONE, AUTO_BACKBONE, PAPER_BACKBONE = "none", "auto", "resnet18"
+NO_BACKBONE, AUTO_BACKBONE, PAPER_BACKBONE, PIXELS = "none", "auto", "resnet18", "pixels"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 NAMED_WEIGHTS = ("default", "none")
 
@@ -37,7 +37,9 @@ class BackboneSettings(Settings):
     cache: str | None = setting(None, "Folder of extracted features; null: sfu's cache.", affects_results=False)
 
     def check_settings(self) -> None:
-        """Check the normalisation and the weights file; the library checks the name when it is needed."""
+        """Check the normalisation; the library checks name and weights when it is needed."""
+        if self.name == PIXELS and self.weights not in NAMED_WEIGHTS:
+            raise ConfigError(f"backbone.weights={self.weights} has no effect on backbone=pixels. Leave it out.")
         if (self.mean is None) != (self.std is None):
             raise ConfigError("backbone.mean and backbone.std belong together. Give both or neither.")
         if self.mean is not None and self.std is not None:
@@ -47,17 +49,18 @@ class BackboneSettings(Settings):
             if not all(0 <= value <= 1 for value in self.mean) or not all(0 < value <= 1 for value in self.std):
                 raise ConfigError(f"{given} must describe pixels in 0..1 (divide by 255), and std must be above 0.")
 
-    def require_weights(self) -> None:
-        """Refuse a file of weights that does not exist.
-
-        Raises:
-            ConfigError: ``backbone.weights`` is neither a name nor a file.
-        """
-        if self.weights not in NAMED_WEIGHTS and not Path(self.weights).expanduser().is_file():
+    @property
+    def weights_file(self) -> Path | None:
+        """The file of weights, if ``weights`` names one; raises :class:`ConfigError` if it is not there."""
+        if self.weights in NAMED_WEIGHTS:
+            return None
+        path = Path(self.weights).expanduser()
+        if not path.is_file():
             raise ConfigError(
                 f"backbone.weights={self.weights} is not a file (looked from {Path.cwd()}). Give default, none, or a "
                 "file of weights."
             )
+        return path
 
 
 @dataclass
@@ -76,11 +79,7 @@ class ForgetSettings(Settings):
     )
 
     def require_files(self) -> None:
-        """Refuse lists that are not files.
-
-        Raises:
-            ConfigError: Naming the key and the path.
-        """
+        """Raise :class:`ConfigError` for lists that are not files."""
         for key in ("indices", "files"):
             given = getattr(self, key)
             if given is not None and not Path(given).expanduser().is_file():

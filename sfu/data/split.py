@@ -1,4 +1,4 @@
-"""Which training rows are to be forgotten: a random fraction, whole classes, or an index file.
+"""Which training rows are to be forgotten: a random fraction, whole classes, or a file of rows or image names.
 
 Shapes: N training rows, F forget rows, R = N - F retained rows.
 """
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.data.forget_files import rows_of_files
 from sfu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from sfu.data.settings import ForgetSettings
 
 DEFAULT_FRACTION = 0.1
+_DEPTH = 4  # how many last parts of a path may name an image
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def make_split(
         if len(alone) == 2 or config.classes is not None or config.fraction is not None:
             raise ConfigError(f"forget.{alone[0]} stands alone: leave out the other settings of forget.")
         if config.files is not None:
-            forget, kind = rows_of_files(Path(config.files).expanduser(), image_names), "files"
+            forget, kind = _rows_of_files(Path(config.files).expanduser(), image_names), "files"
         else:
             forget, kind = _read_indices(Path(str(config.indices)).expanduser(), n_train), "indices"
     else:
@@ -76,30 +76,24 @@ def make_split(
             fraction = DEFAULT_FRACTION
         forget = pool if fraction is None else _draw(pool, fraction, seed)
     if forget.numel() == n_train:
-        raise DataError(f"the forget set is all {n_train} training rows; nothing would be left to retain.")
+        raise DataError(f"the forget set is all {n_train} training rows, so nothing would be left to retain.")
     keep = torch.ones(n_train, dtype=torch.bool)
     keep[forget] = False
     return ForgetSplit(forget.sort().values, keep.nonzero().squeeze(1), kind)
 
 
 def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:
-    if not 0.0 < fraction <= 1.0:
-        raise ConfigError(f"forget.fraction={fraction}; give a number above 0 and at most 1.")
     count = round(fraction * pool.numel())
     if count == 0:
         raise DataError(
-            f"forget.fraction={fraction} of {pool.numel()} rows is an empty forget set; forget at least one row."
+            f"forget.fraction={fraction} of {pool.numel()} rows is an empty forget set. Forget at least one row."
         )
     order = torch.randperm(pool.numel(), generator=torch.Generator().manual_seed(seed))
     return pool[order[:count]]
 
 
 def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
-    """Class numbers, those given by name looked up; where the names are numbers themselves, a number is a name.
-
-    Raises:
-        DataError: A name the dataset does not have, or neither number nor name.
-    """
+    """Class numbers, those given by name looked up; where the names are numbers themselves, a number is a name."""
     numbers = []
     place = {name: number for number, name in enumerate(names)}
     named_by_number = bool(names) and all(name.isdecimal() for name in names)
@@ -111,29 +105,27 @@ def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
             numbers.append(place[str(given)])
         else:
             near = difflib.get_close_matches(str(given), names, n=3) or list(names[:5])
-            hint = f"its names include {', '.join(near)}" if names else "this dataset has numbers only"
-            raise DataError(f"forget.classes={list(classes)}: {given!r} is no class; {hint}.")
+            hint = f"Its names include {', '.join(near)}" if names else "This dataset has numbers only"
+            raise DataError(f"forget.classes={list(classes)}: {given!r} is no class. {hint}.")
     return numbers
 
 
 def _rows_of_classes(classes: list[int], labels_N: Tensor, n_classes: int) -> Tensor:
     if not classes:
-        raise DataError("forget.classes=[] is an empty forget set; name at least one class.")
+        raise DataError("forget.classes=[] is an empty forget set. Name at least one class.")
     unknown = [c for c in classes if not 0 <= c < n_classes]
     if unknown:
-        raise DataError(f"forget.classes={list(classes)} names {unknown}; the classes are 0 .. {n_classes - 1}.")
+        raise DataError(f"forget.classes={list(classes)} names {unknown}. The classes are 0 .. {n_classes - 1}.")
     if len(set(classes)) != len(classes):
         raise DataError(f"forget.classes={list(classes)} names a class twice.")
     rows = torch.isin(labels_N, torch.tensor(list(classes))).nonzero().squeeze(1)
     if rows.numel() == 0:
-        raise DataError(f"forget.classes={list(classes)}: no training row has these labels; the forget set is empty.")
+        raise DataError(f"forget.classes={list(classes)}: no training row has these labels. The forget set is empty.")
     return rows
 
 
 def _read_indices(path: Path, n_train: int) -> Tensor:
     where = f"forget.indices={path}"
-    if not path.is_file():
-        raise DataError(f"{where} is not a file; give .txt (one row number a line), .json (a list) or .npy.")
     try:
         if path.suffix == ".npy":
             values = np.load(path, allow_pickle=False)
@@ -142,17 +134,60 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
         else:
             values = np.array([int(word) for word in path.read_text().split()], dtype=np.int64)
     except (OSError, ValueError, OverflowError) as error:
-        raise DataError(f"{where} cannot be read as row numbers ({error}); one integer a line is enough.") from error
-    if values.size == 0:
-        raise DataError(f"{where} is an empty forget set; forget at least one row.")
-    if values.ndim != 1 or values.dtype.kind not in "iu":
         raise DataError(
-            f"{where} holds {values.dtype} of shape {list(values.shape)}; a flat list of integers is needed."
-        )
+            f"{where} cannot be read as row numbers ({error}). Give .txt (one row number a line), "
+            ".json (a list) or .npy."
+        ) from error
+    if values.size == 0:
+        raise DataError(f"{where} is an empty forget set. Forget at least one row.")
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise DataError(f"{where} holds {values.dtype} of shape {list(values.shape)}. Give a flat list of integers.")
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= n_train:
-        raise DataError(f"{where} names rows {low} .. {high}; the training rows are 0 .. {n_train - 1}.")
+        raise DataError(f"{where} names rows {low} .. {high}. The training rows are 0 .. {n_train - 1}.")
     unique, counts = np.unique(values, return_counts=True)
     if unique.size != values.size:
-        raise DataError(f"{where} names row {int(unique[counts > 1][0])} more than once; list every row once.")
+        raise DataError(f"{where} names row {int(unique[counts > 1][0])} more than once. List every row once.")
     return torch.from_numpy(values.astype(np.int64))
+
+
+def _rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
+    """Training row numbers of the images named in a text file, one a line.
+
+    A line is the image's path or its last parts, such as ``cat/0001.jpg``, as long as only one training image ends so.
+    """
+    where = f"forget.files={path}"
+    if not names or not Path(names[0]).suffix:
+        raise ConfigError(f"{where}: this dataset has no files to name. Use forget.indices.")
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{where} cannot be read ({error}). Give one file name a line.") from error
+    if not lines:
+        raise DataError(f"{where} is an empty forget set. Name at least one image.")
+    places = _places(names)
+    rows: list[int] = []
+    for line in lines:
+        found = places.get(line)
+        if found is None:
+            near = difflib.get_close_matches(line, list(places)[:20_000], n=1)
+            hint = f" (near: {near[0]})" if near else ""
+            raise DataError(f"{where}: {line!r} is no image of the training part{hint}.")
+        if found < 0:
+            raise DataError(f"{where}: several images end in {line!r}. Give more of the path.")
+        rows.append(found)
+    if len(set(rows)) < len(rows):
+        twice = next(line for line, row in zip(lines, rows, strict=True) if rows.count(row) > 1)
+        raise DataError(f"{where} names {twice!r} more than once. Name every image once.")
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _places(names: Sequence[str]) -> dict[str, int]:
+    """The row of every path and of its last parts; -1 where several rows share them."""
+    places: dict[str, int] = {}
+    for row, name in enumerate(names):
+        parts = name.split("/")
+        endings = {name, *("/".join(parts[-count:]) for count in range(1, min(_DEPTH, len(parts)) + 1))}
+        for ending in endings:
+            places[ending] = -1 if ending in places else row
+    return places

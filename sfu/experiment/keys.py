@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import sfu
-from sfu.data.content import dataset_content, file_contents
+from sfu.data.load import dataset_content, file_contents
 from sfu.experiment.config import RunConfig, plain
 from sfu.experiment.validate import resolve_device
 from sfu.results.artifacts import METRICS_SCHEMA

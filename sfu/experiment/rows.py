@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sfu.data.features.augment import AugmentedImages
 from sfu.data.features.store import VIEWS, views_folder
+from sfu.data.images.images import AugmentedImages
 from sfu.data.seal import sealed
 from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from sfu.data.backbones import timm_models, torchvision_models
+from sfu.data.backbones import torchvision_models
 from sfu.data.backbones.backbone import Backbone, build_backbone, check_backbone
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.settings import BackboneSettings
@@ -32,6 +32,10 @@ def config(**settings) -> BackboneSettings:
 
 def features(backbone: Backbone, batch: list[torch.Tensor]) -> torch.Tensor:
     return backbone.features(backbone.transform.pixels(batch)).cpu()
+
+
+def prepared(transform: ImageTransform, batch: list[torch.Tensor], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return transform.normalized(transform.pixels(batch), CPU, dtype)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def test_a_batch_changes_nothing_and_its_company_does_not_matter(resnet):
 
 def test_in_training_mode_company_would_matter(resnet):
     """The fault the test above guards against is real, and it would be seen."""
-    batch = resnet.transform(images(6), CPU, torch.float32)
+    batch = prepared(resnet.transform, images(6))
     with torch.no_grad():
         module = build_backbone(config()).module.train()
         alone_and_together = module(batch)[:2], module(batch[:2])
@@ -78,7 +82,7 @@ def test_the_transform_is_that_of_the_weights(name):
     for height, width in ((300, 280), (32, 32), (64, 200), (257, 100)):
         (image,) = images(1, height, width)
         expected = weights.transforms()(Image.fromarray(image.permute(1, 2, 0).numpy()))
-        levels = (transform([image], CPU, torch.float32)[0] - expected).abs() * 255 * min(transform.std)
+        levels = (prepared(transform, [image])[0] - expected).abs() * 255 * min(transform.std)
         assert float(levels.max()) < (1.01 if transform.interpolation == "bilinear" else 2.01)
         assert float((levels > 0.5).float().mean()) < 0.02  # on noise, the hardest; rounding through floats gives 0.25
 
@@ -87,14 +91,14 @@ def test_images_of_one_size_together_equal_one_by_one():
     transform = ImageTransform(24, 20, "bilinear", (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
     wide = images(2, 30, 60)
     mixed = [*images(2), wide[0], *images(2, seed=1), wide[1]]
-    together = transform(mixed, CPU, torch.float32)
-    alone = [transform([image], CPU, torch.float32) for image in mixed]
+    together = prepared(transform, mixed)
+    alone = [prepared(transform, [image]) for image in mixed]
     assert together.equal(torch.cat(alone))
 
 
 def test_sizes_that_differ_need_a_crop():
-    with pytest.raises(DataError, match=r"differ in size \(48 x 40, 60 x 30.*set backbone\.size"):
-        ImageTransform()([*images(1), *images(1, 30, 60)], CPU, torch.float32)
+    with pytest.raises(DataError, match=r"differ in size \(48 x 40, 60 x 30.*Set backbone\.size"):
+        prepared(ImageTransform(), [*images(1), *images(1, 30, 60)])
 
 
 def test_random_weights_leave_the_size_alone_and_a_size_can_be_set(resnet):
@@ -132,7 +136,7 @@ def test_the_cut_is_right_before_the_last_layer(name, size, width):
     other = models.get_model(name, weights=None, **torchvision_models.quiet(name))
     last = whole.get_submodule(torchvision_models.remove_last_layer(other))
     last.register_forward_hook(lambda module, inputs, output: fed.setdefault("input", inputs[0]))
-    batch = cut.transform(images(2, size, size), CPU, torch.float32)
+    batch = prepared(cut.transform, images(2, size, size))
     with torch.inference_mode():
         whole(batch)
     found = features(cut, images(2, size, size))
@@ -142,7 +146,7 @@ def test_the_cut_is_right_before_the_last_layer(name, size, width):
 
 
 def test_a_network_of_fixed_size_says_which_setting_to_change():
-    with pytest.raises(DataError, match=r"vit_b_32 cannot take images of \(3, 40, 48\).*set backbone\.size"):
+    with pytest.raises(DataError, match=r"vit_b_32 cannot take images of \(3, 40, 48\).*Set backbone\.size"):
         features(build_backbone(config(name="vit_b_32")), images(1))
 
 
@@ -305,7 +309,8 @@ class FakeTimm:
 
 
 def test_timm_models_are_built_without_classifier_with_their_own_transform(monkeypatch, tmp_path):
-    monkeypatch.setattr(timm_models, "_timm", lambda: FakeTimm)
+    monkeypatch.setitem(sys.modules, "timm", FakeTimm)
+    monkeypatch.setitem(sys.modules, "timm.data", FakeTimm.data)
     backbone = build_backbone(config(library="timm", name="tiny"))
     assert features(backbone, images(2)).shape == (2, 4)
     weights = {"0.weight": torch.ones(4, 3, 3, 3), "0.bias": torch.zeros(4), "head.weight": torch.zeros(9, 4)}
@@ -315,7 +320,7 @@ def test_timm_models_are_built_without_classifier_with_their_own_transform(monke
     assert local.module[0].weight.eq(1).all()
     with pytest.raises(DataError, match=r"hub unreachable.*set backbone\.weights"):
         build_backbone(config(library="timm", name="tiny", weights="default"))
-    with pytest.raises(ConfigError, match=r"backbone\.name=tinny is no model of timm; near: tiny"):
+    with pytest.raises(ConfigError, match=r"backbone\.name=tinny is no model of timm\. Near: tiny"):
         check_backbone(config(library="timm", name="tinny"))
 
 
@@ -340,4 +345,4 @@ def test_normalising_is_done_in_numpy_terms():
     transform = ImageTransform(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     mean, std = (np.array(values)[:, None, None] for values in (transform.mean, transform.std))
     expected = (image.numpy() / 255 - mean) / std
-    np.testing.assert_allclose(transform([image], CPU, torch.float64)[0].numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(prepared(transform, [image], torch.float64)[0].numpy(), expected, atol=1e-6)

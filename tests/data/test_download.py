@@ -123,7 +123,7 @@ def test_busy_server_is_asked_again_and_a_missing_file_is_not(server, tmp_path):
 
 def test_wrong_checksum_names_both_and_leaves_nothing(server, tmp_path):
     right = hashlib.sha256(server.files["/things.tar"]).hexdigest()
-    with pytest.raises(DataError, match=rf"sha256 is {right}, not {'0' * 64}; it was removed"):
+    with pytest.raises(DataError, match=rf"sha256 is {right}, not {'0' * 64}\. It was removed"):
         get(published(server, checksum="0" * 64), tmp_path)
     assert visible(tmp_path) == []
 

@@ -12,14 +12,12 @@ import torch
 import torchvision
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from sfu.data.datasets import caltech256, stanford_dogs
 from sfu.data.datasets.base import Dataset
 from sfu.data.datasets.caltech256 import Caltech256
 from sfu.data.datasets.cifar import Cifar10, Cifar100
 from sfu.data.datasets.digits import Digits
 from sfu.data.datasets.stanford_dogs import StanfordDogs
 from sfu.data.download import Archive
-from sfu.data.download import fetch as fetching
 from sfu.data.images.decode import ImageError
 from sfu.errors import ConfigError, DataError
 from tests.data.image_samples import (
@@ -40,7 +38,6 @@ CIFARS = [pytest.param(Cifar10, CIFAR10, id="cifar10"), pytest.param(Cifar100, C
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SFU_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(fetching, "_FIRST_PAUSE_S", 0.0)
 
 
 def config(kind, root: Path | None = None, **settings):
@@ -49,7 +46,7 @@ def config(kind, root: Path | None = None, **settings):
 
 def test_digits_as_images_are_the_digits_as_rows():
     found = Digits().images()
-    assert (len(found.images), found.images.channels, found.is_test_N) == (1797, 1, None)
+    assert (len(found.images), found.is_test_N) == (1797, None)
     assert found.class_names == tuple("0123456789")
     from sklearn.datasets import load_digits
 
@@ -203,7 +200,7 @@ def test_damaged_dog_list_is_named(tmp_path):
             config(StanfordDogs, tmp_path).images()
 
 
-def test_dogs_and_caltech_come_from_the_web(tmp_path, monkeypatch):
+def test_dogs_and_caltech_come_from_the_web(tmp_path):
     dogs, caltech = write_dogs(tmp_path / "source"), write_caltech(tmp_path / "source")
     bodies = {
         "/images.tar": pack(tmp_path / "images.tar", dogs, ["Images"]),
@@ -216,12 +213,17 @@ def test_dogs_and_caltech_come_from_the_web(tmp_path, monkeypatch):
             digest = hashlib.new(real.algorithm, bodies[path]).hexdigest()
             return Archive(server.url + path, real.filename, real.algorithm, digest, real.entries, len(bodies[path]))
 
-        images, lists = stanford_dogs._archives()
-        served = here(images, "/images.tar"), here(lists, "/lists.tar"), here(caltech256._archive(), "/caltech.tar")
-        monkeypatch.setattr(stanford_dogs, "_archives", lambda: served[:2])
-        monkeypatch.setattr(caltech256, "_archive", lambda: served[2])
-        for kind in (StanfordDogs, Caltech256):
-            fetched = config(kind, tmp_path / "root", download=True).images()
+        class ServedDogs(StanfordDogs):
+            def archives(self):
+                images, lists = super().archives()
+                return here(images, "/images.tar"), here(lists, "/lists.tar")
+
+        class ServedCaltech(Caltech256):
+            def archives(self):
+                return (here(*super().archives(), "/caltech.tar"),)
+
+        for kind, served in ((StanfordDogs, ServedDogs), (Caltech256, ServedCaltech)):
+            fetched = config(served, tmp_path / "root", download=True).images()
             placed = config(kind, tmp_path / "source").images()
             assert fetched.images.fingerprint() == placed.images.fingerprint()
         assert [path for path, _ in server.asked] == list(bodies)

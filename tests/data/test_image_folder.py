@@ -75,18 +75,18 @@ def test_folders_that_cannot_work(tmp_path):
     refused(None, r"needs dataset\.path", ConfigError)
     refused(tmp_path / "gone", r"dataset\.path=.*gone does not exist")
     refused(write_folder(tmp_path, ["f.zip"]) / "f.zip", "is not a folder")
-    refused(write_folder(tmp_path / "flat", ["a.jpg", "b.jpg"]), r"holds no folders; .* or name their classes")
-    refused(write_classes(tmp_path / "one", ("ant",)), "holds one class, ant; at least two")
-    refused(write_folder(tmp_path / "none", ["ant/a.txt", "bee/b.gif"]), r"no image in ant/, bee/; fill.*\.webp")
+    refused(write_folder(tmp_path / "flat", ["a.jpg", "b.jpg"]), r"holds no folders\. .* or name their classes")
+    refused(write_classes(tmp_path / "one", ("ant",)), r"holds one class, ant\. At least two")
+    refused(write_folder(tmp_path / "none", ["ant/a.txt", "bee/b.gif"]), r"no image in ant/, bee/\. Fill.*\.webp")
     empty = write_classes(tmp_path / "empty")
     (empty / "dog").mkdir()
-    refused(empty, r"has no image in dog/; fill or remove it")
+    refused(empty, r"has no image in dog/\. Fill or remove it")
 
 
 def test_parts_that_do_not_fit(tmp_path):
     write_classes(tmp_path / "train")
     write_classes(tmp_path / "val")
-    with pytest.raises(DataError, match=r"has train/ but no test/ .*; it holds train, val\. Add test/"):
+    with pytest.raises(DataError, match=r"has train/ but no test/ .*\. It holds train, val\. Add test/"):
         config(tmp_path).source_files()
     write_classes(tmp_path / "test", ("ant", "dog", "emu"))
     refused(tmp_path, r"test has classes that .*train lacks: dog, emu")
@@ -150,7 +150,7 @@ def test_csv_over_train_and_test_folders(tmp_path):
     write_csv(tmp_path, "file,label", *rows[:2])  # of train/ alone: nothing is left to test with
     assert config(tmp_path, labels_csv="labels.csv").images().is_test_N is None
     write_csv(write_folder(tmp_path, ["loose.jpg"]), "file,label", *rows, "loose.jpg,a")
-    refused(tmp_path, r"'loose\.jpg' lies in neither train/ nor test/.*add a split column", labels_csv="labels.csv")
+    refused(tmp_path, r"'loose\.jpg' lies in neither train/ nor test/.*Add a split column", labels_csv="labels.csv")
 
 
 @pytest.mark.parametrize(
@@ -161,16 +161,16 @@ def test_csv_over_train_and_test_folders(tmp_path):
         (["file,label", "a.jpg,x", "b.jpg,"], r"line 3: no label for 'b\.jpg'"),
         (["file,label", "a.jpg,x", "b.jpg"], r"line 3: no label for 'b\.jpg'"),
         (["file,label", "a.jpg,x", ",y"], "line 3: no file"),
-        (["file,label", "a.jpg,x", "../b.jpg,y"], r"line 3: '\.\./b\.jpg' lies outside"),
-        (["file,label", "a.jpg,x", "/etc/passwd,y"], r"line 3: '/etc/passwd' lies outside"),
+        (["file,label", "a.jpg,x", "../b.jpg,y"], r"line 3: '\.\./b\.jpg' is outside dataset\.path=.*pile"),
+        (["file,label", "a.jpg,x", "/etc/passwd,y"], r"line 3: '/etc/passwd' is outside dataset\.path=.*pile"),
         (["file,label,split", "a.jpg,x,train", "b.jpg,y,val"], r"line 3: split 'val' of 'b\.jpg' is neither train nor"),
         (["file,label,split", "a.jpg,x,train", "b.jpg,y"], r"line 3: split '' of 'b\.jpg'"),
-        (["file,label,split", "a.jpg,x,train", "b.jpg,y,train"], "every row has split train; leave the column out"),
-        (["name,label", "a.jpg,x"], r"has no column file; its first line names name, label\. Needed: file,label"),
+        (["file,label,split", "a.jpg,x,train", "b.jpg,y,train"], r"every row has split train\. Leave the column out"),
+        (["name,label", "a.jpg,x"], r"has no column file\. Its first line names name, label\. It must name file,label"),
         (["file;label", "a.jpg;x"], "no column file and no column label"),
         (["file,label"], "holds no row below its header"),
-        ([""], "its first line names nothing"),
-        (["file,label", "a.jpg,x", "b.jpg,x"], "holds one class, x; at least two"),
+        ([""], "Its first line names nothing"),
+        (["file,label", "a.jpg,x", "b.jpg,x"], r"holds one class, x\. At least two"),
         (["file,label", "a.jpg,1", "b.jpg,2"], r"class indices 0 \.\. 2, but 1 of these do not occur"),
         (["file,label", "a.jpg,-1", "b.jpg,0"], "label -1 is no class index from 0"),
         (["file,label", *(f"{n}.jpg,x" for n in range(9))], r"line 2: .*line 6: .*and 4 more"),

@@ -65,7 +65,7 @@ def test_index_files(tmp_path, suffix):
     [
         ("", "empty forget set"),
         ("1\n1\n", "row 1 more than once"),
-        ("40\n", r"rows 40 \.\. 40; the training rows are 0 \.\. 39"),
+        ("40\n", r"rows 40 \.\. 40\. The training rows are 0 \.\. 39"),
         ("-1\n", r"rows -1"),
         ("1.5\n", "cannot be read as row numbers"),
         ("one\n", "cannot be read as row numbers"),
@@ -96,11 +96,11 @@ def test_json_must_be_a_flat_list_of_integers(tmp_path, value):
         ({"fraction": 1.0}, DataError, "all 40 training rows"),
         ({"fraction": 0.001}, DataError, "empty forget set"),
         ({"classes": []}, DataError, "empty forget set"),
-        ({"classes": [4]}, DataError, r"names \[4\]; the classes are 0 \.\. 3"),
+        ({"classes": [4]}, DataError, r"names \[4\]\. The classes are 0 \.\. 3"),
         ({"classes": [1, 1]}, DataError, "twice"),
         ({"classes": [0, 1, 2, 3]}, DataError, "all 40 training rows"),
         ({"indices": "x", "fraction": 0.1}, ConfigError, "stands alone"),
-        ({"indices": "no-such-file"}, DataError, "is not a file"),
+        ({"indices": "no-such-file"}, DataError, r"no-such-file cannot be read as row numbers \(.*No such file"),
     ],
 )
 def test_settings_that_cannot_work(settings, error, message):

@@ -25,16 +25,9 @@ _flags = threading.Lock()
 
 
 def check_backbone(config: BackboneSettings) -> None:
-    """Refuse settings that cannot work, before any image is read.
-
-    Raises:
-        ConfigError: Naming the key, the value and what is accepted.
-    """
-    if config.name == NO_BACKBONE:
-        return
-    if recall(config) is None:  # a backbone that was built before has a name its library knows
+    """Raise :class:`ConfigError` for settings that cannot work, before any image is read."""
+    if config.name != NO_BACKBONE and recall(config) is None:  # one that was built before has a name its library knows
         library_of(config).check(config)
-    config.require_weights()
 
 
 def build_backbone(config: BackboneSettings) -> Backbone:
@@ -77,7 +70,7 @@ class Backbone:
         name: Of the model.
         module: In evaluation mode, without gradients.
         transform: What is done to every image.
-        pooling: What the features are.
+        pooling: What the features are, for the record.
         dtype: Of the forward pass.
         digest: SHA-256 of the weights.
         device: Where the module lies.
@@ -121,10 +114,10 @@ class Backbone:
                 features = self.module(batch)
         except (RuntimeError, AssertionError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-                raise DataError(f"memory is out on the device; lower backbone.batch_size ({len(pixels)}).") from error
+                raise DataError(f"memory is out on the device. Lower backbone.batch_size ({len(pixels)}).") from error
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
-                f"backbone.name={self.name} cannot take images of {tuple(batch.shape[1:])} ({first}); set "
+                f"backbone.name={self.name} cannot take images of {tuple(batch.shape[1:])} ({first}). Set "
                 "backbone.size to the size it was made for."
             ) from error
         if features.ndim != 2:

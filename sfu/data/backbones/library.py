@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sfu.data.backbones.transform import ImageTransform
-from sfu.data.settings import NAMED_WEIGHTS, BackboneSettings
-from sfu.errors import ConfigError
+from sfu.data.settings import PIXELS, BackboneSettings
 from sfu.registry import Registered, add_modules
 
 add_modules("sfu.data.backbones.torchvision_models")
@@ -37,11 +36,7 @@ class BackboneLibrary(Registered, ABC, kind="backbone.library"):
     @classmethod
     @abstractmethod
     def check(cls, settings: BackboneSettings) -> None:
-        """Refuse a model that the library does not have; cheap.
-
-        Raises:
-            ConfigError: The message names the nearest models.
-        """
+        """Raise :class:`ConfigError`, with the nearest names, for a model that the library does not have; cheap."""
 
     @classmethod
     @abstractmethod
@@ -59,19 +54,13 @@ class Pixels(BackboneLibrary):
 
     @classmethod
     def check(cls, settings: BackboneSettings) -> None:
-        if settings.weights not in NAMED_WEIGHTS:
-            raise ConfigError(f"backbone.weights={settings.weights} has no effect on backbone=pixels. Leave it out.")
+        pass
 
     @classmethod
     def build(cls, settings: BackboneSettings) -> Network:
-        cls.check(settings)
         return Network(nn.Flatten(), ImageTransform(), "flatten")
 
 
 def library_of(settings: BackboneSettings) -> type[BackboneLibrary]:
-    """Return the library of a backbone.
-
-    Raises:
-        ConfigError: There is no such library.
-    """
-    return Pixels if settings.name == "pixels" else BackboneLibrary.named(settings.library)
+    """Return the library of a backbone, or raise :class:`ConfigError` if there is none of its name."""
+    return Pixels if settings.name == PIXELS else BackboneLibrary.named(settings.library)

@@ -7,12 +7,11 @@ as the settings, the versions of the libraries, and a weights file's path, size,
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sfu.data.images.files import file_state
 from sfu.errors import ArtifactError
 from sfu.files import write_text
 from sfu.store import Store, cache_dir, key_of
@@ -20,7 +19,7 @@ from sfu.store import Store, cache_dir, key_of
 if TYPE_CHECKING:
     from sfu.data.settings import BackboneSettings
 
-_SCHEMA = 2
+_SCHEMA = 3
 _NO_EFFECT = ("batch_size", "workers", "cache")
 _RECORD = "record.json"
 
@@ -43,17 +42,9 @@ def _key(config: BackboneSettings) -> str:
     settings: dict[str, Any] = {key: value for key, value in vars(config).items() if key not in _NO_EFFECT}
     settings["versions"] = {name: _version(name) for name in ("torch", config.library)}
     settings["schema"] = _SCHEMA
-    if config.weights not in ("default", "none"):
-        settings["file"] = _state(Path(config.weights).expanduser())
+    if (file := config.weights_file) is not None:
+        settings["file"] = file_state(str(file))
     return key_of(settings)
-
-
-def _state(path: Path) -> list[Any]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return [os.path.abspath(path)]
-    return [os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _version(name: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from sfu.data.backbones.library import BackboneLibrary, Network
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.backbones.weights import load_weights, read_state_dict
-from sfu.data.settings import NAMED_WEIGHTS, BackboneSettings
+from sfu.data.settings import BackboneSettings
 from sfu.errors import ConfigError, DataError
 
 
@@ -23,15 +23,14 @@ class TimmModels(BackboneLibrary, name="timm"):
         timm = _timm()
         if not timm.is_model(settings.name):
             near = difflib.get_close_matches(settings.name.split(".")[0], timm.list_models(), n=3)
-            hint = f"; near: {', '.join(near)}" if near else ""
-            raise ConfigError(f"backbone.name={settings.name} is no model of timm{hint}.")
+            hint = f" Near: {', '.join(near)}." if near else ""
+            raise ConfigError(f"backbone.name={settings.name} is no model of timm.{hint}")
 
     @classmethod
     def build(cls, settings: BackboneSettings) -> Network:
-        cls.check(settings)
         timm = _timm()
-        local = settings.weights not in NAMED_WEIGHTS
-        tensors = read_state_dict(settings.weights) if local else {}
+        file = settings.weights_file
+        tensors = read_state_dict(file) if file else {}
         try:
             model = timm.create_model(settings.name, pretrained=settings.weights == "default", num_classes=0)
         except Exception as error:  # the hub's client raises many kinds
@@ -40,7 +39,7 @@ class TimmModels(BackboneLibrary, name="timm"):
                 f"timm cannot make backbone.name={settings.name} with backbone.weights={settings.weights} ({first}). "
                 "Without a network, set backbone.weights to a file of weights."
             ) from error
-        if local:
+        if file:
             classifier = model.pretrained_cfg.get("classifier") or ()
             names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
             load_weights(model, tensors, tuple(f"{name}." for name in names), settings.weights)
@@ -52,7 +51,7 @@ def _transform(timm: Any, model: Any, name: str, *, resized: bool) -> ImageTrans
     own = timm.data.resolve_model_data_config(model)
     if resized and own.get("crop_mode", "center") != "center":
         raise ConfigError(
-            f"the weights of {name} were made with crop_mode={own['crop_mode']}, which sfu does not do; set "
+            f"the weights of {name} were made with crop_mode={own['crop_mode']}, which sfu does not do. Set "
             "backbone.size to resize and crop the centre all the same."
         )
     side = own["input_size"][-1]

@@ -31,46 +31,39 @@ class TorchvisionModels(BackboneLibrary, name="torchvision"):
         if settings.name not in known:
             near = difflib.get_close_matches(settings.name, known, n=3) or ["resnet18", "resnet50", "vit_b_16"]
             raise ConfigError(
-                f"backbone.name={settings.name} is no classification model of torchvision; near: {', '.join(near)} "
-                "(or none, pixels, or backbone.library=timm)."
+                f"backbone.name={settings.name} is no classification model of torchvision. Near: {', '.join(near)}. "
+                "There are also none, pixels, and backbone.library=timm."
             )
 
     @classmethod
     def build(cls, settings: BackboneSettings) -> Network:
         from torchvision import models
 
-        cls.check(settings)
-        default = models.get_model_weights(settings.name).DEFAULT
+        name, file, default = settings.name, settings.weights_file, models.get_model_weights(settings.name).DEFAULT
         if settings.weights == "default":
-            model = _pretrained(settings.name, default)
-            last = remove_last_layer(model)
-        elif settings.weights == "none":
-            model = models.get_model(settings.name, weights=None, **quiet(settings.name))
-            last = remove_last_layer(model)
+            model = _pretrained(name, default)
         else:
-            tensors = _renamed(settings.name, read_state_dict(settings.weights))
-            options = {"transform_input": True} if settings.name in _RESCALED_INPUT else {}
-            model = models.get_model(settings.name, weights=None, **options, **quiet(settings.name))
-            last = remove_last_layer(model)
-            load_weights(model, tensors, (f"{last}.", "aux", "AuxLogits"), settings.weights)
+            rescaled = {"transform_input": True} if file and name in _RESCALED_INPUT else {}
+            model = models.get_model(name, weights=None, **rescaled, **quiet(name))
+        last = remove_last_layer(model)
+        if file:
+            load_weights(
+                model, _renamed(name, read_state_dict(file)), (f"{last}.", "aux", "AuxLogits"), settings.weights
+            )
         return Network(
             model, _transform(default, resized=settings.weights != "none"), f"input of the last layer ({last})"
         )
 
 
 def remove_last_layer(model: nn.Module) -> str:
-    """Replace the last linear (or 1 x 1 convolutional) layer by the identity; returns its name.
-
-    Raises:
-        ConfigError: The model has none.
-    """
+    """Replace the last linear (or 1 x 1 convolutional) layer by the identity, and return its name."""
     layers = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1))
     ]
     if not layers:
-        raise ConfigError(f"{type(model).__name__} has no last layer to cut; choose another backbone.name.")
+        raise ConfigError(f"{type(model).__name__} has no last layer to cut. Choose another backbone.name.")
     parent, _, child = layers[-1].rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
     return layers[-1]

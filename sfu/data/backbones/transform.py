@@ -54,11 +54,7 @@ class ImageTransform:
         return done
 
     def require_shape(self, image: Tensor, name: str) -> None:
-        """Refuse an image so long and thin that resizing its shorter side would blow it up.
-
-        Raises:
-            ImageError: It would have more than 100 million pixels; ``name`` names it.
-        """
+        """Raise :class:`ImageError` for an image so long and thin that it would be over 100 million pixels resized."""
         _, height, width = image.shape
         if self.resize is not None and self.resize**2 * max(height, width) > _MOST_PIXELS * min(height, width):
             raise ImageError(
@@ -87,7 +83,7 @@ class ImageTransform:
         """
         sizes = sorted({f"{image.shape[2]} x {image.shape[1]}" for image in pixels})
         if len(sizes) > 1:
-            raise DataError(f"the images differ in size ({', '.join(sizes[:4])}, ...); set backbone.size.")
+            raise DataError(f"the images differ in size ({', '.join(sizes[:4])}, ...). Set backbone.size.")
         batch = stack(pixels).to(device, non_blocking=True)
         scaled = batch.to(torch.float32).div_(255.0)
         if len(self.mean) == 3 and batch.shape[1] == 1:  # greyscale for a network of colours
@@ -98,15 +94,7 @@ class ImageTransform:
             scaled = scaled.sub_(mean).div_(std)
         return scaled.to(dtype)
 
-    def __call__(self, images: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """:meth:`pixels`, then :meth:`normalized`."""
-        return self.normalized(self.pixels(images), device, dtype)
-
 
 def stack(images: Sequence[Tensor]) -> Tensor:
     """Images of one size ``[K, H, W]`` as one batch ``[B, K, H, W]``, channels last in memory."""
-    channels, height, width = images[0].shape
-    batch = torch.empty(len(images), height, width, channels, dtype=torch.uint8)
-    for place, image in zip(batch.numpy(), images, strict=True):
-        place[...] = image.permute(1, 2, 0).numpy()
-    return batch.permute(0, 3, 1, 2)
+    return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)

@@ -11,26 +11,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sfu.errors import ConfigError, DataError
+from sfu.errors import DataError
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 
-def read_state_dict(setting: str) -> dict[str, Tensor]:
-    """The tensors of ``backbone.weights=FILE``: safetensors, or a torch file read with ``weights_only=True``.
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of weights: safetensors, or a torch file read with ``weights_only=True``.
 
     Checkpoints that wrap the weights (``state_dict`` and the like) or prefix every name with ``module.`` are unwrapped.
 
     Raises:
-        ConfigError: There is no such file.
         DataError: It is damaged, holds objects other than tensors, or no tensors at all.
     """
-    path = Path(setting).expanduser()
-    where = f"backbone.weights={setting}"
-    if not path.is_file():
-        raise ConfigError(
-            f"{where} is not a file (looked from {Path.cwd()}); give default, none, or a file of weights."
-        )
+    where = f"backbone.weights={path}"
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -41,20 +35,20 @@ def read_state_dict(setting: str) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         found = re.search(r"Unsupported \w+: (?:GLOBAL )?(\S+)", str(error))
         if found is None:
-            raise DataError(f"{where} cannot be read; it is damaged or no torch file.") from error
+            raise DataError(f"{where} cannot be read. It is damaged, or no torch file.") from error
         raise DataError(
-            f"{where} holds more than tensors ({found.group(1)}), which sfu never unpickles; save model.state_dict() "
+            f"{where} holds more than tensors ({found.group(1)}), which sfu never unpickles. Save model.state_dict() "
             "as safetensors or with torch.save."
         ) from error
     except Exception as error:  # torch and safetensors raise many kinds on damaged files
         first = (str(error).splitlines() or [""])[0]
-        raise DataError(f"{where} cannot be read ({type(error).__name__}: {first}); is it whole?") from error
+        raise DataError(f"{where} cannot be read ({type(error).__name__}: {first}). It may be cut short.") from error
     for key in _WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
     tensors = {str(k): v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, Mapping) else {}
     if not tensors:
-        raise DataError(f"{where} holds no tensors by name; save model.state_dict().")
+        raise DataError(f"{where} holds no tensors by name. Save model.state_dict().")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors

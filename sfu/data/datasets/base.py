@@ -18,6 +18,7 @@ from sfu.schema import Choice, setting
 from sfu.store import cache_dir
 
 if TYPE_CHECKING:
+    from sfu.data.download import Archive
     from sfu.data.images.image_set import ImageSet
     from sfu.data.raw_arrays import RawArrays
 
@@ -52,8 +53,6 @@ class Dataset(Choice, kind="dataset"):
     def source_files(self) -> list[Path]:
         """Return the files and folders that the dataset reads. They are sealed while a source-free method runs.
 
-        This is cheap and comes before anything else.
-
         Raises:
             ConfigError: A setting cannot work.
             DataError: What must be there is missing.
@@ -68,11 +67,7 @@ class FeatureDataset(Dataset):
 
     @abstractmethod
     def load(self, seed: int) -> RawArrays:
-        """Return features and labels of both parts; ``seed`` draws a test part where there is none.
-
-        Raises:
-            DataError: The data cannot be read.
-        """
+        """Return features and labels of both parts; ``seed`` draws a test part where there is none."""
 
 
 @dataclass
@@ -97,20 +92,39 @@ class ImageDataset(Dataset):
 
 @dataclass
 class PublicDataset(ImageDataset):
-    """A published dataset of images, which sfu can download."""
+    """A published dataset of images, which sfu can download to the ``subfolder`` of ``dataset.root``."""
+
+    subfolder: ClassVar[str] = ""
 
     root: str | None = setting(
         None, "Folder that holds the dataset or receives it; null is sfu's cache.", affects_results=False
     )
     download: bool = setting(True, "Download the dataset if it is not there.", affects_results=False)
 
-    def root_folder(self) -> Path:
-        """Return ``dataset.root``, or the folder of datasets in sfu's cache.
+    @abstractmethod
+    def archives(self) -> tuple[Archive, ...]:
+        """Return what is published, and where."""
+
+    def source_files(self) -> list[Path]:
+        from sfu.data.download import require_obtainable
+
+        return require_obtainable(self.archives(), self.folder(), self.download)
+
+    def obtain(self) -> Path:
+        """Download and extract what is missing, and return the folder that holds it.
 
         Raises:
-            ConfigError: ``dataset.root`` is a file.
+            DataError: Something is missing and cannot be downloaded, or is not what was published.
+            ArtifactError: No room, or no permission to write.
         """
+        from sfu.data.download import obtain
+
+        obtain(self.archives(), self.folder(), self.download)
+        return self.folder()
+
+    def folder(self) -> Path:
+        """Return the folder of the dataset's files: in ``dataset.root``, or among the datasets in sfu's cache."""
         root = Path(self.root).expanduser() if self.root else cache_dir("datasets")
         if root.exists() and not root.is_dir():
             raise ConfigError(f"dataset.root={root} is not a folder. Name the folder that holds the dataset.")
-        return root
+        return root / self.subfolder

@@ -12,7 +12,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -36,62 +36,35 @@ _PUBLISHED = {False: 29_780, True: 30_607}
 class Caltech256(PublicDataset, name="caltech256"):
     """All images in the order of categories and numbers; the test part is yet to be drawn."""
 
+    subfolder: ClassVar[str] = "caltech256"  # as torchvision has it
+
     test_fraction: float = setting(0.1, "Share held out for testing.", above=0, below=1)
     clutter: bool = setting(False, "Keep the 257th class, of clutter.")
 
     def images(self) -> ImageSet:
-        """List the images of every category.
-
-        Raises:
-            DataError: They are missing and cannot be fetched, or the folder has gaps.
-        """
-        from sfu.data.download import obtain
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import FileImages
 
-        root = self._root()
-        obtain([_archive()], root, self.download)
-        paths: list[str] = []
-        labels: list[int] = []
-        names = _category_names(root / _FOLDER, self.clutter)
-        for label, name in enumerate(names):
-            mine = _category_images(root / _FOLDER / f"{label + 1:03d}.{name}", label + 1)
-            paths += mine
-            labels += [label] * len(mine)
+        folder = self.obtain() / _FOLDER
+        names = _category_names(folder, self.clutter)
+        images_of = [_category_images(folder / f"{number:03d}.{name}", number) for number, name in enumerate(names, 1)]
+        paths = [path for mine in images_of for path in mine]
         if len(paths) != _PUBLISHED[self.clutter]:
-            log.warning(
-                "%s holds %d images, the published archive %d", root / _FOLDER, len(paths), _PUBLISHED[self.clutter]
-            )
-        return ImageSet(FileImages(paths), np.asarray(labels, dtype=np.int64), None, tuple(names))
+            log.warning("%s holds %d images, the published archive %d", folder, len(paths), _PUBLISHED[self.clutter])
+        labels_N = np.repeat(np.arange(len(names)), [len(mine) for mine in images_of])
+        return ImageSet(FileImages(paths), labels_N, None, tuple(names))
 
     def source_files(self) -> list[Path]:
-        """Return the folder of categories and its archive, below ``dataset.root``/caltech256 as torchvision has it.
-
-        Raises:
-            DataError: Neither is there, and ``dataset.download=false``; or the folder lacks categories.
-        """
-        from sfu.data.download import require_obtainable
-
-        root = self._root()
-        files = require_obtainable([_archive()], root, self.download)
-        if (root / _FOLDER).exists():
-            _category_names(root / _FOLDER, self.clutter)
+        files = super().source_files()
+        if files[0].exists():
+            _category_names(files[0], self.clutter)
         return files
 
-    def _root(self) -> Path:
-        return self.root_folder() / "caltech256"
+    def archives(self) -> tuple[Archive, ...]:
+        from sfu.data.download import Archive
 
-
-def _archive() -> Archive:
-    from sfu.data.download import Archive
-
-    return Archive(
-        "https://data.caltech.edu/records/nyy15-4j048/files/256_ObjectCategories.tar",
-        "256_ObjectCategories.tar",
-        "md5",
-        "67b4f42ca05d46448c6bb8ecd2220f6d",
-        (_FOLDER,),
-    )
+        url = f"https://data.caltech.edu/records/nyy15-4j048/files/{_FOLDER}.tar"
+        return (Archive(url, f"{_FOLDER}.tar", "md5", "67b4f42ca05d46448c6bb8ecd2220f6d", (_FOLDER,)),)
 
 
 def _category_names(folder: Path, clutter: bool) -> list[str]:
@@ -103,14 +76,14 @@ def _category_names(folder: Path, clutter: bool) -> list[str]:
             if match and entry.is_dir():
                 other = numbered.setdefault(int(match[1]), match[2])
                 if other != match[2]:
-                    raise DataError(f"{folder} holds category {match[1]} twice: {other} and {match[2]}; remove one.")
+                    raise DataError(f"{folder} holds category {match[1]} twice: {other} and {match[2]}. Remove one.")
     wanted = range(1, _CLUTTER + clutter)
     lacking = [f"{number:03d}" for number in wanted if number not in numbered]
     if lacking:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         raise DataError(
             f"{folder} lacks category {', '.join(lacking[:5])}{more}. Remove it, and sfu extracts it again from its "
-            "archive; to use a choice of categories, take dataset=image_folder."
+            "archive. To use a choice of categories, take dataset=image_folder."
         )
     return [numbered[number] for number in wanted]
 

@@ -33,22 +33,22 @@ class Cifar(PublicDataset):
         """Return torchvision's class."""
 
     def images(self) -> ImageSet:
-        """Read both parts.
+        from torchvision.datasets.utils import check_integrity
 
-        Raises:
-            DataError: They are missing and cannot be fetched, or a file is not the published one.
-        """
-        from sfu.data.download import obtain
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import ArrayImages
 
         self.source_files()
-        reader, root = self.reader(), self.root_folder()
-        obtain([_archive(reader)], root, self.download)
+        reader, root = self.reader(), self.obtain()
+        folder = root / reader.base_folder
         try:
             train, test = (reader(root, train=train, download=False) for train in (True, False))
         except RuntimeError as error:
-            raise DataError(_damage(reader, root)) from error
+            bad = [f"{name} (md5 {md5})" for name, md5 in _published(reader) if not check_integrity(folder / name, md5)]
+            raise DataError(
+                f"{folder} differs from the published files in {', '.join(bad)}; nothing was unpickled. "
+                + _again(folder)
+            ) from error
         labels_N = np.array(train.targets + test.targets, dtype=np.int64)
         pixels_NHWK = np.empty((len(labels_N), *train.data.shape[1:]), dtype=np.uint8)
         pixels_NHWK[: len(train)], pixels_NHWK[len(train) :] = train.data, test.data  # a copy in plain C order
@@ -56,20 +56,18 @@ class Cifar(PublicDataset):
         return ImageSet(ArrayImages(pixels_NHWK, self.source), labels_N, is_test_N, tuple(train.classes))
 
     def source_files(self) -> list[Path]:
-        """Return the folder of batches and the archive it comes from, below ``dataset.root``.
-
-        Raises:
-            DataError: Files are missing, and ``dataset.download=false``.
-        """
-        from sfu.data.download import require_obtainable
-
-        reader, root = self.reader(), self.root_folder()
-        files = require_obtainable([_archive(reader)], root, self.download)
-        folder = root / reader.base_folder
-        lacking = [name for name, _ in _published(reader) if not (folder / name).exists()]
+        files = super().source_files()
+        folder = files[0]
+        lacking = [name for name, _ in _published(self.reader()) if not (folder / name).exists()]
         if folder.exists() and lacking:
             raise DataError(f"{folder} lacks {', '.join(lacking)}. {_again(folder)}")
         return files
+
+    def archives(self) -> tuple[Archive, ...]:
+        from sfu.data.download import Archive
+
+        reader = self.reader()
+        return (Archive(reader.url, reader.filename, "md5", reader.tgz_md5, (reader.base_folder,)),)
 
 
 @dataclass
@@ -92,23 +90,9 @@ class Cifar100(Cifar, name="cifar100"):
         return CIFAR100
 
 
-def _archive(reader: type[CIFAR10]) -> Archive:
-    from sfu.data.download import Archive
-
-    return Archive(reader.url, reader.filename, "md5", reader.tgz_md5, (reader.base_folder,))
-
-
 def _published(reader: type[CIFAR10]) -> list[tuple[str, str]]:
     meta = [reader.meta["filename"], reader.meta["md5"]]
     return [(name, md5) for name, md5 in (*reader.train_list, *reader.test_list, meta)]
-
-
-def _damage(reader: type[CIFAR10], root: Path) -> str:
-    from torchvision.datasets.utils import check_integrity
-
-    folder = root / reader.base_folder
-    bad = [f"{name} (md5 {md5})" for name, md5 in _published(reader) if not check_integrity(folder / name, md5)]
-    return f"{folder} differs from the published files in {', '.join(bad)}; nothing was unpickled. {_again(folder)}"
 
 
 def _again(folder: Path) -> str:

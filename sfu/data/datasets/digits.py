@@ -23,9 +23,7 @@ class Digits(FeatureDataset, ImageDataset, name="digits"):
 
         pixels, labels = load_digits(return_X_y=True)
         features = (pixels / 16.0).astype("float32")
-        return stratified_test_split(
-            features, labels, test_fraction=self.test_fraction, seed=seed, source="dataset=digits"
-        )
+        return stratified_test_split(features, labels, self.test_fraction, seed, self.source)
 
     def images(self) -> ImageSet:
         import numpy as np
@@ -37,10 +35,9 @@ class Digits(FeatureDataset, ImageDataset, name="digits"):
         digits = load_digits()
         pixels_NHW = np.rint(digits.images * (255 / 16)).astype(np.uint8)
         names = tuple(str(digit) for digit in digits.target_names)
-        return ImageSet(ArrayImages(pixels_NHW, "dataset=digits"), digits.target.astype(np.int64), None, names)
+        return ImageSet(ArrayImages(pixels_NHW, self.source), digits.target.astype(np.int64), None, names)
 
     def source_files(self) -> list[Path]:
-        """Return the file inside scikit-learn that holds the digits."""
         package = find_spec("sklearn")  # importing it would take longer than a job whose results are cached
         assert package is not None
         assert package.origin is not None

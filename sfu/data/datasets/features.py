@@ -28,18 +28,12 @@ class FeatureFile(FeatureDataset, name="features"):
     path: str | None = setting(None, "File of features, .npz or .safetensors.", location=True)
 
     def load(self, seed: int) -> RawArrays:
-        """Read the file.
-
-        Raises:
-            ConfigError: No path, or a file type other than .npz and .safetensors.
-            DataError: The file is missing, damaged, or lacks an array.
-        """
         path = self._path()
         arrays = read_arrays(path, _TRAIN + _TEST, "dataset.path")
         lacking = [key for key in _TRAIN if key not in arrays]
         if lacking:
             raise DataError(
-                f"dataset.path={path} has no {' and no '.join(lacking)}; it holds {sorted(arrays) or 'nothing'}. "
+                f"dataset.path={path} has no {' and no '.join(lacking)}. It holds {sorted(arrays) or 'nothing'}. "
                 f"Needed: {', '.join(_TRAIN)}; optional: {', '.join(_TEST)}."
             )
         tests = [key for key in _TEST if key in arrays]
@@ -47,10 +41,8 @@ class FeatureFile(FeatureDataset, name="features"):
             raise DataError(f"dataset.path={path} has {tests[0]} alone. Give both of {', '.join(_TEST)}, or neither.")
         if tests:
             return RawArrays(*(arrays[key] for key in _TRAIN + _TEST))
-        return stratified_test_split(
-            arrays["train_features"], arrays["train_labels"], test_fraction=self.test_fraction, seed=seed,
-            source=f"dataset.path={path}",
-        )  # fmt: skip
+        features, labels = (arrays[key] for key in _TRAIN)
+        return stratified_test_split(features, labels, self.test_fraction, seed, self.source)
 
     def source_files(self) -> list[Path]:
         return [self._path()]
@@ -75,25 +67,19 @@ def read_arrays(path: Path, keys: tuple[str, ...], setting: str) -> dict[str, np
     """
     if path.suffix not in _SUFFIXES:
         raise ConfigError(f"{setting}={path} ends in '{path.suffix}'. sfu reads {' and '.join(_SUFFIXES)}.")
+    from safetensors import SafetensorError, safe_open
+
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
                 return {key: file[key] for key in keys if key in file.files}
-        from safetensors import safe_open
-
         with safe_open(path, framework="np") as file:
             present = set(file.keys())
             return {key: file.get_tensor(key) for key in keys if key in present}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise DataError(_unreadable(path, setting, error)) from error
-    except Exception as error:  # safetensors raises its own SafetensorError, a bare Exception
-        if type(error).__name__ == "SafetensorError":
-            raise DataError(_unreadable(path, setting, error)) from error
-        raise
-
-
-def _unreadable(path: Path, setting: str, error: Exception) -> str:
-    return (
-        f"{setting}={path} cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error}); it is damaged or "
-        "holds pickled objects, which sfu never loads. Write it again with numpy.savez or safetensors."
-    )
+    except (
+        OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, SafetensorError,
+    ) as error:  # fmt: skip
+        raise DataError(
+            f"{setting}={path} cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error}). It is damaged or "
+            "holds pickled objects, which sfu never loads. Write it again with numpy.savez or safetensors."
+        ) from error

@@ -7,8 +7,6 @@ train/ and test/ are the parts if the CSV file lists files of both and has no sp
 
 from __future__ import annotations
 
-import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +15,11 @@ import numpy as np
 
 from sfu.data.datasets.base import ImageDataset
 from sfu.data.images.files import IMAGE_ENDINGS, files_below, is_image, subfolders
-from sfu.data.images.labels_csv import LabelledFiles, read_labels_csv
 from sfu.errors import ConfigError, DataError
 from sfu.schema import setting
 
 if TYPE_CHECKING:
     from sfu.data.images.image_set import ImageSet
-
-log = logging.getLogger(__name__)
 
 _TRAIN, _TEST = "train", "test"
 
@@ -40,22 +35,17 @@ class ImageFolder(ImageDataset, name="image_folder"):
     test_fraction: float = setting(0.2, "Share held out for testing where there is no test/.", above=0, below=1)
 
     def images(self) -> ImageSet:
-        """List the images.
-
-        Raises:
-            ConfigError: Settings that cannot work.
-            DataError: Folders or CSV file are empty or contradict each other.
-        """
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import FileImages
+        from sfu.data.images.labels_csv import read_labels_csv
 
         folder, csv_file = self._places()
         if csv_file is not None:
-            return _from_csv(folder, csv_file, self.n_classes)
+            return read_labels_csv(csv_file, folder, self.n_classes)
         parts = [folder / _TRAIN, folder / _TEST] if _has_parts(folder) else [folder]
         classes = _class_folders(parts[0])
         if len(classes) < 2:
-            raise DataError(f"{parts[0]} holds one class, {classes[0]}; at least two are needed.")
+            raise DataError(f"{parts[0]} holds one class, {classes[0]}. At least two are needed.")
         strangers = [name for name in _class_folders(parts[-1]) if name not in classes]
         if strangers:
             raise DataError(f"{parts[-1]} has classes that {parts[0]} lacks: {', '.join(strangers)}.")
@@ -66,12 +56,6 @@ class ImageFolder(ImageDataset, name="image_folder"):
         return ImageSet(FileImages([path for path, _ in samples]), labels_N, is_test_N, tuple(classes))
 
     def source_files(self) -> list[Path]:
-        """Return the folder and the CSV file.
-
-        Raises:
-            ConfigError: No path.
-            DataError: Folder or CSV file is missing, or one of train/ and test/.
-        """
         return [place for place in self._places() if place is not None]
 
     def _places(self) -> tuple[Path, Path | None]:
@@ -94,16 +78,12 @@ class ImageFolder(ImageDataset, name="image_folder"):
 
 
 def _has_parts(folder: Path) -> bool:
-    """Whether there are train/ and test/ with folders in them (a class may well be called train).
-
-    Raises:
-        DataError: Only one of the two.
-    """
+    """Whether there are train/ and test/ with folders in them (a class may well be called train), and not just one."""
     there = [name for name in (_TRAIN, _TEST) if (folder / name).is_dir() and subfolders(folder / name)]
     if len(there) == 1:
         lacking = _TEST if there == [_TRAIN] else _TRAIN
         raise DataError(
-            f"dataset.path={folder} has {there[0]}/ but no {lacking}/ with class folders; it holds "
+            f"dataset.path={folder} has {there[0]}/ but no {lacking}/ with class folders. It holds "
             f"{', '.join(subfolders(folder))}. Add {lacking}/, or set dataset.path={folder / there[0]} to have a "
             "test part drawn."
         )
@@ -114,7 +94,7 @@ def _class_folders(folder: Path) -> list[str]:
     classes = subfolders(folder)
     if not classes:
         raise DataError(
-            f"{folder} holds no folders; put images in one folder for each class, or name their classes by "
+            f"{folder} holds no folders. Put images in one folder for each class, or name their classes by "
             "dataset.labels_csv."
         )
     return classes
@@ -126,37 +106,7 @@ def _labelled(part: Path, classes: list[str]) -> list[tuple[str, int]]:
     empty = [f"{name}/" for name, files in images_of.items() if not files]
     if empty:
         raise DataError(
-            f"{part} has no image in {', '.join(empty)}; fill or remove it. Images end in {', '.join(IMAGE_ENDINGS)}."
+            f"{part} has no image in {', '.join(empty)}. Fill or remove it. Images end in {', '.join(IMAGE_ENDINGS)}."
         )
     index = {name: number for number, name in enumerate(classes)}
     return [(f"{part}/{name}/{file}", index[name]) for name, files in images_of.items() for file in files]
-
-
-def _from_csv(folder: Path, csv_file: Path, n_classes: int | None) -> ImageSet:
-    from sfu.data.images.image_set import ImageSet
-    from sfu.data.images.images import FileImages
-
-    present = set(files_below(folder))
-    listed = read_labels_csv(csv_file, folder, present, n_classes)
-    left_out = sum(is_image(file) for file in present.difference(listed.files))
-    if left_out:
-        log.warning("%d images below %s are not in %s and are left out", left_out, folder, csv_file)
-    names = listed.class_names
-    if len(names) < 2:
-        raise DataError(f"dataset.labels_csv={csv_file} holds one class, {names[0]}; at least two are needed.")
-    is_test_N = _parts_by_folder(listed, csv_file) if listed.is_test_N is None else listed.is_test_N
-    return ImageSet(FileImages([f"{folder}/{file}" for file in listed.files]), listed.labels_N, is_test_N, names)
-
-
-def _parts_by_folder(listed: LabelledFiles, csv_file: Path) -> np.ndarray | None:
-    """The test part if the listed files lie in train/ and test/; ``None`` if not in both of them."""
-    first_N = np.array([file.split(os.sep)[0] for file in listed.files])
-    if not {_TRAIN, _TEST} <= set(first_N.tolist()):
-        return None
-    strays = np.flatnonzero(~np.isin(first_N, (_TRAIN, _TEST)))
-    if len(strays):
-        raise DataError(
-            f"dataset.labels_csv={csv_file}: {listed.files[strays[0]]!r} lies in neither train/ nor test/; "
-            "add a split column (train or test)."
-        )
-    return first_N == _TEST

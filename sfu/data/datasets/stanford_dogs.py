@@ -12,7 +12,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -35,21 +35,16 @@ _PUBLISHED = [12_000, 8_580]
 class StanfordDogs(PublicDataset, name="stanford_dogs"):
     """The training list, then the test list, in their order whichever split is used."""
 
+    subfolder: ClassVar[str] = "stanford_dogs"
+
     official_split: bool = setting(True, "Use the published split of 12,000 / 8,580; false draws a test part.")
     test_fraction: float = setting(0.1, "Share held out without the official split.", above=0, below=1)
 
     def images(self) -> ImageSet:
-        """Read the lists.
-
-        Raises:
-            DataError: Something is missing and cannot be fetched, or lists and folders contradict each other.
-        """
-        from sfu.data.download import obtain
         from sfu.data.images.image_set import ImageSet
         from sfu.data.images.images import FileImages
 
-        root = self._root()
-        obtain(_archives(), root, self.download)
+        root = self.obtain()
         parts = [_read_list(root / name) for name in _LISTS]
         files = [file for part, _ in parts for file in part]
         labels_N = np.concatenate([labels for _, labels in parts]) - 1
@@ -64,41 +59,15 @@ class StanfordDogs(PublicDataset, name="stanford_dogs"):
         is_test_N = np.arange(len(files)) >= counts[0] if self.official_split else None
         return ImageSet(FileImages([os.path.join(root, "Images", file) for file in files]), labels_N, is_test_N, breeds)
 
-    def source_files(self) -> list[Path]:
-        """Return the folder of images, the two lists and their archives, below ``dataset.root``/stanford_dogs.
+    def archives(self) -> tuple[Archive, ...]:
+        from sfu.data.download import Archive
 
-        Raises:
-            DataError: Something is missing, and ``dataset.download=false``.
-        """
-        from sfu.data.download import require_obtainable
-
-        return require_obtainable(_archives(), self._root(), self.download)
-
-    def _root(self) -> Path:
-        return self.root_folder() / "stanford_dogs"
-
-
-def _archives() -> tuple[Archive, ...]:
-    from sfu.data.download import Archive
-
-    return (
-        Archive(
-            f"{_HOME}images.tar",
-            "images.tar",
-            "sha256",
-            "a443fc2f9a851aa1a7b8e4fa4af94b8459fce2c9f5a2f4dd4669cf9673a4ec58",
-            ("Images",),
-            793_579_520,
-        ),
-        Archive(
-            f"{_HOME}lists.tar",
-            "lists.tar",
-            "sha256",
-            "34b47cacd9a98b5d150e084f24d29391c084c55272295ec65c85651bc35f4d6c",
-            _LISTS,
-            481_280,
-        ),
-    )
+        images = "a443fc2f9a851aa1a7b8e4fa4af94b8459fce2c9f5a2f4dd4669cf9673a4ec58"
+        lists = "34b47cacd9a98b5d150e084f24d29391c084c55272295ec65c85651bc35f4d6c"
+        return (
+            Archive(f"{_HOME}images.tar", "images.tar", "sha256", images, ("Images",), 793_579_520),
+            Archive(f"{_HOME}lists.tar", "lists.tar", "sha256", lists, _LISTS, 481_280),
+        )
 
 
 def _read_list(path: Path) -> tuple[list[str], np.ndarray]:
@@ -115,7 +84,7 @@ def _read_list(path: Path) -> tuple[list[str], np.ndarray]:
             "again from lists.tar."
         ) from error
     if not files or len(files) != len(labels):
-        raise DataError(f"{path} names {len(files)} files and {len(labels)} labels; it must have one label a file.")
+        raise DataError(f"{path} names {len(files)} files and {len(labels)} labels. It must have one label a file.")
     return files, labels
 
 
@@ -124,14 +93,13 @@ def _breeds(files: list[str], labels_N: np.ndarray, root: Path) -> tuple[str, ..
     if len(set(files)) < len(files):
         raise DataError(f"{root}: {' and '.join(_LISTS)} name an image twice, so test images would be trained on.")
     folders = sorted({(int(label), file.split("/")[0]) for label, file in zip(labels_N, files, strict=True)})
-    if [label for label, _ in folders] != list(range(len(folders))) or len({name for _, name in folders}) < len(
-        folders
-    ):
+    labels, names = zip(*folders, strict=True)
+    if labels != tuple(range(len(folders))) or len(set(names)) < len(names):
         raise DataError(
-            f"{root}: labels and folders of {' and '.join(_LISTS)} contradict each other; each label from 1 on must "
+            f"{root}: labels and folders of {' and '.join(_LISTS)} contradict each other. Each label from 1 on must "
             "stand for one folder such as n02085620-Chihuahua."
         )
-    return tuple(name.split("-", 1)[-1].replace("_", " ") for _, name in folders)
+    return tuple(name.split("-", 1)[-1].replace("_", " ") for name in names)
 
 
 def _require_files(files: list[str], folder: Path) -> None:

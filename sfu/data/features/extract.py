@@ -18,11 +18,12 @@ from torch import Tensor
 from sfu.data.backbones.backbone import Backbone, build_backbone
 from sfu.data.backbones.memo import recall, remember
 from sfu.data.features.ranks import Ranks
-from sfu.data.features.store import CHUNK_ROWS, READERS, FeatureChunk, Features, FeatureStore, cache_root
+from sfu.data.features.store import CHUNK_ROWS, READERS, Features, FeatureStore, cache_root
 from sfu.data.features.thread_pools import DecodedBatch, ThreadPools, thread_pools
 from sfu.data.images.decode import ImageError
 from sfu.data.images.images import Images
 from sfu.errors import ArtifactError, DataError
+from sfu.files import write_text
 
 if TYPE_CHECKING:
     from sfu.data.settings import BackboneSettings
@@ -70,33 +71,25 @@ class Extractor:
             self._backbone = build_backbone(self.config).to(self.device)
         return self._backbone
 
-    def require_remembered(self) -> None:
-        """Check that the backbone as built is the one whose record was remembered.
-
-        Raises:
-            DataError: Its weights changed behind an unchanged file.
-        """
-        if not self._is_configured:
-            return
+    @property
+    def record(self) -> dict[str, object]:
+        """What decides the backbone's features; remembered if it was built before."""
+        if self._backbone is None and (known := recall(self.config)) is not None:
+            return known
         record = self.backbone.record()
-        known = recall(self.config)
+        if self._is_configured:
+            remember(self.config, record)
+        return record
+
+    def _require_remembered(self) -> None:
+        """Refuse a backbone whose weights changed behind an unchanged file, so that its record is another's."""
+        record, known = self.backbone.record(), recall(self.config) if self._is_configured else None
         if known is not None and known != json.loads(json.dumps(record)):
             remember(self.config, record)
             raise DataError(
                 f"backbone.name={self.config.name} is not the network it was when it was last built; its weights have "
                 "changed. Run again to use it as it is now."
             )
-
-    @property
-    def record(self) -> dict[str, object]:
-        """What decides the backbone's features; remembered if it was built before."""
-        if not self._is_configured:
-            return self.backbone.record()
-        if self._backbone is None and (known := recall(self.config)) is not None:
-            return known
-        record = self.backbone.record()
-        remember(self.config, record)
-        return record
 
     def store(self, images: Images, folder: str = "") -> FeatureStore:
         """Return where the features of ``images`` are cached: in the cache folder, or in a ``folder`` below it."""
@@ -121,7 +114,7 @@ class Extractor:
         Args:
             images: The images, in an order that stays.
             fail_on_damage: Stop at images that cannot be decoded; otherwise leave them out and list them.
-            shown: What to show people of the cached entry (the dataset's name).
+            shown: What ``sfu-features ls`` shows of the cached entry, such as the dataset's name.
             folder: A folder below the cache folder.
 
         Raises:
@@ -136,7 +129,7 @@ class Extractor:
             if found is None:
                 raise ArtifactError(f"{store.folder} was removed while the features were extracted. Run again.")
         if found.damaged and fail_on_damage:
-            raise damage_error(found.damaged, store)
+            raise _damage_error(found.damaged, store)
         if not found.rows_M.numel():
             first = next(iter(found.damaged.values()))
             raise DataError(f"none of the {len(images)} images can be decoded. The first one: {first}.")
@@ -174,31 +167,22 @@ class Extractor:
 
     def _fill_share(self, store: FeatureStore, images: Images, fail_on_damage: bool) -> dict[int, str]:
         share = range(self.ranks.rank, store.n_chunks, self.ranks.size)
-
-        def damage_of(index: int) -> dict[int, str] | None:
-            chunk = store.read(index)
-            return None if chunk is None else chunk.damaged
-
-        damaged: dict[int, str] = {}
-        missing = []
         with ThreadPoolExecutor(READERS) as pool:
-            for index, found in zip(share, pool.map(damage_of, share), strict=True):
-                if found is None:
-                    missing.append(index)
-                else:
-                    damaged |= found
+            found = dict(zip(share, pool.map(store.damaged, share), strict=True))
+        missing = [index for index, damaged in found.items() if damaged is None]
+        damaged = {row: what for some in found.values() if some for row, what in some.items()}
         if damaged and fail_on_damage:
-            raise damage_error(damaged, store)
+            raise _damage_error(damaged, store)
         if missing:
-            total = sum(len(store.rows(index)) for index in share)
-            damaged |= self._extract_chunks(store, images, missing, total, fail_on_damage)
+            n_cached = sum(len(store.rows(index)) for index in share if index not in missing)
+            damaged |= self._extract_chunks(store, images, missing, n_cached, fail_on_damage)
         return damaged
 
     def _extract_chunks(
-        self, store: FeatureStore, images: Images, missing: list[int], total: int, fail_on_damage: bool
+        self, store: FeatureStore, images: Images, missing: list[int], done: int, fail_on_damage: bool
     ) -> dict[int, str]:
-        self.require_remembered()
-        done = total - sum(len(store.rows(index)) for index in missing)
+        self._require_remembered()
+        total = done + sum(len(store.rows(index)) for index in missing)
         self.say(
             f"extracting features of {len(images):,} images with {self.config.name} on {self.device}"
             + (f" ({done:,} are cached)" if done else "")
@@ -210,14 +194,14 @@ class Extractor:
                 damaged |= chunk.damaged
                 if damaged and fail_on_damage:
                     rest = [row for other in missing if other > index for row in store.rows(other)]
-                    raise damage_error(damaged | pools.find_damage(images, rest), store)
+                    raise _damage_error(damaged | pools.find_damage(images, rest), store)
                 if index == missing[0] and chunk.rows_M.numel():
                     store.require_space(chunk.features_MD[0].nbytes, total - done)
                 store.write(index, chunk)
                 done += len(store.rows(index))
         return damaged
 
-    def _extract_chunk(self, pools: ThreadPools, images: Images, rows: range, done: int, total: int) -> FeatureChunk:
+    def _extract_chunk(self, pools: ThreadPools, images: Images, rows: range, done: int, total: int) -> Features:
         size = self.config.batch_size
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
         features: list[Tensor] = []
@@ -226,16 +210,15 @@ class Extractor:
         for batch, found in pools.batches.map(lambda some: self._extract_batch(pools, images, some), batches):
             damaged |= batch.damaged
             decoded += batch.rows
-            if found is not None:
-                features.append(found)
+            features += found
             self.progress(done + len(decoded) + len(damaged), total)
         features_MD = torch.cat(features) if features else torch.empty(0, 0)
-        return FeatureChunk(features_MD, torch.tensor(decoded, dtype=torch.int64), damaged)
+        return Features(features_MD, torch.tensor(decoded, dtype=torch.int64), damaged)
 
-    def _extract_batch(self, pools: ThreadPools, images: Images, rows: range) -> tuple[DecodedBatch, Tensor | None]:
+    def _extract_batch(self, pools: ThreadPools, images: Images, rows: range) -> tuple[DecodedBatch, list[Tensor]]:
         batch = pools.decode(images, rows, self.backbone.transform)
         if not batch.rows:
-            return batch, None
+            return batch, []
         features_MD = self.backbone.features(batch.pixels).cpu()
         finite_M = torch.isfinite(features_MD).all(1).tolist()
         bad = [row for row, finite in zip(batch.rows, finite_M, strict=True) if not finite]
@@ -244,13 +227,13 @@ class Extractor:
                 f"backbone.name={self.config.name} gives NaN or infinite features for {len(bad)} images (first: "
                 f"{images.name(bad[0])}). Try backbone.dtype=float32 (it is {self.config.dtype}), or other weights."
             )
-        return batch, features_MD
+        return batch, [features_MD]
 
 
-def damage_error(damaged: Mapping[int, str], store: FeatureStore) -> ImageError:
-    """Return the error for images that cannot be decoded; all of them are listed in the entry's ``damaged.txt``."""
+def _damage_error(damaged: Mapping[int, str], store: FeatureStore) -> ImageError:
     messages = [what for _, what in sorted(damaged.items())]
-    path = store.write_damaged(messages)
+    path = store.folder / "damaged.txt"
+    write_text(path, "\n".join(messages) + "\n")
     more = f"; and {len(messages) - 3} more, listed in {path}" if len(messages) > 3 else ""
     return ImageError(
         f"{len(messages)} of {store.n_images} images cannot be decoded: {'; '.join(messages[:3])}{more}. Repair or "

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,49 +46,27 @@ def views_folder(config: BackboneSettings) -> Path:
 
 
 @dataclass(frozen=True)
-class FeatureChunk:
-    """Features of some consecutive images.
-
-    Attributes:
-        features_MD: Those of the images that could be decoded.
-        rows_M: Their numbers among all images, int64.
-        damaged: What was wrong with each of the others, by number.
-    """
-
-    features_MD: Tensor
-    rows_M: Tensor
-    damaged: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Features:
-    """Features of a sequence of images.
+    """Features of a sequence of images, or of one chunk of it.
 
     Attributes:
         features_MD: Those of the images that could be decoded, float32 (float64 from a float64 backbone), on the CPU.
-        rows_M: Their numbers, ascending.
+        rows_M: Their numbers among all images, ascending, int64.
         damaged: What is wrong with each of the others, by number.
-        folder: Where they are cached.
+        folder: Where they are cached; ``None`` for a chunk.
     """
 
     features_MD: Tensor
     rows_M: Tensor
     damaged: dict[int, str]
-    folder: Path
+    folder: Path | None = None
 
 
 class FeatureStore:
     """The cached features of one sequence of images under one backbone."""
 
     def __init__(self, root: Path, record: Mapping[str, object], n_images: int, chunk_rows: int = CHUNK_ROWS) -> None:
-        """Name the entry; nothing is written yet.
-
-        Args:
-            root: Folder of the feature cache.
-            record: Everything that decides the features.
-            n_images: How many images there are.
-            chunk_rows: Images in a chunk.
-        """
+        """Name the entry in a feature cache; ``record`` is everything that decides the features."""
         self.record = {"schema": _SCHEMA, **record, "n_images": n_images}
         self.key, self.n_images, self._chunk_rows = key_of(self.record), n_images, chunk_rows
         self.folder = root / self.key
@@ -105,11 +83,7 @@ class FeatureStore:
         return range(index * self._chunk_rows, min((index + 1) * self._chunk_rows, self.n_images))
 
     def locked(self, waiting: Callable[[], object]) -> AbstractContextManager[None]:
-        """Hold the entry's lock: one run extracts while the others wait, on one machine or a shared disk.
-
-        Raises:
-            ArtifactError: The cache cannot be written.
-        """
+        """Hold the entry's lock: one run extracts while the others wait, on one machine or a shared disk."""
         return self._entries.locked(self.key, waiting)
 
     def begin(self, shown: Mapping[str, object]) -> None:
@@ -141,27 +115,29 @@ class FeatureStore:
         features_MD = features_ND[decoded_N] if damaged and decoded_N.any() else features_ND
         return Features(features_MD, decoded_N.nonzero().squeeze(1), damaged, self.folder)
 
-    def read(self, index: int) -> FeatureChunk | None:
+    def read(self, index: int) -> Features | None:
         """Return a chunk, or ``None`` if it is missing or damaged."""
         from safetensors.torch import load_file
 
+        damaged = self.damaged(index)
+        if damaged is None:
+            return None
+        tensors = load_file(self.folder / self._chunk_key(index) / _FEATURES)
+        return Features(tensors["features"], tensors["rows"], damaged)
+
+    def damaged(self, index: int) -> dict[int, str] | None:
+        """Return what is wrong with images of a chunk, or ``None`` if the chunk is missing or damaged."""
         folder = self._chunks.find(self._chunk_key(index))
         if folder is None:
             return None
-        tensors = load_file(folder / _FEATURES)
-        damaged = json.loads((folder / _DAMAGED).read_bytes())
-        return FeatureChunk(tensors["features"], tensors["rows"], {int(row): what for row, what in damaged.items()})
+        return {int(row): what for row, what in json.loads((folder / _DAMAGED).read_bytes()).items()}
 
     def has(self, index: int) -> bool:
         """Return whether a chunk is there, without checking its content."""
         return self._chunks.has(self._chunk_key(index))
 
-    def write(self, index: int, chunk: FeatureChunk) -> None:
-        """Write a chunk.
-
-        Raises:
-            ArtifactError: It cannot be written (full disk); the chunks before it stay.
-        """
+    def write(self, index: int, chunk: Features) -> None:
+        """Write a chunk; if that fails with :class:`ArtifactError`, the chunks before it stay."""
 
         def files(folder: Path) -> None:
             write_tensors(folder / _FEATURES, {"features": chunk.features_MD, "rows": chunk.rows_M})
@@ -169,18 +145,8 @@ class FeatureStore:
 
         self._chunks.put(self._chunk_key(index), files)
 
-    def write_damaged(self, messages: Sequence[str]) -> Path:
-        """List the images that cannot be decoded in ``damaged.txt``, one a line."""
-        path = self.folder / "damaged.txt"
-        write_text(path, "\n".join(messages) + "\n")
-        return path
-
     def require_space(self, bytes_per_row: int, n_rows: int) -> None:
-        """Refuse to begin what cannot be finished.
-
-        Raises:
-            ArtifactError: The disk has too little room for ``n_rows`` more rows.
-        """
+        """Raise :class:`ArtifactError` if the disk has too little room for ``n_rows`` more rows."""
         free, needed = shutil.disk_usage(self.folder).free, int(bytes_per_row * n_rows * _EXTRA_SPACE)
         if needed > free:
             raise ArtifactError(

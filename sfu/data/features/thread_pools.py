@@ -1,8 +1,7 @@
 """Overlap decoding and inference: two worker threads each decode a batch and run the network on it.
 
 While one of them decodes (in Python, one thread at a time), the other keeps the cores busy with the network. Two
-workers with half of the cores each lose less time than one that alternates with all of them, and which worker handles a
-batch changes nothing about its features.
+workers with half of the cores each lose less time than one that alternates with all of them.
 """
 
 from __future__ import annotations
@@ -41,13 +40,7 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class ThreadPools:
-    """Threads at work.
-
-    Attributes:
-        batches: Each of its threads handles a batch at a time.
-        decoders: Its threads decode shares of a batch.
-        workers: Number of shares of a batch.
-    """
+    """Threads for ``batches``, each of which handles one at a time, and ``decoders`` for their ``workers`` shares."""
 
     batches: ThreadPoolExecutor
     decoders: ThreadPoolExecutor

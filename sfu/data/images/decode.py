@@ -28,10 +28,6 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
     The EXIF orientation is applied. 16-bit greyscale is scaled to 8 bits (65535 becomes 255); CMYK, palette and one-bit
     images are converted; an alpha channel is dropped, as torchvision's loader does. An animation gives its first frame.
 
-    Args:
-        data: The file's bytes.
-        channels: K: 3 for RGB, 1 for greyscale.
-
     Raises:
         ImageError: The bytes are no image, are truncated, or hold floating-point numbers, which have no fixed range.
     """

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sfu.errors import ArtifactError, DataError
-from sfu.store import Store, cache_dir
+from sfu.store import Store, cache_dir, key_of
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 _SETTLED_SECONDS = 2.0
@@ -59,50 +60,50 @@ def file_digests(
 
     Cached digests are used as long as every file's path, size, inode and times of modification and change stay the
     same, as version control does it. Digests of files that changed a moment ago are not cached, since such files may
-    change again without a trace. If the cache cannot be written, the next run reads the files again.
-
-    Args:
-        paths: The files.
-        reading: Called with the number of files if they must be read.
-        settled_seconds: Digests are cached once no file has changed for so long.
+    change again without a trace (``settled_seconds``). If the cache cannot be written, the next run reads the files
+    again. ``reading`` is called with the number of files if they must be read.
 
     Raises:
         DataError: A file is missing or cannot be read.
     """
-    key, last_change, size = _state(paths)
-    store = Store(cache_dir("fingerprints"))
+    states = [file_state(path) for path in paths]
+    key, store = key_of(states), Store(cache_dir("fingerprints"))
     folder = store.find(key)
     if folder is not None:
         body = (folder / _DIGESTS).read_bytes()
         return [body[start : start + _SIZE] for start in range(0, len(body), _SIZE)]
     if reading is not None:
         reading(len(paths))
-    settled = last_change < time.time() - settled_seconds
-    if size < _THREADED * len(paths):
+    last_change_ns = max((max(state.modified_ns, state.changed_ns) for state in states), default=0)
+    is_settled = last_change_ns < (time.time() - settled_seconds) * 1e9
+    if sum(state.size for state in states) < _THREADED * len(paths):
         digests = [_digest(path) for path in paths]
     else:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             digests = list(pool.map(_digest, paths))
-    if settled:
+    if is_settled:
         with suppress(ArtifactError):
             store.put(key, lambda folder: (folder / _DIGESTS).write_bytes(b"".join(digests)))
     return digests
 
 
-def _state(paths: Sequence[str]) -> tuple[str, float, int]:
-    """Return a key for the state of all files, when the last of them changed, and their bytes in all."""
-    digest, last_change, size = hashlib.sha256(), 0.0, 0
-    for path in paths:
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}).") from error
-        place = os.path.abspath(path)
-        state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        digest.update(f"{place}\0{state}\n".encode(errors="surrogateescape"))
-        last_change = max(last_change, status.st_mtime, status.st_ctime)
-        size += status.st_size
-    return digest.hexdigest()[:32], last_change, size
+class FileState(NamedTuple):
+    """What tells a file apart from a later state of it."""
+
+    path: str
+    size: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+
+def file_state(path: str) -> FileState:
+    """Return the state of a file, or raise :class:`DataError` if it is missing."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}).") from error
+    return FileState(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def _digest(path: str) -> bytes:

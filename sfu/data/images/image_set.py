@@ -30,11 +30,7 @@ class ImageSet:
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check the lengths.
-
-        Raises:
-            DataError: There are no images, or the lengths differ.
-        """
+        """Raise :class:`DataError` if there are no images or the lengths differ."""
         n_images = len(self.images)
         if n_images == 0:
             raise DataError("the dataset holds no image.")
@@ -49,9 +45,8 @@ class ImageSet:
         part_N = np.zeros_like(self.labels_N) if self.is_test_N is None else self.is_test_N.astype(np.int64)
         group_N = 2 * self.labels_N + part_N
         order = np.argsort(group_N, kind="stable")  # rows of a group together, in their own order
-        _, starts, counts = np.unique(group_N[order], return_index=True, return_counts=True)
-        place_N = np.arange(len(order)) - np.repeat(starts, counts)
-        return self.rows(np.sort(order[place_N < per_class]))
+        _, starts = np.unique(group_N[order], return_index=True)
+        return self.rows(np.sort(np.concatenate([rows[:per_class] for rows in np.split(order, starts[1:])])))
 
     def rows(self, index: np.ndarray) -> ImageSet:
         """Return some of the images, with their labels and parts."""

@@ -6,6 +6,7 @@ Shapes: N images, K channels (1 or 3), H rows, W columns.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,19 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfu.data.augmentations import Augmentation
 from sfu.data.images.decode import ImageError, decode_image
 from sfu.data.images.files import file_digests
 from sfu.errors import DataError
 
 
 class Images(ABC):
-    """N images in a fixed order.
-
-    Attributes:
-        channels: K of every decoded image: 1 (greyscale) or 3 (RGB).
-    """
-
-    channels: int
+    """N images in a fixed order."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -55,26 +51,21 @@ class Images(ABC):
         """
 
     @property
-    @abstractmethod
     def paths(self) -> list[Path]:
         """The files that decoding opens; empty if the images are in memory."""
+        return []
 
 
 class ArrayImages(Images):
     """Images of one size, in memory."""
 
     def __init__(self, pixels: np.ndarray, what: str) -> None:
-        """Wrap ``pixels``, uint8 ``[N, H, W]`` or ``[N, H, W, K]``; ``what`` names the dataset in messages.
-
-        Raises:
-            DataError: The pixels have another dtype or shape.
-        """
+        """Wrap ``pixels``, uint8 ``[N, H, W]`` or ``[N, H, W, K]``; ``what`` names the dataset in messages."""
         if pixels.ndim == 3:
             pixels = pixels[..., None]
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
             raise DataError(f"{what}: images must be uint8 [N, H, W, 1 or 3], not {pixels.dtype} {pixels.shape}.")
         self.pixels_NHWK = np.ascontiguousarray(pixels)
-        self.channels = pixels.shape[3]
         self._what = what
 
     def __len__(self) -> int:
@@ -94,17 +85,12 @@ class ArrayImages(Images):
         digest.update(self.pixels_NHWK.data)
         return digest.hexdigest()
 
-    @property
-    def paths(self) -> list[Path]:
-        return []
-
 
 class FileImages(Images):
     """Images in files, of any sizes, read when they are decoded."""
 
     def __init__(self, paths: Sequence[Path | str], channels: int = 3) -> None:
-        self._paths = [str(path) for path in paths]
-        self.channels = channels
+        self._paths, self._channels = [str(path) for path in paths], channels
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -112,12 +98,11 @@ class FileImages(Images):
     def decode(self, index: int) -> Tensor:
         path = self._paths[index]
         try:
-            with open(path, "rb") as file:
-                data = file.read()
+            data = Path(path).read_bytes()
         except OSError as error:  # the image may be fine, so this must not be cached as damage
             raise DataError(f"{path} cannot be read ({error.strerror}).") from error
         try:
-            return decode_image(data, self.channels)
+            return decode_image(data, self._channels)
         except ImageError as error:
             raise ImageError(f"{path} {error}") from None
 
@@ -125,10 +110,10 @@ class FileImages(Images):
         return self._paths[index]
 
     def take(self, rows: Sequence[int] | Tensor) -> FileImages:
-        return FileImages([self._paths[int(row)] for row in rows], self.channels)
+        return FileImages([self._paths[int(row)] for row in rows], self._channels)
 
     def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
-        digest = hashlib.sha256(f"files {self.channels}".encode())
+        digest = hashlib.sha256(f"files {self._channels}".encode())
         for one in file_digests(self._paths, reading):
             digest.update(one)
         return digest.hexdigest()
@@ -136,3 +121,33 @@ class FileImages(Images):
     @property
     def paths(self) -> list[Path]:
         return [Path(path) for path in self._paths]
+
+
+class AugmentedImages(Images):
+    """Images changed by one augmentation, which depends only on the image and, if it is random, on its number."""
+
+    def __init__(self, images: Images, name: str) -> None:
+        """Wrap ``images``; ``name`` is that of an :class:`Augmentation`."""
+        self._images, self._name = images, name
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def decode(self, index: int) -> Tensor:
+        image = self._images.decode(index).contiguous()
+        seed = zlib.crc32(f"{self._name} {index}".encode())
+        return Augmentation.named(self._name)()(image, torch.Generator().manual_seed(seed))
+
+    def name(self, index: int) -> str:
+        return f"{self._images.name(index)} ({self._name})"
+
+    def take(self, rows: Sequence[int] | Tensor) -> AugmentedImages:
+        """Return some of them; a random augmentation depends on the new numbers."""
+        return AugmentedImages(self._images.take(rows), self._name)
+
+    def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
+        return hashlib.sha256(f"{self._name} {self._images.fingerprint(reading)}".encode()).hexdigest()
+
+    @property
+    def paths(self) -> list[Path]:
+        return self._images.paths

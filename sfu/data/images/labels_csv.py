@@ -1,41 +1,25 @@
-"""Read labels of image files from a CSV file with columns ``file``, ``label`` and, optionally, ``split``.
-
-Shapes: N files.
-"""
+"""Read labels of image files from a CSV file with columns ``file``, ``label`` and, optionally, ``split``."""
 
 from __future__ import annotations
 
 import csv
+import logging
 import os
 from collections.abc import Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from sfu.data.images.files import files_below, is_image
+from sfu.data.images.image_set import ImageSet
+from sfu.data.images.images import FileImages
 from sfu.errors import DataError
 
-_NEEDED = ("file", "label")
+log = logging.getLogger(__name__)
+
 _SPLITS = ("train", "test")
 _SHOWN = 5
-
-
-@dataclass(frozen=True)
-class LabelledFiles:
-    """Files sorted by name, whatever the order of the rows.
-
-    Attributes:
-        files: N paths, relative to the folder of images.
-        labels_N: Class indices, int64.
-        is_test_N: Where ``split`` is ``test``; ``None`` without such a column.
-        class_names: The labels, sorted. Integers are class indices.
-    """
-
-    files: list[str]
-    labels_N: np.ndarray
-    is_test_N: np.ndarray | None
-    class_names: tuple[str, ...]
 
 
 class _Row(NamedTuple):
@@ -45,20 +29,17 @@ class _Row(NamedTuple):
     line: int
 
 
-def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int | None) -> LabelledFiles:
-    """Read and check the labels of files below ``folder``.
+def read_labels_csv(path: Path, folder: Path, n_classes: int | None) -> ImageSet:
+    """Return the images below ``folder`` that a CSV file lists, sorted by name, whatever the order of its rows.
 
-    If all labels are integers, they are class indices from 0. Otherwise they are names, numbered in sorted order.
-
-    Args:
-        path: The CSV file, UTF-8, with a header. Other columns are ignored.
-        folder: The folder of images, for messages.
-        present: Paths of the files below it, relative to it.
-        n_classes: ``dataset.n_classes``, an upper bound of integer labels, of which some may then be absent.
+    The CSV file is UTF-8, with a header; other columns are ignored. If all labels are integers, they are class indices
+    from 0 (below ``n_classes``, if that is given; then some may be absent). Otherwise they are names, numbered in
+    sorted order.
 
     Raises:
         DataError: The file cannot be read, lacks a column, or has wrong rows; the message names their lines.
     """
+    present = set(files_below(folder))
     rows, has_split = _read_rows(path)
     first_lines: dict[str, int] = {}
     found = (_problem(row, present, folder, first_lines.setdefault(row.file, row.line), has_split) for row in rows)
@@ -67,29 +48,53 @@ def read_labels_csv(path: Path, folder: Path, present: Set[str], n_classes: int 
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise DataError(f"dataset.labels_csv={path}: {'; '.join(problems[:_SHOWN])}{more}. Correct these rows.")
     rows.sort()
+    files = [row.file for row in rows]
+    left_out = sum(is_image(file) for file in present.difference(files))
+    if left_out:
+        log.warning("%d images below %s are not in %s and are left out", left_out, folder, path)
     labels_N, names = _numbered([row.label for row in rows], path, n_classes)
-    is_test_N = np.array([row.split == "test" for row in rows]) if has_split else None
+    if len(names) < 2:
+        raise DataError(f"dataset.labels_csv={path} holds one class, {names[0]}. At least two are needed.")
+    is_test_N = np.array([row.split == "test" for row in rows]) if has_split else _parts_by_folder(files, path)
     if is_test_N is not None and (is_test_N.all() or not is_test_N.any()):
         raise DataError(
             f"dataset.labels_csv={path}: every row has split {rows[0].split}. Leave the column out to have a test part "
             "drawn."
         )
-    return LabelledFiles([row.file for row in rows], labels_N, is_test_N, names)
+    return ImageSet(FileImages([f"{folder}/{file}" for file in files]), labels_N, is_test_N, names)
+
+
+def _parts_by_folder(files: list[str], path: Path) -> np.ndarray | None:
+    """The test part if the listed files lie in train/ and test/; ``None`` if not in both of them."""
+    first_N = np.array([file.split(os.sep)[0] for file in files])
+    if not set(_SPLITS) <= set(first_N.tolist()):
+        return None
+    strays = np.flatnonzero(~np.isin(first_N, _SPLITS))
+    if len(strays):
+        raise DataError(
+            f"dataset.labels_csv={path}: {files[strays[0]]!r} lies in neither train/ nor test/. "
+            "Add a split column (train or test)."
+        )
+    return first_N == "test"
 
 
 def _read_rows(path: Path) -> tuple[list[_Row], bool]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            columns = [name.strip() for name in next(reader, [])]
-            file_at, label_at, split_at = _positions(columns, path)
-            rows = []
-            for cells in reader:
-                if any(cells):
-                    cells += [""] * (len(columns) + 1 - len(cells))  # the last is the split if there is no such column
-                    rows.append(
-                        _Row(_normal(cells[file_at]), cells[label_at].strip(), cells[split_at].strip(), reader.line_num)
-                    )
+            reader = csv.DictReader(file, restkey="", restval="")
+            columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            lacking = [name for name in ("file", "label") if name not in columns]
+            if lacking:
+                raise DataError(
+                    f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
+                    f"{', '.join(columns) or 'nothing'}. It must name file,label and optionally split, separated by "
+                    "commas."
+                )
+            rows = [
+                _Row(_file(cells["file"]), cells["label"].strip(), cells.get("split", "").strip(), reader.line_num)
+                for cells in reader
+                if any(cells.values())
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"dataset.labels_csv={path} cannot be read as CSV in UTF-8 ({error}).") from error
     if not rows:
@@ -97,19 +102,8 @@ def _read_rows(path: Path) -> tuple[list[_Row], bool]:
     return rows, "split" in columns
 
 
-def _positions(columns: list[str], path: Path) -> tuple[int, int, int]:
-    lacking = [name for name in _NEEDED if name not in columns]
-    if lacking:
-        raise DataError(
-            f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
-            f"{', '.join(columns) or 'nothing'}. It must name file,label and optionally split, separated by commas."
-        )
-    return columns.index("file"), columns.index("label"), columns.index("split") if "split" in columns else len(columns)
-
-
-def _normal(file: str) -> str:
-    file = file.strip()
-    return os.path.normpath(file) if "./" in file or "//" in file else file
+def _file(cell: str) -> str:
+    return os.path.normpath(cell.strip()) if cell.strip() else ""
 
 
 def _problem(row: _Row, present: Set[str], folder: Path, first: int, has_split: bool) -> str | None:
@@ -132,9 +126,8 @@ def _numbered(labels: list[str], path: Path, n_classes: int | None) -> tuple[np.
     try:
         numbers = [int(label) for label in labels]
     except ValueError:
-        names = sorted(set(labels))
-        index = {name: number for number, name in enumerate(names)}
-        return np.array([index[label] for label in labels], dtype=np.int64), tuple(names)
+        names, labels_N = np.unique(labels, return_inverse=True)
+        return labels_N, tuple(names.tolist())
     count = max(numbers) + 1 if n_classes is None else n_classes
     outside = sorted({number for number in numbers if not 0 <= number < count})
     if outside:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from sfu.data.features.augment import Augmentation, AugmentedImages, check_augmentations
-from sfu.data.images.images import ArrayImages
+from sfu.data.augmentations import Augmentation, check_augmentations
+from sfu.data.images.images import ArrayImages, AugmentedImages
 from sfu.errors import ConfigError
 
 

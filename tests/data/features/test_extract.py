@@ -19,14 +19,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sfu.cli import features as features_cli
-from sfu.data.backbones import pixels
+from sfu.data.backbones.backbone import Backbone
+from sfu.data.backbones.library import Pixels
 from sfu.data.backbones.memo import remember
 from sfu.data.backbones.network import Network
 from sfu.data.backbones.transform import ImageTransform
-from sfu.data.features.augment import AugmentedImages
 from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
-from sfu.data.images.images import ArrayImages, FileImages
+from sfu.data.images.images import ArrayImages, AugmentedImages, FileImages
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, DataError
 
@@ -94,7 +94,7 @@ def test_features_are_those_of_every_image_in_order_and_are_extracted_once(tmp_p
 
 def test_a_second_run_does_not_even_build_the_backbone(monkeypatch, tmp_path, images):
     first = extractor(tmp_path).extract(images)
-    monkeypatch.setattr(pixels, "build", lambda config: pytest.fail("the backbone was built again"))
+    monkeypatch.setattr(Pixels, "build", lambda settings: pytest.fail("the backbone was built again"))
     assert extractor(tmp_path).extract(images).features_MD.equal(first.features_MD)
 
 
@@ -332,21 +332,22 @@ def test_a_cache_that_cannot_be_written_names_the_setting(tmp_path, images):
         extractor(tmp_path / "file").extract(images)
 
 
-def test_features_that_are_not_finite_name_the_image(monkeypatch, tmp_path, images):
+def test_features_that_are_not_finite_name_the_image(tmp_path, images):
     class Breaks(nn.Module):
         def forward(self, batch):
             return batch.flatten(1) / (batch[:, :1, 0, 0] - float(images.pixels_NHWK[19, 0, 0, 0]) / 255)
 
-    monkeypatch.setattr(pixels, "build", lambda config: Network(Breaks(), ImageTransform(), "broken"))
+    broken = Backbone("broken", Breaks(), ImageTransform(), "flatten", torch.float32, "0" * 64)
+    settings = BackboneSettings(name="pixels", cache=str(tmp_path), batch_size=7)
     with pytest.raises(DataError, match=r"NaN or infinite features for \d+ images \(first: image \d+ of counted\)"):
-        extractor(tmp_path).extract(images)
+        Extractor(settings, CPU, backbone=broken).extract(images)
 
 
 def test_images_of_several_sizes_need_one(tmp_path):
     paths = [tmp_path / "a.png", tmp_path / "b.png"]
     for path, size in zip(paths, ((4, 4), (4, 6)), strict=True):
         Image.new("RGB", size).save(path)
-    with pytest.raises(DataError, match=r"differ in size \(4 x 4, 4 x 6.*set backbone\.size"):
+    with pytest.raises(DataError, match=r"differ in size \(4 x 4, 4 x 6.*Set backbone\.size"):
         extractor(tmp_path / "cache").extract(FileImages(paths))
     assert extractor(tmp_path / "cache", size=4).extract(FileImages(paths)).features_MD.shape == (2, 48)
 
@@ -414,6 +415,7 @@ def test_while_another_job_extracts_the_same_features_this_one_waits(tmp_path, i
     torch.testing.assert_close(found.features_MD, expected(images), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_bytes_as_one_process(tmp_path):
     """A real network under torchrun (gloo), over more than one chunk of the real size."""
     rng = np.random.default_rng(2)
