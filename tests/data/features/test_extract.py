@@ -22,7 +22,6 @@ from sfu.cli import features as features_cli
 from sfu.data.backbones.backbone import Backbone
 from sfu.data.backbones.library import Pixels
 from sfu.data.backbones.memo import remember
-from sfu.data.backbones.network import Network
 from sfu.data.backbones.transform import ImageTransform
 from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
