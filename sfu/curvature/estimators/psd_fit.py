@@ -127,7 +127,7 @@ class PsdFit(CurvatureEstimator[PsdFitSettings, Observation], name="psd_fit"):
             return self._in_a_subspace(observation)
         if isinstance(observation, HessianObservation):
             return CurvatureEstimate(observation.operator, {"fit_status": "closed form, the limit of the fit"})
-        results = [_Problem(self.settings, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
+        results = [FitProblem(self.settings, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
         matrices, fits = zip(*(problem.solve() for problem in results), strict=True)
         stacked, n_groups = torch.stack(matrices), head.parameters_CE.shape[0]
         if observation.structure is Structure.dense and head.loss.shift_invariant and n_groups > 1:
@@ -178,7 +178,7 @@ def _without_shifts(blocks_1SS: Tensor, ridge_E: Tensor, n_classes: int) -> Tens
     return (data.flatten(2).flatten(0, 1) + ridge_SS)[None]
 
 
-class _Problem:
+class FitProblem:
     """One of the K fits."""
 
     def __init__(self, settings: PsdFitSettings, observed: Observations, request: ForgetRequest, k: int) -> None:
@@ -205,7 +205,7 @@ class _Problem:
             measurements: Measurements = GradientMeasurements.from_pairs(self._delta_QS, self._response)
         else:
             measurements = LossMeasurements(self._delta_QS, self.targets())
-        result = self._fit(measurements, bound, self._prior())
+        result = self._fit(measurements, bound, self.prior())
         matrix = result.value_DD
         if matrix is None:
             raise SolverError(result.message)
@@ -247,7 +247,7 @@ class _Problem:
         assert self._hessian_SS is not None
         return self._share * self._hessian_SS
 
-    def _prior(self) -> float | Tensor:
+    def prior(self) -> float | Tensor:
         if self.settings.prior is Prior.zero:
             return 0.0
         if self.settings.prior is Prior.l2:
