@@ -18,6 +18,7 @@ from sfu.curvature.psd_fit.loss_form import LossForm
 from sfu.curvature.psd_fit.problem import symmetric_term
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
 from sfu.curvature.psd_fit.standard_form import perron_bound
+from sfu.curvature.settings import curvature_settings
 from sfu.errors import ConfigError, DataError, SolverError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
@@ -257,17 +258,26 @@ def test_bad_measurements_are_data_errors() -> None:
         ({"prior": torch.ones(3)}, DataError, r"prior has shape \(3,\)"),
         ({"prior": torch.triu(torch.ones(4, 4))}, DataError, "not symmetric"),
         ({"mu": 0.0}, ConfigError, "do not determine"),
-        ({"mu": -1.0}, ConfigError, "mu is -1.0"),
-        ({"prior_strength": 0.0}, ConfigError, "prior_strength"),
-        ({"tolerance": 2.0}, ConfigError, "tolerance"),
-        ({"max_iterations": 0}, ConfigError, "max_iterations"),
-        ({"algorithm": "magic"}, ConfigError, "Choose one of auto"),
     ],
 )
 def test_bad_settings(settings: dict, error: type[Exception], match: str) -> None:
     delta_PD, target_P, _ = draw(6, 4)
     with pytest.raises(error, match=match):
         fit_psd(LossMeasurements(delta_PD, target_P), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"prior_strength": 0.0}, r"curvature\.prior_strength=0\.0\. Give a finite number above 0"),
+        ({"tolerance": 2.0}, r"curvature\.tolerance=2\.0\. Give a finite number above 0 and below 1"),
+        ({"max_iterations": 0}, r"curvature\.max_iterations=0\. Give a whole number at least 1"),
+        ({"solver": "magic"}, r"curvature\.solver: Invalid value 'magic'"),
+    ],
+)
+def test_the_estimator_checks_the_settings_of_the_fit(settings: dict, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        curvature_settings(**settings)
 
 
 def test_other_refusals() -> None:

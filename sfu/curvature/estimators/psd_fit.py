@@ -35,7 +35,7 @@ from sfu.curvature.observations import (
     observe,
 )
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Measurements, PsdFitResult, Status, fit_psd
-from sfu.curvature.psd_fit.problem import symmetric_term
+from sfu.curvature.psd_fit.problem import dense, symmetric_term
 from sfu.curvature.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, PsdFitSettings, Solver
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError, SolverError
@@ -210,7 +210,7 @@ class FitProblem:
         if matrix is None:
             raise SolverError(result.message)
         if self.settings.subtract_lower_bound:
-            matrix = matrix - symmetric_term("lower_bound", bound, matrix.shape[0]).dense(matrix)
+            matrix = matrix - dense(symmetric_term("lower_bound", bound, matrix.shape[0]), matrix)
         return matrix, result
 
     def _fit(self, measurements: Measurements, bound: float | Tensor, prior: float | Tensor) -> PsdFitResult:

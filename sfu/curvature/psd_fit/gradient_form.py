@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.problem import GradientMeasurements, SymmetricTerm
+from sfu.curvature.psd_fit.problem import GradientMeasurements, dense
 from sfu.curvature.psd_fit.standard_form import LinearMap, Spectrum, StandardForm
 from sfu.errors import ConfigError
 from sfu.operators.spectral import eigh
@@ -35,8 +35,8 @@ class GradientForm(StandardForm):
     def __init__(
         self,
         measurements: GradientMeasurements,
-        lower: SymmetricTerm,
-        prior: SymmetricTerm,
+        lower: Tensor,
+        prior: Tensor,
         mu: float | None,
         prior_strength: float,
     ) -> None:
@@ -54,7 +54,7 @@ class GradientForm(StandardForm):
                 "mu=0 leaves the curvature undetermined, because the perturbations do not span the space. Give mu > 0 "
                 "(or mu=None), or at least D independent perturbations."
             )
-        lower_DD, prior_DD = lower.dense(gram_DD), prior.dense(gram_DD)
+        lower_DD, prior_DD = dense(lower, gram_DD), dense(prior, gram_DD)
         base_DD = prior_DD - lower_DD
         bound_gram_DD = lower_DD @ gram_DD
         linear_DD = 2 * cross_DD - bound_gram_DD - bound_gram_DD.T + mu * base_DD
@@ -121,4 +121,4 @@ class GradientForm(StandardForm):
         factor_DD = self._vector_DD * self._congruence_D
         shifted_DD = factor_DD @ matrix_DD @ factor_DD.T
         shifted_DD = (shifted_DD + shifted_DD.T) / 2
-        return shifted_DD, shifted_DD + self._lower.dense(shifted_DD)
+        return shifted_DD, shifted_DD + dense(self._lower, shifted_DD)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.problem import LossMeasurements, SymmetricTerm
+from sfu.curvature.psd_fit.problem import LossMeasurements, dense
 from sfu.curvature.psd_fit.standard_form import LinearMap, Spectrum, StandardForm, perron_bound
 
 # Typical counts for data that no X >= L can meet: steps of projected gradient, and Newton steps on the path of weights.
@@ -33,8 +33,8 @@ class LossForm(StandardForm):
     def __init__(
         self,
         measurements: LossMeasurements,
-        lower: SymmetricTerm,
-        prior: SymmetricTerm,
+        lower: Tensor,
+        prior: Tensor,
         mu: float | None,
         prior_strength: float,
     ) -> None:
@@ -43,16 +43,14 @@ class LossForm(StandardForm):
         count, dimension = delta_PD.shape
         self._lower, self._basis_FD, self._outside = lower, None, 0.0
         outside_objective = 0.0
-        if count < dimension and lower.scale is not None and prior.scale is not None:
+        if count < dimension and lower.ndim == 0 and prior.ndim == 0:
             self._basis_FD, triangle = torch.linalg.qr(delta_PD.T)
             delta_PD = triangle.T.contiguous()
-            shift = prior.scale - lower.scale
+            shift = float(prior - lower)
             self._outside = max(shift, 0.0)
             outside_objective = (dimension - delta_PD.shape[1]) / 2 * min(shift, 0.0) ** 2
-            lower = SymmetricTerm(lower.scale, None, delta_PD.shape[1])
-            prior = SymmetricTerm(prior.scale, None, delta_PD.shape[1])
-        lower_DD = lower.dense(delta_PD)
-        base_DD = prior.dense(delta_PD) - lower_DD
+        lower_DD = dense(lower, delta_PD)
+        base_DD = dense(prior, delta_PD) - lower_DD
         target_P = target_P - ((delta_PD @ lower_DD) * delta_PD).sum(1) / 2
 
         self.delta_PD = delta_PD
@@ -204,7 +202,7 @@ class LossForm(StandardForm):
             eye_FF = torch.eye(inside_FF.shape[0], dtype=inside_FF.dtype, device=inside_FF.device)
             shifted_FF = inside_FF + self._outside * (eye_FF - self._basis_FD @ self._basis_FD.T)
         shifted_FF = (shifted_FF + shifted_FF.T) / 2
-        return shifted_FF, shifted_FF + self._lower.dense(shifted_FF)
+        return shifted_FF, shifted_FF + dense(self._lower, shifted_FF)
 
 
 def _factor(matrix_PP: Tensor, weight: float) -> Tensor:

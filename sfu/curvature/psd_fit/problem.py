@@ -51,10 +51,6 @@ class LossMeasurements:
         """D, the side of the unknown matrix."""
         return self.delta_PD.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        return self.delta_PD.device
-
 
 @dataclass(frozen=True, eq=False)
 class GradientMeasurements:
@@ -104,37 +100,22 @@ class GradientMeasurements:
         """D, the side of the unknown matrix."""
         return self.gram_DD.shape[0]
 
-    @property
-    def device(self) -> torch.device:
-        return self.gram_DD.device
-
 
 Measurements = LossMeasurements | GradientMeasurements
 MatrixLike = float | Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class SymmetricTerm:
-    """A symmetric D x D matrix: ``scale`` times the identity, or ``matrix_DD``."""
-
-    scale: float | None
-    matrix_DD: Tensor | None
-    dimension: int
-
-    def dense(self, like: Tensor) -> Tensor:
-        if self.matrix_DD is not None:
-            return self.matrix_DD.to(like)
-        assert self.scale is not None
-        return self.scale * torch.eye(self.dimension, dtype=like.dtype, device=like.device)
+def dense(term: Tensor, like: Tensor) -> Tensor:
+    """Return a term ``[D, D]`` in the dtype and on the device of ``like``, whose last axis is D."""
+    if term.ndim == 2:
+        return term.to(like)
+    return float(term) * torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
-def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTerm:
+def symmetric_term(name: str, value: MatrixLike, dimension: int) -> Tensor:
     """Read a lower bound or prior: a number (times the identity), a vector (a diagonal) or a symmetric matrix.
 
-    Args:
-        name: The setting, for messages.
-        value: What was given.
-        dimension: D.
+    A number stays one, so that the fit can use that; see :func:`dense`.
 
     Raises:
         DataError: The value is not finite, has the wrong shape, or is not symmetric.
@@ -143,9 +124,9 @@ def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTer
     if not torch.isfinite(given).all():
         raise DataError(f"{name} is not finite. Give a finite number, a diagonal of length D={dimension} or a matrix.")
     if given.ndim == 0:
-        return SymmetricTerm(float(given), None, dimension)
+        return given
     if given.shape == (dimension,):
-        return SymmetricTerm(None, torch.diag(given), dimension)
+        return torch.diag(given)
     if given.shape != (dimension, dimension):
         raise DataError(
             f"{name} has shape {tuple(given.shape)}. Give a number, a diagonal of shape ({dimension},) or a matrix of "
@@ -153,7 +134,7 @@ def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTer
         )
     if (given - given.T).abs().max() > 1e-8 * given.abs().max():
         raise DataError(f"{name} is not symmetric. Give (M + M.T) / 2.")
-    return SymmetricTerm(None, (given + given.T) / 2, dimension)
+    return (given + given.T) / 2
 
 
 def _require_matrix(name: str, value: Tensor, meaning: str) -> None:

@@ -179,6 +179,50 @@ class StandardForm(ABC):
         return self.scale * gap / denominator if denominator > 0 else float("inf")
 
 
+@dataclass(frozen=True, eq=False)
+class DualPoint:
+    """Everything that is known at one z for one weight c: Y(z), F(z), phi(z) and f(Y(z)).
+
+    Attributes:
+        dual: z.
+        weight: c; a method that follows a path of weights uses others than the form's own.
+        spectrum: The spectrum of ``B + A*(z)``.
+        matrix_DD: Y(z).
+        residual: F(z).
+        phi: phi(z).
+        value: f(Y(z)).
+    """
+
+    dual: Tensor
+    weight: float
+    spectrum: Spectrum
+    matrix_DD: Tensor
+    residual: Tensor
+    phi: float
+    value: float
+
+    @classmethod
+    def at(cls, form: StandardForm, dual: Tensor, weight: float) -> DualPoint:
+        spectrum, image = form.evaluate(dual)
+        matrix_DD = spectrum.projection()
+        residual = image - form.target + weight * dual
+        phi = spectrum.clipped_D.square().sum() / 2 - (form.target * dual).sum() + weight / 2 * dual.square().sum()
+        return cls(dual, weight, spectrum, matrix_DD, residual, float(phi), form.value(matrix_DD, image, weight))
+
+    @property
+    def gap(self) -> float:
+        return float(self.residual.square().sum()) / (2 * self.weight)
+
+    def relative_gap(self, form: StandardForm) -> float:
+        """Return the gap relative to the original objective at the wanted weight, and to f on the way there."""
+        if self.weight == form.weight:
+            return form.relative_gap(self.gap, self.value)
+        return self.gap / self.value if self.value > 0 else 0.0
+
+    def minimiser(self, form: StandardForm, iterations: int, message: str = "") -> Minimiser:
+        return Minimiser(self.matrix_DD, self.dual, iterations, self.value, self.relative_gap(form), message)
+
+
 def perron_bound(matrix_PP: Tensor, tolerance: float = 1e-7, iterations: int = 1000) -> float:
     """Bound the largest eigenvalue of a symmetric matrix without negative entries from above, by power iteration.
 
