@@ -74,6 +74,11 @@ class MethodContext:
             self.memory[key] = make()
         return cast(Cached, self.memory[key])
 
+    def report(self, done: int, total: int) -> None:
+        """Tell :attr:`progress`, if anyone wants to know."""
+        if self.progress is not None:
+            self.progress(done, total)
+
     def generator(self, name: str) -> torch.Generator:
         """Return a fresh CPU generator for the seed ``name``; it gives the same numbers on every device."""
         return torch.Generator().manual_seed(self.seeds.get(name, 0))

@@ -91,18 +91,10 @@ def cross_validate(
     head, total = request.head, request.weight
     parts = [request.rows(index) for index in fold_indices(request.n_forget, n_folds, context.generator("folds"))]
     steps = n_folds * (1 + len(estimator.weights))
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        if context.progress is not None:
-            context.progress(done, steps)
-
     observations = []
-    for part in parts:
+    for done, part in enumerate(parts, start=1):
         observations.append(estimator.observe(part.for_curvature(), context))
-        tick()
+        context.report(done, steps)
     scored_by = Structure.shared if head.layout is Layout.shared else Structure.products
     held_out = [part.hessian(scored_by) for part in parts]
     sums = torch.stack([part.forget_gradient() * part.weight for part in parts])
@@ -117,7 +109,7 @@ def cross_validate(
             failed_fits += estimate.note is not None
             inverse = estimate.operator.damped()
             folds[index].append(Fold(inverse, gradient, head.rows_gradient_CE - correction, held_out[k]))
-            tick()
+            context.report(n_folds + k * len(folds) + index + 1, steps)
     return Validation(estimator.merge(observations), folds, failed_fits)
 
 

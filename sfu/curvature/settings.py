@@ -16,20 +16,7 @@ from sfu.schema import Choice, setting
 add_modules("sfu.curvature.settings")
 add_modules(
     "sfu.curvature.estimators",
-    skip=(
-        "base",
-        "closed_form",
-        "diagonal",
-        "exact",
-        "hutchinson",
-        "ledoit_wolf",
-        "oas",
-        "psd_fit",
-        "reference",
-        "registry",
-        "shrinkage",
-        "stored",
-    ),
+    skip=("base", "diagonal_fit", "hessians", "psd_fit", "reference", "shrinkage"),
 )  # these import PyTorch, and their settings stand here
 
 DEFAULT_ESTIMATOR = "psd_fit"

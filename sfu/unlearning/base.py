@@ -99,7 +99,7 @@ class UnlearningMethod(Registered, ABC, kind="method"):
 
         Args:
             run: The whole configuration.
-            curvature: The row's own curvature settings, already merged with the run's .
+            curvature: The row's own curvature settings, already merged with the run's.
             settings: The ``settings`` of the method's yaml; by default the fields of the dataclass.
 
         Raises:

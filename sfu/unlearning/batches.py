@@ -60,8 +60,7 @@ def unlearn_in_batches(
         gains.append(last.predicted_distance_gain if last.applied else 0.0)
         if last.note:
             notes[last.note] = notes.get(last.note, 0) + 1
-        if context.progress is not None:
-            context.progress(index + 1, n_batches)
+        context.report(index + 1, n_batches)
     assert last is not None
     if n_batches == 1:
         return last

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from sfu.config_files import config_dir, group_options
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
@@ -122,11 +121,9 @@ def _row_settings(raw: Any, what: str) -> RowSettings:
         if key not in accepted_names(RowSettings):
             raise ConfigError(not_a_setting(f"{what}.{key}", "a row", accepted_names(RowSettings)))
     try:
-        row = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RowSettings), plain))
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{what}: {str(error).splitlines()[0]}.") from error
-    assert isinstance(row, RowSettings)
-    return row
+        return RowSettings(**typed(RowSettings, plain))
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def _lay_over(below: CurvatureSettings, layer: Any, name: str) -> CurvatureSettings:
@@ -137,29 +134,20 @@ def _lay_over(below: CurvatureSettings, layer: Any, name: str) -> CurvatureSetti
     """
     if layer is None:
         return below
-    if isinstance(layer, str):
-        values = _curvature_file(layer, name)
-    elif isinstance(layer, Mapping):
-        values = dict(layer)
-        if values.get("estimator", below.estimator) == below.estimator:
-            return _checked(name, lambda: replace(below, **_known(type(below), values)))
-    else:
+    if not isinstance(layer, str | Mapping):
         raise ConfigError(f"the row '{name}': curvature={layer!r} must be a name or a mapping.")
-    kind = _checked(name, lambda: CurvatureSettings.named(str(values["estimator"]), "curvature.estimator"))
-    inherited = {
-        one.name: getattr(below, one.name)
-        for one in fields(kind)
-        if one.init and meta_of(one).inherited and one.name in accepted_names(type(below))
-    }
-    return _checked(name, lambda: curvature_settings({**inherited, **values}))
-
-
-def _known(kind: type[CurvatureSettings], values: Mapping[str, Any]) -> dict[str, Any]:
-    for key in values:
-        if key not in accepted_names(kind):
-            what = f"curvature={kind.registered_name}"
-            raise ConfigError(not_a_setting(f"curvature.{key}", what, accepted_names(kind)))
-    return typed(kind, values)
+    values = _curvature_file(layer, name) if isinstance(layer, str) else dict(layer)
+    try:
+        kind = CurvatureSettings.named(str(values.get("estimator", below.estimator)), "curvature.estimator")
+        all_of_them = kind is type(below) and isinstance(layer, Mapping)
+        kept = {
+            one.name: getattr(below, one.name)
+            for one in fields(kind)
+            if one.init and (all_of_them or meta_of(one).inherited) and one.name in accepted_names(type(below))
+        }
+        return curvature_settings({**kept, "estimator": kind.registered_name, **values})
+    except ConfigError as error:
+        raise ConfigError(f"the row '{name}': {error}") from error
 
 
 def _curvature_file(layer: str, name: str) -> dict[str, Any]:
@@ -171,10 +159,3 @@ def _curvature_file(layer: str, name: str) -> dict[str, Any]:
     if layer in CurvatureSettings.names():
         return {"estimator": layer}
     raise ConfigError(f"the row '{name}': {unknown('curvature', layer, {*files, *CurvatureSettings.names()})}")
-
-
-def _checked(name: str, make: Any) -> Any:
-    try:
-        return make()
-    except ConfigError as error:
-        raise ConfigError(f"the row '{name}': {error}") from error

@@ -103,8 +103,7 @@ class Tuned(UnlearningMethod):
         shared = replace(context, memory={}, progress=None)
         for group in _descending_together([method for _, method in self.candidates], request):
             results |= zip(group, self._try(group, request, shared, retained), strict=True)
-            if context.progress is not None:
-                context.progress(len(results), len(self.candidates) + 1)
+            context.report(len(results), len(self.candidates) + 1)
         found = [
             (given, method, result)
             for index, (given, method) in enumerate(self.candidates)

@@ -73,8 +73,7 @@ class HutchinsonDiagonal(RetainedRowsEstimator[HutchinsonSettings], name="hutchi
         for done in range(1, probes + 1):
             signs_CE = torch.randint(0, 2, total_CE.shape, generator=drawn, dtype=torch.int8).to(total_CE) * 2 - 1
             total_CE += signs_CE * operator.matmul(signs_CE) / probes
-            if context.progress is not None:
-                context.progress(done, probes)
+            context.report(done, probes)
         floor_CE = head.objective().ridge_E.expand_as(total_CE)  # no diagonal of a convex loss is below it
         return HessianObservation(DiagonalOperator(torch.maximum(total_CE, floor_CE), head.regularized_E), rows.weight)
 

@@ -113,8 +113,7 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
             point_CE = point_CE - lr * gradient_CE
             if not float(point_CE.norm()) < 1e4 * max(1.0, float(head.parameters_CE.norm())):
                 raise DivergedError(f"the path diverged at step {done + 1} with lr={lr:g}. Lower lr.")
-            if context.progress is not None:
-                context.progress(done + 1, 2 * self.steps)
+            context.report(done + 1, 2 * self.steps)
         moved_CE, true_gradients = self._replay(path, of_retain, of_forget, share, lr, context)
         details = {
             "steps": self.steps, "exact_steps": true_gradients, "lr": lr,
@@ -142,8 +141,7 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
                 of_all_CE = gradient_CE + curvature.apply(apart_K).reshape_as(point_CE)
                 step_CE = (of_all_CE - share * of_forget_CE) / (1 - share)
             point_CE = point_CE - lr * step_CE
-            if context.progress is not None:
-                context.progress(len(path) + done + 1, 2 * len(path))
+            context.report(len(path) + done + 1, 2 * len(path))
         return point_CE, true_gradients
 
 

@@ -97,8 +97,7 @@ class Gkt(ClassMethod, name="gkt"):
             for _ in range(self.student_steps if open_B.any() else 0):
                 self._step(learning, self._disagreement(head, student, features_BD, gone), [student])
             path.add(student)
-            if context.progress is not None:
-                context.progress(done + 1, self.batches)
+            context.report(done + 1, self.batches)
         if passed == 0:
             raise SolverError(
                 f"gkt: none of {self.batches * self.batch_size} generated rows passes the gate, because the head "

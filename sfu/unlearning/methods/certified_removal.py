@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -48,14 +48,12 @@ from sfu.losses.base import Loss, make_loss
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
 from sfu.operators.plan import plan_structure
-from sfu.request import Access, ForgetRequest, MethodContext, Retained, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.batches import check_batches, unlearn_in_batches
 from sfu.unlearning.gaussian_mechanism import largest_shift, smallest_epsilon
-
-if TYPE_CHECKING:
-    from sfu.unlearning.settings import RunSettings
+from sfu.unlearning.settings import RunSettings
 
 BOUNDS = ("sharp", "data_dependent", "worst_case")
 PAYMENTS = (*BOUNDS, "measured")
@@ -147,7 +145,7 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
         move_CE = request.step_ratio * solution.value_CE
         left = request.unlearned_head(head.parameters_CE + move_CE)
         bounds = residual_bounds(request, rows, move_CE, solution.residual)
-        measured, rounding = _gradient_norm(left, rows), rounding_bound(left, rows)
+        measured, rounding = gradient_norm(left, rows), rounding_bound(left, rows)
         before = certificate.residual_bound
         if self.bound == "measured":
             after = measured + rounding
@@ -229,10 +227,6 @@ def _check_head(loss: Loss, bias: bool, l2: float) -> None:
         raise ConfigError("certified_removal needs head.l2 above 0.")
 
 
-def residual(head: Head, retained: RetainedSet) -> float:
-    """Return the gradient norm of the retained rows' perturbed sum objective, which the accumulated bound bounds."""
-    return _gradient_norm(head, head.rows(retained.features_RD, retained.labels_R, retained.weights_R))
-
-
-def _gradient_norm(head: Head, rows: Rows) -> float:
+def gradient_norm(head: Head, rows: Rows) -> float:
+    """Return the norm of the gradient of the rows' perturbed sum objective, which the accumulated bound bounds."""
     return rows.weight * float(head.objective_of(rows.weight).gradient(rows, head.parameters_CE).norm())

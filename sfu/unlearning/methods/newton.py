@@ -67,7 +67,6 @@ class Newton(UnlearningMethod, name="newton"):
     steps: int = setting(1, "Newton steps, see sfu.unlearning.further_steps.", at_least=1)
     batches: int = setting(1, "Number of parts, forgotten one after another.", at_least=1)
     estimator: CurvatureEstimator[Any, Any] = field(init=False, repr=False, compare=False)
-    settings_used = ("curvature", "newton")
 
     def __post_init__(self) -> None:
         """Check the settings and make the estimator.
@@ -216,12 +215,7 @@ class Newton(UnlearningMethod, name="newton"):
         return StepResult.solved(head.parameters_CE + length * solution.value_CE, solution)
 
     def _decide(
-        self,
-        ratio: float | None,
-        validation: Validation,
-        chosen: Candidate,
-        first: StepResult,
-        request: ForgetRequest,
+        self, ratio: float | None, validation: Validation, chosen: Candidate, first: StepResult, request: ForgetRequest
     ) -> Decision:
         """Predict the gain, and decide from it whether to apply the step."""
         gain, remarks = None, []
@@ -253,12 +247,7 @@ class Newton(UnlearningMethod, name="newton"):
         return details | ({"sampling_ratio": ratio} if self.estimator.needs_validation else {})
 
     def _step(
-        self,
-        first: StepResult,
-        chosen: Candidate,
-        request: ForgetRequest,
-        context: MethodContext,
-        retained: Retained,
+        self, first: StepResult, chosen: Candidate, request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> StepResult:
         """Take further steps, if the curvature changes at all, and add the noise."""
         result, further = first, self.steps - 1

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from sfu.errors import SourceFreeError
 from sfu.heads.settings import HeadSettings
 from sfu.heads.train import train_like
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
-
-if TYPE_CHECKING:
-    from sfu.unlearning.settings import RunSettings
+from sfu.unlearning.settings import RunSettings
 
 
 @dataclass(frozen=True)
