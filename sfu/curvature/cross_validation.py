@@ -121,11 +121,7 @@ def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[
 def noise_factor(n_folds: int, forget_share: float) -> float:
     """Return the squared sampling noise of the whole forget gradient over that of K - 1 folds.
 
-    The rows are drawn without replacement.
-
-    Args:
-        n_folds: K.
-        forget_share: N_f / N.
+    ``forget_share`` is N_f / N; the rows are drawn without replacement.
     """
     return (n_folds - 1) * (1 - forget_share) / (n_folds - forget_share * (n_folds - 1))
 

@@ -37,14 +37,7 @@ def unlearn_in_batches(
     """Apply ``step`` to every batch of a random partition (seed ``folds``); details are those of the last batch.
 
     The predicted gain is the sum over batches. Since these are independent samples, what one batch leaves is as likely
-    to help the next as to harm it.
-
-    Args:
-        step: Unlearns one batch.
-        request: The whole request.
-        context: The run's context.
-        retained: The retained rows, or ``None``.
-        n_batches: Number of batches, at most the number of rows.
+    to help the next as to harm it. There are at most as many batches as rows.
     """
     order = torch.randperm(request.n_forget, generator=context.generator("folds"))
     parts = list(order.tensor_split(n_batches))

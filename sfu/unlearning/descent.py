@@ -87,8 +87,7 @@ class DescentProblem:
         loss: A scalar of the parameters and a batch.
         total: Number of batches, for progress and messages.
         details: Scalars worth reporting.
-        done: Stops the descent before a step if it returns true.
-        after: Further scalars, of the last point.
+        done: Whether a point has forgotten everything; the descent then stops.
     """
 
     batches: Iterable[Any]
@@ -96,7 +95,6 @@ class DescentProblem:
     total: int
     details: dict[str, Any] = field(default_factory=dict)
     done: Callable[[Tensor], bool] | None = None
-    after: Callable[[Tensor], dict[str, Any]] | None = None
 
 
 class Descent:
@@ -234,8 +232,8 @@ class DescentMethod(UnlearningMethod):
         details = {
             "steps": end.steps, "lr": self.lr, "batch_size": self.batch_size, **problem.details, **self.own_details,
         }  # fmt: skip
-        if problem.after is not None:
-            details |= problem.after(end.parameters_CE)
+        if problem.done is not None:
+            details["all_forgotten"] = problem.done(end.parameters_CE)
         return UnlearningResult(request.unlearned_head(end.parameters_CE), details=details, path=end.path)
 
     def _over_rows(

@@ -29,14 +29,12 @@ class RowSpec:
     """A row's settings, all layers laid over each other.
 
     Attributes:
-        method: The name of the method.
-        kind: Its class.
+        kind: The class of the method.
         curvature: The row's own curvature.
         settings: Of the method itself.
         grid: Values to try for settings (``curvature.KEY`` for those of the curvature), by their names; ``None``: none.
     """
 
-    method: str
     kind: type[UnlearningMethod]
     curvature: CurvatureSettings
     settings: dict[str, Any]
@@ -73,7 +71,7 @@ def _spec(run: RunSettings, name: str) -> RowSpec:
         curvature = _lay_over(curvature, layer.curvature, name)
         settings.update(layer.settings)
     grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
-    return RowSpec(kind.registered_name, kind, curvature, settings, grid)
+    return RowSpec(kind, curvature, settings, grid)
 
 
 def _method(run: RunSettings, name: str, spec: RowSpec) -> UnlearningMethod:

@@ -38,14 +38,9 @@ PATH_TOLERANCE = 1e-2
 def solve_dual_newton(
     form: StandardForm, start: DualPoint, tolerance: float, max_iterations: int, path: bool = True
 ) -> Minimiser:
-    """Minimise the dual of a standard form.
+    """Minimise the dual of a standard form to a relative duality gap, from the solution without the constraint.
 
-    Args:
-        form: The problem.
-        start: The solution without the constraint.
-        tolerance: Relative duality gap at which to stop.
-        max_iterations: At most this many Newton steps in all.
-        path: Follow the path of weights when a few steps at the weight wanted were not enough.
+    With ``path``, follow the path of weights when a few steps at the weight wanted were not enough.
     """
     solver = _Newton(form, max_iterations)
     point = solver.run(start, tolerance, DIRECT_LIMIT, SHORT_STEP, DIVERGED * float(start.residual.norm()))

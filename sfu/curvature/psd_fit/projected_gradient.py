@@ -22,10 +22,7 @@ CHECK_EVERY = 20
 def solve_projected_gradient(form: StandardForm, tolerance: float, max_iterations: int) -> Minimiser:
     """Minimise a standard form over Y >= 0, starting from the projection of the closed form without the constraint.
 
-    Args:
-        form: The problem.
-        tolerance: Relative duality gap at which to stop; evaluated every ``CHECK_EVERY`` steps.
-        max_iterations: At most this many steps.
+    The relative duality gap is evaluated every ``CHECK_EVERY`` steps.
     """
     lipschitz = 1 + form.operator_norm() / form.weight
     current_DD = project(form.base_DD + form.adjoint(form.solve_inactive(form.weight)))

@@ -27,12 +27,12 @@ from sfu.curvature.psd_fit.problem import (
 )
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
 from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardForm
-from sfu.errors import ConfigError, SolverError
+from sfu.errors import ConfigError
 from sfu.operators.spectral import eigh
 
-Algorithm = Literal["auto", "unconstrained", "dual_newton", "projected_gradient"]
+Algorithm = Literal["auto", "dual_newton", "projected_gradient"]
 
-DEFAULT_ITERATIONS = {"auto": 200, "unconstrained": 0, "dual_newton": 200, "projected_gradient": 5000}
+DEFAULT_ITERATIONS = {"auto": 200, "dual_newton": 200, "projected_gradient": 5000}
 ROUNDING = 1e-13
 """Eigenvalues this far below zero, relative to the largest, count as zero."""
 
@@ -52,7 +52,7 @@ class PsdFitResult:
 
     Attributes:
         value_DD: The minimiser X in float64, ``X >= L``; ``None`` only when ``status`` is FAILED.
-        status: CONVERGED when ``gap <= tolerance``. The caller must handle anything else (see :meth:`require`).
+        status: CONVERGED when ``gap <= tolerance``. The caller must handle anything else.
         iterations: Newton steps or projected-gradient steps.
         objective: ``1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2`` at ``value_DD``.
         gap: Objective minus a lower bound on its minimum (the dual value), over the objective.
@@ -73,16 +73,6 @@ class PsdFitResult:
     seconds: float
     algorithm: str
     message: str
-
-    def require(self) -> Tensor:
-        """Return the fitted matrix.
-
-        Raises:
-            SolverError: The fit did not reach its tolerance; the message says what to change.
-        """
-        if self.status is not Status.CONVERGED or self.value_DD is None:
-            raise SolverError(f"psd_fit ({self.algorithm}) ended with status '{self.status.value}': {self.message}")
-        return self.value_DD
 
     @classmethod
     def failed(cls, message: str, algorithm: str) -> PsdFitResult:
@@ -118,8 +108,7 @@ def fit_psd(
             with ``projected_gradient`` for loss data that no X >= L meets when P is large against D.
 
     Returns:
-        The result, in float64. A fit that does not converge, or overflows, is a status and not an exception: call
-        ``.require()`` or look at it.
+        The result, in float64. A fit that does not converge, or overflows, is a status and not an exception.
 
     Raises:
         ConfigError: mu is 0 and the measurements do not determine the curvature.
@@ -135,8 +124,6 @@ def fit_psd(
             if not all(map(math.isfinite, (form.weight, form.floor, form.offset))):
                 raise torch.linalg.LinAlgError("products of the measurements overflow")
             solution, used = _run(form, algorithm, tolerance, limit)
-            if solution is None:
-                return PsdFitResult.failed("the constraint X >= L binds: use algorithm=auto or dual_newton.", used)
             shifted_DD, value_DD = form.lift(solution.matrix_DD)
             smallest = float(eigh(shifted_DD)[0][0])
         except torch.linalg.LinAlgError as error:
@@ -169,7 +156,7 @@ def _standard_form(
     return LossForm(measurements, lower, prior, mu, prior_strength)
 
 
-def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tuple[Minimiser | None, str]:
+def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tuple[Minimiser, str]:
     """Return the solution and the algorithm that found it."""
     if algorithm == "projected_gradient":
         return solve_projected_gradient(form, tolerance, limit), algorithm
@@ -177,8 +164,8 @@ def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tu
     if algorithm != "dual_newton":
         value_D = start.spectrum.value_D
         feasible = float(value_D[0]) >= -ROUNDING * max(float(value_D[-1]), 0.0)
-        if algorithm == "unconstrained" or (feasible and start.relative_gap(form) <= tolerance):
-            return start.minimiser(form, 0) if feasible else None, "unconstrained"
+        if feasible and start.relative_gap(form) <= tolerance:
+            return start.minimiser(form, 0), "unconstrained"
     if algorithm == "dual_newton" or not form.prefers_first_order():
         return solve_dual_newton(form, start, tolerance, limit), "dual_newton"
     if not form.overdetermined():

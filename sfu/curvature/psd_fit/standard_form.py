@@ -183,23 +183,16 @@ class StandardForm(ABC):
 class DualPoint:
     """Everything that is known at one z for one weight c: Y(z), F(z), phi(z) and f(Y(z)).
 
-    Attributes:
-        dual: z.
-        weight: c; a method that follows a path of weights uses others than the form's own.
-        spectrum: The spectrum of ``B + A*(z)``.
-        matrix_DD: Y(z).
-        residual: F(z).
-        phi: phi(z).
-        value: f(Y(z)).
+    A method that follows a path of weights uses others than the form's own.
     """
 
     dual: Tensor
     weight: float
-    spectrum: Spectrum
-    matrix_DD: Tensor
-    residual: Tensor
+    spectrum: Spectrum  # of B + A*(z)
+    matrix_DD: Tensor  # Y(z)
+    residual: Tensor  # F(z)
     phi: float
-    value: float
+    value: float  # f(Y(z))
 
     @classmethod
     def at(cls, form: StandardForm, dual: Tensor, weight: float) -> DualPoint:
@@ -227,14 +220,10 @@ def perron_bound(matrix_PP: Tensor, tolerance: float = 1e-7, iterations: int = 1
     """Bound the largest eigenvalue of a symmetric matrix without negative entries from above, by power iteration.
 
     For every positive v, ``max_i (M v)_i / v_i`` bounds the eigenvalue from above and ``min_i`` from below
-    (Collatz-Wielandt), so the iteration stops on a proof.
-
-    Args:
-        matrix_PP: Symmetric with entries >= 0; zero rows belong to the eigenvalue 0 and are left out.
-        tolerance: Relative width of the bracket at which to stop.
-        iterations: At most this many products; the bound holds whichever iteration is the last.
+    (Collatz-Wielandt), so the iteration stops on a proof: once the bracket's relative width is ``tolerance``. The bound
+    holds whichever iteration is the last.
     """
-    used = matrix_PP.diagonal() > 0
+    used = matrix_PP.diagonal() > 0  # zero rows belong to the eigenvalue 0
     if not used.any():
         return 0.0
     if not used.all():

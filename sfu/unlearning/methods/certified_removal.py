@@ -153,23 +153,22 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
             rounding = rounding_bound(head, request.data()) + rounding_bound(head, rows) + 2 * rounding
             unsolved = solution.residual * request.weight * float(gradient_CE.norm())
             after = before + bounds[self.bound] + unsolved + rounding
-        refused = after > self.budget(certificate.noise_std)
-        details = self._details(certificate.noise_std, before if refused else after)
-        details |= {"last_cost": after - before, **{f"bound_{name}": value for name, value in bounds.items()}}
+        budget = self.budget(certificate.noise_std)
+        refused = after > budget
+        spent = before if refused else after
+        details: dict[str, Any] = {
+            "epsilon": self.epsilon, "delta": self.delta, "budget": budget, "budget_spent": spent,
+            "epsilon_spent": smallest_epsilon(spent / certificate.noise_std, self.delta), "last_cost": after - before,
+            **{f"bound_{name}": value for name, value in bounds.items()},
+        }  # fmt: skip
         if refused:
             note = (
-                f"refused: the removal would exceed the budget of {details['budget']:.3g} for "
+                f"refused: the removal would exceed the budget of {budget:.3g} for "
                 f"epsilon={self.epsilon:g}, delta={self.delta:g}; retrain"
             )
             return UnlearningResult(head, applied=False, details=details, note=note)
         left = replace(left, certificate=replace(certificate, residual_bound=after))
         return UnlearningResult(left, details=details | {"residual": measured})
-
-    def _details(self, noise_std: float, spent: float) -> dict[str, Any]:
-        return {
-            "epsilon": self.epsilon, "delta": self.delta, "budget": self.budget(noise_std), "budget_spent": spent,
-            "epsilon_spent": smallest_epsilon(spent / noise_std, self.delta),
-        }  # fmt: skip
 
 
 def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor, unsolved: float = 0.0) -> dict[str, float]:
