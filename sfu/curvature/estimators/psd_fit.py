@@ -186,9 +186,9 @@ class FitProblem:
         self._delta_QS, self._response = observed.delta_KQS[k], observed.response[k]
         self._slope_Q = observed.slope_KQ[k]
         self._share = request.weight / request.head.total_weight
-        self._regularized_S = request.head.regularized_E.repeat(
-            self._delta_QS.shape[1] // request.head.regularized_E.shape[0]
-        )
+        regularized_E = request.head.regularized_E
+        regularized_S = regularized_E.repeat(self._delta_QS.shape[1] // regularized_E.shape[0])
+        self._ridge = request.head.l2 * regularized_S if request.head.bias else request.head.l2
         self._hessian_SS: Tensor | None = None
         if observed.hessian is not None:
             assert isinstance(observed.hessian.operator, ExplicitOperator)
@@ -236,14 +236,11 @@ class FitProblem:
             return self._response
         return self._response + _SLOPE_SIGN[self.settings.gradient_term] * self._slope_Q
 
-    def _ridge(self) -> float | Tensor:
-        return self._head.l2 * self._regularized_S if self._head.bias else self._head.l2
-
     def _lower_bound(self) -> float | Tensor:
         if self.settings.lower_bound is LowerBound.zero:
             return 0.0
         if self.settings.lower_bound is LowerBound.l2:
-            return self._ridge()
+            return self._ridge
         assert self._hessian_SS is not None
         return self._share * self._hessian_SS
 
@@ -251,7 +248,7 @@ class FitProblem:
         if self.settings.prior is Prior.zero:
             return 0.0
         if self.settings.prior is Prior.l2:
-            return self._ridge()
+            return self._ridge
         if self.settings.prior is Prior.diagonal:
             return self.measured_diagonal().clamp(min=self._head.l2)
         square = float(self._delta_QS.square().sum(1).mean())

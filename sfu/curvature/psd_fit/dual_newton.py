@@ -127,7 +127,7 @@ class _Newton:
         """Solve for weights that fall to the one wanted, each started from the two before."""
         form = self.form
         self._reuse = False  # on the path the spectrum changes too much from step to step
-        weight = max(PATH_START * form.operator_norm(), form.weight)
+        weight = max(PATH_START * form.operator_norm, form.weight)
         dual = form.solve_inactive(weight)
         before: tuple[float, Tensor] | None = None
         while True:

@@ -65,6 +65,7 @@ class GradientForm(StandardForm):
 
         self.mu = mu
         self.excess_DD = excess_DD
+        self.operator_norm = float(excess_DD.max())
         self._root_DD = excess_DD.sqrt()
         self.base_DD = (rotated_DD + rotated_DD.T) / 2
         self.target = torch.zeros_like(self.base_DD)
@@ -84,9 +85,6 @@ class GradientForm(StandardForm):
 
     def adjoint(self, dual: Tensor) -> Tensor:
         return self._root_DD * dual
-
-    def operator_norm(self) -> float:
-        return float(self.excess_DD.max())
 
     def solve_inactive(self, weight: float) -> Tensor:
         """Elementwise: the Sylvester equation ``X G + G X + mu X = 2 K + mu X0`` in the eigenbasis of G."""

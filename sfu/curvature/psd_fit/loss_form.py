@@ -55,9 +55,9 @@ class LossForm(StandardForm):
 
         self.delta_PD = delta_PD
         self.gram_PP = (self.delta_PD @ self.delta_PD.T).square_().div_(4)
-        self._norm = perron_bound(self.gram_PP)
+        self.operator_norm = perron_bound(self.gram_PP)
         # with every perturbation zero the data say nothing: any positive mu gives the prior
-        self.mu = mu if mu is not None else prior_strength * 2 / count * self._norm or 1.0
+        self.mu = mu if mu is not None else prior_strength * 2 / count * self.operator_norm or 1.0
         self.base_DD = base_DD
         self.target = target_P
         self.weight = self.mu * count / 2
@@ -73,10 +73,6 @@ class LossForm(StandardForm):
     def adjoint(self, dual: Tensor) -> Tensor:
         matrix_DD = self.delta_PD.T @ (dual[:, None] * self.delta_PD) / 2
         return (matrix_DD + matrix_DD.T) / 2
-
-    def operator_norm(self) -> float:
-        """Collatz-Wielandt bound on the P x P matrix, whose entries are squares."""
-        return self._norm
 
     def solve_inactive(self, weight: float) -> Tensor:
         """One P x P Cholesky factorisation."""

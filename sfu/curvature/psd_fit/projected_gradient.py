@@ -24,7 +24,7 @@ def solve_projected_gradient(form: StandardForm, tolerance: float, max_iteration
 
     The relative duality gap is evaluated every ``CHECK_EVERY`` steps.
     """
-    lipschitz = 1 + form.operator_norm() / form.weight
+    lipschitz = 1 + form.operator_norm / form.weight
     current_DD = project(form.base_DD + form.adjoint(form.solve_inactive(form.weight)))
     ahead_DD, momentum = current_DD, 1.0
     solution = _certified(form, current_DD, 0)

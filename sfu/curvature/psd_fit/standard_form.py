@@ -57,10 +57,6 @@ class Spectrum:
         positive_R1, other_1K = value_D[split:, None], -value_D[None, :split]
         return cls(value_D, vector_DD, split, positive_R1 / (positive_R1 + other_1K))
 
-    @property
-    def clipped_D(self) -> Tensor:
-        return self.value_D.clamp(min=0)
-
     def projection(self) -> Tensor:
         """Return the nearest positive-semidefinite matrix."""
         vector_DR = self.vector_DD[:, self.split :]
@@ -112,6 +108,7 @@ class StandardForm(ABC):
         offset: See ``scale``.
         floor: Objectives below this are zero to working precision (the gap is relative to at least this much).
         mu: Weight of the prior in the original problem.
+        operator_norm: An upper bound on the largest eigenvalue of ``A A*``, tight to about 1e-6 relative.
     """
 
     base_DD: Tensor
@@ -121,6 +118,7 @@ class StandardForm(ABC):
     offset: float
     floor: float
     mu: float
+    operator_norm: float
 
     @abstractmethod
     def forward(self, matrix_DD: Tensor) -> Tensor:
@@ -129,10 +127,6 @@ class StandardForm(ABC):
     @abstractmethod
     def adjoint(self, dual: Tensor) -> Tensor:
         """Return A*(z), which is symmetric."""
-
-    @abstractmethod
-    def operator_norm(self) -> float:
-        """Return an upper bound on the largest eigenvalue of ``A A*``, tight to about 1e-6 relative."""
 
     @abstractmethod
     def solve_inactive(self, weight: float) -> Tensor:
@@ -199,7 +193,11 @@ class DualPoint:
         spectrum, image = form.evaluate(dual)
         matrix_DD = spectrum.projection()
         residual = image - form.target + weight * dual
-        phi = spectrum.clipped_D.square().sum() / 2 - (form.target * dual).sum() + weight / 2 * dual.square().sum()
+        phi = (
+            spectrum.value_D.clamp(min=0).square().sum() / 2
+            - (form.target * dual).sum()
+            + weight / 2 * dual.square().sum()
+        )
         return cls(dual, weight, spectrum, matrix_DD, residual, float(phi), form.value(matrix_DD, image, weight))
 
     @property

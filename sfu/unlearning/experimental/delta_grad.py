@@ -36,7 +36,6 @@ from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
-from sfu.unlearning.differentiable import remaining
 
 _POWER_STEPS = 15
 _SAFE = 1.5
@@ -93,11 +92,11 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
 
         Raises:
             SourceFreeError: No retained data were given.
+            DataError: They are not the training set without the forget set.
             DivergedError: The path diverged with this ``lr``.
         """
-        head, retain = request.head, remaining(retained, request, self.method_name)
-        rows = head.rows(retain.features_ND, retain.labels_N, retain.weights_N, cache=True)
-        objective = head.objective()
+        head, objective = request.head, request.head.objective()
+        rows = request.retained_rows(retained, user=self.method_name)
         of_forget, of_retain = (_Gradient(objective, some, head) for some in (request.data(cache=True), rows))
         share = request.weight / head.total_weight
         lr = self.lr if self.lr is not None else _SAFE / (self.period * of_retain.largest_curvature())

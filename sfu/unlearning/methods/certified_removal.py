@@ -41,7 +41,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from sfu.errors import ConfigError, SourceFreeError
+from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.optimum import rounding_bound
 from sfu.losses.base import Loss, make_loss
@@ -104,8 +104,6 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
             DataError: The retained data are not the training set without the forget set.
             ConfigError: The head carries no certificate, or its loss, bias, l2 or dtype allow none.
         """
-        if retained is None:
-            raise SourceFreeError("certified_removal needs the retained data.")
         self.check(request.n_forget)
         certificate = request.head.certificate
         if certificate is None or certificate.residual_bound is None:
@@ -134,10 +132,9 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
         """Remove one batch, if the budget allows it."""
         head = request.head
         certificate = head.certificate
-        assert retained is not None
         assert certificate is not None
         assert certificate.residual_bound is not None
-        rows = request.retained_rows(retained)
+        rows = request.retained_rows(retained, user=self.method_name)
         plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)
         operator = build_operator(head.objective(), rows, head.parameters_CE, plan.structure)
         gradient_CE = request.forget_gradient()
