@@ -116,4 +116,12 @@ class UnlearningMethod(Registered, ABC, kind="method"):
 
     @abstractmethod
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Unlearn; ``retained`` is ``None`` unless :attr:`access` is :attr:`Access.RETAINED`."""
+        """Unlearn; ``retained`` is ``None`` unless :attr:`access` is :attr:`Access.RETAINED`.
+
+        Raises:
+            SourceFreeError: The method needs the retained data, and none were given.
+            DataError: The retained data are not the training set without the forget set.
+            ConfigError: The method cannot handle this request or head.
+            DivergedError: A descent has left for infinity.
+            SolverError: The method finds no result.
+        """

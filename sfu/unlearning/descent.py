@@ -208,11 +208,6 @@ class DescentMethod(UnlearningMethod):
         return {}
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Descend and return the last point.
-
-        Raises:
-            DivergedError: The descent diverged.
-        """
         problem = self.problem(request, context, retained)
         return self._result(request, problem, descend(request.head.parameters_CE, problem, self.sgd, context))
 

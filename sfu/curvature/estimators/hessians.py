@@ -32,12 +32,6 @@ class RetainedRowsEstimator(HessianEstimator[SettingsT]):
     needs_validation = False
 
     def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
-        """Return the Hessian of the retained rows.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-            DataError: They are not the training set without the forget rows.
-        """
         rows = self._rows(request, retained, context)
         structure = self.plan(request, rows.count).structure
         operator = build_operator(request.head.objective(), rows, request.head.parameters_CE, structure)
@@ -97,11 +91,6 @@ class StoredHessian(HessianEstimator[StoredSettings], name="stored"):
     def estimate(
         self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Subtract the forget set's share.
-
-        Raises:
-            ConfigError: The head carries no curvature.
-        """
         head = request.head
         if head.data_hessian is None:
             raise ConfigError(

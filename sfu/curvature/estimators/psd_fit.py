@@ -117,11 +117,6 @@ class PsdFit(CurvatureEstimator[PsdFitSettings, Observation], name="psd_fit"):
     def estimate(
         self, observation: Observation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Fit.
-
-        Raises:
-            SolverError: A fit found no finite X.
-        """
         head = request.head
         if isinstance(observation, Deferred):
             return self._in_a_subspace(observation)

@@ -37,11 +37,6 @@ class Shrinkage(CurvatureEstimator[CurvatureSettings, CurvedRows]):
     """A shrunk second moment for each block, plus ``l2 R``; members bear the names of scikit-learn's functions."""
 
     def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> CurvedRows:
-        """Return the forget rows and their curvature.
-
-        Raises:
-            ConfigError: The head is not linear.
-        """
         if request.head.feature_weights_CD is None:
             raise ConfigError(
                 f"curvature.estimator={self.registered_name} shrinks the covariance of feature rows, and a "
@@ -66,11 +61,6 @@ class Shrinkage(CurvatureEstimator[CurvatureSettings, CurvedRows]):
     def estimate(
         self, observation: CurvedRows, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Shrink, then restore the mean and the row of the bias.
-
-        Raises:
-            DataError: There is only one row.
-        """
         head = request.head
         if observation.design_FE.shape[0] < 2:
             raise DataError("Shrinkage needs at least two rows. Use curvature.estimator=closed_form for one.")

@@ -91,12 +91,10 @@ class GradientForm(StandardForm):
         return -self._root_DD * self.base_DD / (self.excess_DD + weight)
 
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
-        """One eigendecomposition and one D x D x D product."""
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
         return spectrum, self.forward(spectrum.projection())
 
     def jacobian(self, spectrum: Spectrum) -> LinearMap:
-        """Four D x D x D products."""
         return lambda vector_DD: self._root_DD * spectrum.derivative(self._root_DD * vector_DD)
 
     def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
@@ -115,7 +113,6 @@ class GradientForm(StandardForm):
         return lambda vector_DD: vector_DD / diagonal_DD
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the congruence and add the lower bound."""
         factor_DD = self._vector_DD * self._congruence_D
         shifted_DD = factor_DD @ matrix_DD @ factor_DD.T
         shifted_DD = (shifted_DD + shifted_DD.T) / 2

@@ -75,7 +75,6 @@ class LossForm(StandardForm):
         return (matrix_DD + matrix_DD.T) / 2
 
     def solve_inactive(self, weight: float) -> Tensor:
-        """One P x P Cholesky factorisation."""
         factor_PP = self._inactive_factor(weight)
         rhs_P = self.target - self.forward(self.base_DD)
         dual_P = torch.cholesky_solve(rhs_P[:, None], factor_PP)[:, 0]
@@ -88,7 +87,6 @@ class LossForm(StandardForm):
         return self._inactive[1]
 
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
-        """One eigendecomposition and two P x D x D products."""
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
         self._rotated = (spectrum, self.delta_PD @ spectrum.vector_DD)
         split = spectrum.split
@@ -191,7 +189,6 @@ class LossForm(StandardForm):
         return count > size * (size + 1) // 2
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the reduction to the span and add the lower bound."""
         shifted_FF = matrix_DD
         if self._basis_FD is not None:
             inside_FF = self._basis_FD @ shifted_FF @ self._basis_FD.T

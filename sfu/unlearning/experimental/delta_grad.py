@@ -88,13 +88,6 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
     access = Access.RETAINED
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Make the path, then replay it.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-            DataError: They are not the training set without the forget set.
-            DivergedError: The path diverged with this ``lr``.
-        """
         head, objective = request.head, request.head.objective()
         rows = request.retained_rows(retained, user=self.method_name)
         of_forget, of_retain = (_Gradient(objective, some, head) for some in (request.data(cache=True), rows))

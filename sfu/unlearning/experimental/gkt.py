@@ -72,12 +72,6 @@ class Gkt(ClassMethod, name="gkt"):
     clip: float = setting(5.0, "Largest gradient norm of both.", above=0)
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Teach a student.
-
-        Raises:
-            ConfigError: The request is not for whole classes.
-            SolverError: No generated row ever passes the gate.
-        """
         gone, head = self.classes_of(request), request.head
         drawn, path = context.generator("noise"), Path(context.keep_path)
         like_FD = request.features_FD.to(head.parameters_CE)

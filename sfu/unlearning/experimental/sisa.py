@@ -44,12 +44,6 @@ class Sisa(UnlearningMethod, name="sisa"):
         return super().from_config(run, curvature, {"head": run.head, **settings})
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Train every shard on its retained rows.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-            ConfigError: A shard would be empty.
-        """
         rows, like = remaining(retained, request, self.method_name), request.head.parameters_CE
         shard_N = torch.randint(self.shards, (request.head.n_train,), generator=context.generator("folds"))
         shard_R, shard_F = shard_N[: rows.count], shard_N[rows.count :]

@@ -97,13 +97,6 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
         return noise_std * largest_shift(self.epsilon, self.delta)
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Remove as many batches as the budget allows.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-            DataError: The retained data are not the training set without the forget set.
-            ConfigError: The head carries no certificate, or its loss, bias, l2 or dtype allow none.
-        """
         self.check(request.n_forget)
         certificate = request.head.certificate
         if certificate is None or certificate.residual_bound is None:

@@ -69,11 +69,7 @@ class Newton(UnlearningMethod, name="newton"):
     estimator: CurvatureEstimator[Any, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the settings and make the estimator.
-
-        Raises:
-            ConfigError: A number is out of range, or the estimator lacks a setting.
-        """
+        """Check the settings and make the estimator."""
         object.__setattr__(self, "estimator", make_estimator(self.curvature))
         check_fields(self, "newton")
 
@@ -97,11 +93,6 @@ class Newton(UnlearningMethod, name="newton"):
         return super().from_config(run, curvature, {"curvature": curvature, **vars(run.newton), **settings})
 
     def check(self, n_forget: int) -> None:
-        """Refuse more folds or batches than there are rows to forget.
-
-        Raises:
-            ConfigError: ``curvature.folds`` or ``newton.batches`` is too large.
-        """
         check_batches(self.batches, n_forget)
         smallest = n_forget // self.batches
         if self._n_folds(smallest) > smallest:
@@ -130,9 +121,7 @@ class Newton(UnlearningMethod, name="newton"):
         ``curvature.force`` applies it all the same.
 
         Raises:
-            ConfigError: There are more folds or batches than forget rows.
             SingularHessianError: The estimate cannot be inverted.
-            SolverError: The fit failed.
         """
         self.check(request.n_forget)
         if self.batches == 1:
