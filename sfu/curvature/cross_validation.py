@@ -53,13 +53,10 @@ class Fold:
 
 @dataclass(frozen=True)
 class StepChoice:
-    """How to damp and scale the step, and its expected gain.
+    """How to damp (rho) and scale (c) the step, and its expected gain.
 
-    Attributes:
-        rho: Damping.
-        scale: c.
-        gain: Expected reduction of the squared distance to Retrained in the retain-Hessian norm, for a step of ratio
-            V_f / V_r = 1; negative if the step is expected to do harm.
+    The gain is the reduction of the squared distance to Retrained in the retain-Hessian norm, for a step of ratio
+    V_f / V_r = 1; negative if the step is expected to do harm.
     """
 
     rho: float
@@ -68,17 +65,11 @@ class StepChoice:
 
 
 class Validation(NamedTuple):
-    """What cross-validation observed.
+    """What cross-validation observed."""
 
-    Attributes:
-        observation: Of the whole forget set.
-        folds: The folds for each of the estimator's weights.
-        failed_fits: How many of the folds' estimates came with a note (a fit that did not converge).
-    """
-
-    observation: Any
-    folds: list[list[Fold]]
-    failed_fits: int
+    observation: Any  # of the whole forget set
+    folds: list[list[Fold]]  # for each of the estimator's weights
+    failed_fits: int  # how many of the folds' estimates came with a note
 
 
 def cross_validate(

@@ -48,15 +48,10 @@ class TableRows(Rows):
 
 @dataclass(frozen=True)
 class RestrictedHead(Head):
-    """A head in a subspace; parameters are ``[1, K]`` coordinates.
+    """A head in a subspace; parameters are ``[1, K]`` coordinates."""
 
-    Attributes:
-        origin_1K: Coordinates of the head that was restricted.
-        outputs_of_a_row: C.
-    """
-
-    origin_1K: Tensor = field(kw_only=True)
-    outputs_of_a_row: int = field(kw_only=True)
+    origin_1K: Tensor = field(kw_only=True)  # coordinates of the head that was restricted
+    outputs_of_a_row: int = field(kw_only=True)  # C
 
     @property
     def n_classes(self) -> int:

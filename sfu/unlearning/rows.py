@@ -51,11 +51,7 @@ def make_methods(run: RunSettings) -> dict[str, UnlearningMethod]:
 
 
 def row_specs(run: RunSettings) -> dict[str, RowSpec]:
-    """Return the settings of every row by its name, in order.
-
-    Raises:
-        ConfigError: A name is unknown or listed twice, or its curvature is not a valid one.
-    """
+    """Return the settings of every row by its name, in order; raise as :func:`make_methods` does."""
     if len(set(run.methods)) != len(run.methods):
         raise ConfigError(f"methods={list(run.methods)} lists a row twice. Give the second one a name in `variants`.")
     return {name: _spec(run, name) for name in run.methods}

@@ -28,12 +28,9 @@ add_modules("sfu.curvature.estimators")
 
 @dataclass(frozen=True)
 class CurvatureEstimate:
-    """An estimated Hessian.
+    """An estimated Hessian: that of the mean objective, regulariser included.
 
-    Attributes:
-        operator: The Hessian of the mean objective, regulariser included.
-        details: Scalars worth reporting (solver status and the like).
-        note: One sentence for the reader if something went wrong.
+    Its details are scalars worth reporting, and its note is a sentence for the reader if something went wrong.
     """
 
     operator: CurvatureOperator

@@ -19,10 +19,6 @@ class LossMeasurements:
 
     The data term of the fit is the mean square ``1/P sum_i (1/2 d_i^T X d_i - target_i)^2``.
 
-    Args:
-        delta_PD: The perturbations, one per row.
-        target_P: The observed second-order loss changes.
-
     Raises:
         DataError: There is no perturbation, shapes do not match, or values are not finite.
     """
@@ -41,7 +37,7 @@ class LossMeasurements:
         _require_finite("target_P", self.target_P, "drop the perturbations whose loss overflowed, or lower their scale")
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
-        """Return the data term at X: the mean square of the residuals."""
+        """Return the data term at X."""
         delta_PD = self.delta_PD.to(value_DD)
         fitted_P = ((delta_PD @ value_DD) * delta_PD).sum(1) / 2
         return (fitted_P - self.target_P.to(value_DD)).square().mean()
@@ -58,16 +54,11 @@ class GradientMeasurements:
 
     The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations only through three moments, which
     :meth:`from_pairs` computes.
-
-    Args:
-        gram_DD: ``1/P sum_i d_i d_i^T``.
-        cross_DD: The symmetric part of ``1/P sum_i response_i d_i^T``.
-        response_square: ``1/P sum_i |response_i|^2``.
     """
 
-    gram_DD: Tensor
-    cross_DD: Tensor
-    response_square: float
+    gram_DD: Tensor  # 1/P sum_i d_i d_i^T
+    cross_DD: Tensor  # the symmetric part of 1/P sum_i response_i d_i^T
+    response_square: float  # 1/P sum_i |response_i|^2
 
     @classmethod
     def from_pairs(cls, delta_PD: Tensor, response_PD: Tensor) -> GradientMeasurements:
@@ -91,7 +82,7 @@ class GradientMeasurements:
         return cls(delta_PD.T @ delta_PD / count, (cross_DD + cross_DD.T) / 2, square)
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
-        """Return the data term at X: the mean over perturbations of the squared norm of the residual."""
+        """Return the data term at X."""
         fitted = ((value_DD @ self.gram_DD.to(value_DD)) * value_DD).sum()
         return fitted - 2 * (self.cross_DD.to(value_DD) * value_DD).sum() + self.response_square
 

@@ -78,23 +78,14 @@ def project(matrix_DD: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Minimiser:
-    """The minimiser of a standard form, with its certificate.
+    """The minimiser of a standard form, with its certificate."""
 
-    Attributes:
-        matrix_DD: Y >= 0.
-        dual: z.
-        iterations: Steps taken.
-        value: f(Y).
-        relative_gap: Duality gap over the original objective.
-        message: Empty, or why it stopped before the tolerance.
-    """
-
-    matrix_DD: Tensor
-    dual: Tensor
+    matrix_DD: Tensor  # Y >= 0
+    dual: Tensor  # z
     iterations: int
-    value: float
-    relative_gap: float
-    message: str = ""
+    value: float  # f(Y)
+    relative_gap: float  # duality gap over the original objective
+    message: str = ""  # why it stopped before the tolerance
 
 
 class StandardForm(ABC):

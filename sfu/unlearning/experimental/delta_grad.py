@@ -27,7 +27,6 @@ from torch import Tensor
 
 from sfu.errors import DivergedError
 from sfu.heads.base import Head
-from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
@@ -88,9 +87,8 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
     access = Access.RETAINED
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        head, objective = request.head, request.head.objective()
-        rows = request.retained_rows(retained, user=self.method_name)
-        of_forget, of_retain = (_Gradient(objective, some, head) for some in (request.data(cache=True), rows))
+        head, rows = request.head, request.retained_rows(retained, user=self.method_name)
+        of_forget, of_retain = (_Gradient(head, some) for some in (request.data(cache=True), rows))
         share = request.weight / head.total_weight
         lr = self.lr if self.lr is not None else _SAFE / (self.period * of_retain.largest_curvature())
 
@@ -140,9 +138,10 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
 class _Gradient:
     """The gradient of an objective over some rows; one pass over the rows if it is affine in the parameters."""
 
-    def __init__(self, objective: Objective, rows: Rows, head: Head) -> None:
-        self._objective, self._rows, self._zero_CE = objective, rows, torch.zeros_like(head.parameters_CE)
-        self._head = head
+    def __init__(self, head: Head, rows: Rows) -> None:
+        objective = head.objective()
+        self._head, self._objective, self._rows = head, objective, rows
+        self._zero_CE = torch.zeros_like(head.parameters_CE)
         self._hessian: CurvatureOperator | None = None
         if objective.loss.constants.curvature_lipschitz == 0:
             plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)
