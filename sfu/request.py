@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from sfu.errors import DataError
+from sfu.errors import DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.losses.rows import Rows, check_weights, design_matrix
 from sfu.operators.base import CurvatureOperator
@@ -73,6 +73,11 @@ class MethodContext:
         if key not in self.memory:
             self.memory[key] = make()
         return cast(Cached, self.memory[key])
+
+    def report(self, done: int, total: int) -> None:
+        """Tell :attr:`progress`, if anyone wants to know."""
+        if self.progress is not None:
+            self.progress(done, total)
 
     def generator(self, name: str) -> torch.Generator:
         """Return a fresh CPU generator for the seed ``name``; it gives the same numbers on every device."""
@@ -248,13 +253,18 @@ class ForgetRequest:
         """Return the forget rows in the form the head's loss takes."""
         return self.head.rows(self.features_FD, self.labels_F, self.weights_F, cache=cache)
 
-    def retained_rows(self, retained: RetainedSet, *, progress: Callable[[int, int], None] | None = None) -> Rows:
+    def retained_rows(
+        self, retained: Retained, *, user: str = "this method", progress: Callable[[int, int], None] | None = None
+    ) -> Rows:
         """Return the retained rows in the form the head's loss takes.
 
         Raises:
+            SourceFreeError: No retained data were given; the message names the ``user``.
             DataError: They are not N - N_f rows of total weight V - V_f, so they are not the training set without the
                 forget set.
         """
+        if retained is None:
+            raise SourceFreeError(f"{user} needs the retained data.")
         head = self.head
         rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, cache=True, progress=progress)
         if rows.count != self.n_retain or not math.isclose(rows.weight, self.retained_weight, rel_tol=1e-9):

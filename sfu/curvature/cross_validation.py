@@ -53,13 +53,10 @@ class Fold:
 
 @dataclass(frozen=True)
 class StepChoice:
-    """How to damp and scale the step, and its expected gain.
+    """How to damp (rho) and scale (c) the step, and its expected gain.
 
-    Attributes:
-        rho: Damping.
-        scale: c.
-        gain: Expected reduction of the squared distance to Retrained in the retain-Hessian norm, for a step of ratio
-            V_f / V_r = 1; negative if the step is expected to do harm.
+    The gain is the reduction of the squared distance to Retrained in the retain-Hessian norm, for a step of ratio
+    V_f / V_r = 1; negative if the step is expected to do harm.
     """
 
     rho: float
@@ -68,17 +65,11 @@ class StepChoice:
 
 
 class Validation(NamedTuple):
-    """What cross-validation observed.
+    """What cross-validation observed."""
 
-    Attributes:
-        observation: Of the whole forget set.
-        folds: The folds for each of the estimator's weights.
-        failed_fits: How many of the folds' estimates came with a note (a fit that did not converge).
-    """
-
-    observation: Any
-    folds: list[list[Fold]]
-    failed_fits: int
+    observation: Any  # of the whole forget set
+    folds: list[list[Fold]]  # for each of the estimator's weights
+    failed_fits: int  # how many of the folds' estimates came with a note
 
 
 def cross_validate(
@@ -91,18 +82,10 @@ def cross_validate(
     head, total = request.head, request.weight
     parts = [request.rows(index) for index in fold_indices(request.n_forget, n_folds, context.generator("folds"))]
     steps = n_folds * (1 + len(estimator.weights))
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        if context.progress is not None:
-            context.progress(done, steps)
-
     observations = []
-    for part in parts:
+    for done, part in enumerate(parts, start=1):
         observations.append(estimator.observe(part.for_curvature(), context))
-        tick()
+        context.report(done, steps)
     scored_by = Structure.shared if head.layout is Layout.shared else Structure.products
     held_out = [part.hessian(scored_by) for part in parts]
     sums = torch.stack([part.forget_gradient() * part.weight for part in parts])
@@ -117,7 +100,7 @@ def cross_validate(
             failed_fits += estimate.note is not None
             inverse = estimate.operator.damped()
             folds[index].append(Fold(inverse, gradient, head.rows_gradient_CE - correction, held_out[k]))
-            tick()
+            context.report(n_folds + k * len(folds) + index + 1, steps)
     return Validation(estimator.merge(observations), folds, failed_fits)
 
 
@@ -129,11 +112,7 @@ def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[
 def noise_factor(n_folds: int, forget_share: float) -> float:
     """Return the squared sampling noise of the whole forget gradient over that of K - 1 folds.
 
-    The rows are drawn without replacement.
-
-    Args:
-        n_folds: K.
-        forget_share: N_f / N.
+    ``forget_share`` is N_f / N; the rows are drawn without replacement.
     """
     return (n_folds - 1) * (1 - forget_share) / (n_folds - forget_share * (n_folds - 1))
 

@@ -114,15 +114,8 @@ def draw_perturbations(
 ) -> Tensor:
     """Draw Gaussian perturbations, ``[P, C, E]`` float64 on the CPU.
 
-    Shared perturbations (``per_class=false``) repeat over C. Antithetic pairs are drawn once each: P // 2 rows.
-
-    Args:
-        settings: ``curvature.perturbations``, ``pairs``, ``per_class``, and ``scale``, if it is given.
-        n_classes: C.
-        width: E.
-        generator: Source of the draws.
-        structure: Which problems will be fitted; a dense one needs its own perturbation for every class.
-        scale: Standard deviation of an entry if ``curvature.scale`` is not given.
+    Shared perturbations (``per_class=false``) repeat over C, unless the problem is dense. Antithetic pairs are drawn
+    once each: P // 2 rows. ``scale`` is the standard deviation of an entry if ``curvature.scale`` is not given.
 
     Raises:
         ConfigError: They do not fit in half of this machine's memory.
@@ -164,9 +157,8 @@ def observe(settings: PsdFitSettings, request: ForgetRequest, delta_PCE: Tensor,
     slope_PC = torch.einsum("pce,ce->pc", delta_PCE, gradient_CE)
     coupled_blocks = structure is Structure.blocks and not request.head.loss.separable
     if coupled_blocks:
-        changes = [
-            _changes(settings, request, delta_PCE * _only(c, delta_PCE)) for c in range(delta_PCE.shape[1])
-        ]  # a list over C of [P, 1] losses or [P, C, E] gradients
+        classes_CC1 = torch.eye(delta_PCE.shape[1])[..., None].to(delta_PCE)
+        changes = [_changes(settings, request, delta_PCE * only_C1) for only_C1 in classes_CC1]  # [P, 1] or [P, C, E]
         response = torch.stack([r[:, c] if by_gradient else r[:, 0] for c, r in enumerate(changes)])
     else:
         response = _changes(settings, request, delta_PCE)
@@ -185,12 +177,6 @@ def observe(settings: PsdFitSettings, request: ForgetRequest, delta_PCE: Tensor,
     if settings.lower_bound is LowerBound.forget_share:
         bound = HessianObservation(request.hessian(structure), request.weight)
     return Observations(structure, delta_KQS, response, slope_KQ, request.weight, bound)
-
-
-def _only(c: int, delta_PCE: Tensor) -> Tensor:
-    mask_C1 = delta_PCE.new_zeros(delta_PCE.shape[1], 1)
-    mask_C1[c] = 1
-    return mask_C1
 
 
 def _changes(settings: PsdFitSettings, request: ForgetRequest, delta_PCE: Tensor) -> Tensor:

@@ -236,12 +236,9 @@ class StoredSettings(TrainingCurvatureSettings, name="stored"):
 
 
 def curvature_settings(given: CurvatureSettings | Mapping[str, Any] | None = None, **more: Any) -> CurvatureSettings:
-    """Return settings of the estimator that ``estimator`` names (``psd_fit`` by default).
+    """Return settings of the estimator that ``estimator`` names (``psd_fit`` by default), from a mapping or keywords.
 
-    Args:
-        given: Settings, which are returned as they are, or a mapping of keys to values. A choice may be given by its
-            name (``measurement="loss"``).
-        more: Further keys.
+    A choice may be given by its name (``measurement="loss"``). Settings are returned as they are.
 
     Raises:
         ConfigError: An unknown estimator or key, a wrong type, or a value out of range.

@@ -8,7 +8,7 @@ Shapes: F rows, C classes, K dimensions, P = C E parameters (p where the classes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,10 @@ class TableRows(Rows):
 
 @dataclass(frozen=True)
 class RestrictedHead(Head):
-    """A head in a subspace; parameters are ``[1, K]`` coordinates.
+    """A head in a subspace; parameters are ``[1, K]`` coordinates."""
 
-    Attributes:
-        origin_1K: Coordinates of the head that was restricted.
-        outputs_of_a_row: C.
-    """
-
-    origin_1K: Tensor | None = None
-    outputs_of_a_row: int = 0
+    origin_1K: Tensor = field(kw_only=True)  # coordinates of the head that was restricted
+    outputs_of_a_row: int = field(kw_only=True)  # C
 
     @property
     def n_classes(self) -> int:
@@ -73,7 +68,6 @@ class RestrictedHead(Head):
 
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
         like = self.parameters_CE
-        assert self.origin_1K is not None
         return TableRows(
             features_ND, labels_N, self.loss, self.origin_1K, device=like.device, dtype=like.dtype,
             sample_weights_N=weights_N, **options,
@@ -81,7 +75,6 @@ class RestrictedHead(Head):
 
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
         table_NCX = features_ND.to(parameters_CE).unflatten(1, (self.n_classes, -1))
-        assert self.origin_1K is not None
         return table_NCX[..., 0] + table_NCX[..., 1:] @ (parameters_CE - self.origin_1K)[0]
 
     def save(self, stem: Path) -> list[Path]:

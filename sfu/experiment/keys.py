@@ -68,7 +68,7 @@ def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:
     used = {name: spec.curvature if name == "curvature" else getattr(config, name) for name in spec.kind.settings_used}
     tuned = spec.grid is not None and config.tune is not Tune.authors
     record = {
-        "stage": "row", **base, "method": spec.method, "settings": spec.settings, "used": used,
+        "stage": "row", **base, "method": spec.kind.registered_name, "settings": spec.settings, "used": used,
         "path": config.evaluation.trade_off,
         "tuning": [config.tune, config.tune_budget, spec.grid] if tuned else None,
         "files": _contents(spec.curvature.files()) if "curvature" in used else [],

@@ -26,19 +26,12 @@ _NUMBERS = 1 << 17
 
 @dataclass(frozen=True)
 class Attack:
-    """An L2 attack.
+    """An L2 attack."""
 
-    Attributes:
-        radius: epsilon.
-        steps: Number of steps.
-        step_size: alpha.
-        numbers: Rows are worked on in chunks of so many numbers.
-    """
-
-    radius: float
+    radius: float  # epsilon
     steps: int
-    step_size: float
-    numbers: int = _NUMBERS
+    step_size: float  # alpha
+    numbers: int = _NUMBERS  # in a chunk of rows
 
     def perturb(self, head: Head, features_BD: Tensor, targets_B: Tensor, generator: torch.Generator) -> Tensor:
         """Return adversarial examples, ``[B, D]``, in the dtype of the features (float32 at least)."""

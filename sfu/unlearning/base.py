@@ -99,7 +99,7 @@ class UnlearningMethod(Registered, ABC, kind="method"):
 
         Args:
             run: The whole configuration.
-            curvature: The row's own curvature settings, already merged with the run's .
+            curvature: The row's own curvature settings, already merged with the run's.
             settings: The ``settings`` of the method's yaml; by default the fields of the dataclass.
 
         Raises:
@@ -116,4 +116,12 @@ class UnlearningMethod(Registered, ABC, kind="method"):
 
     @abstractmethod
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Unlearn; ``retained`` is ``None`` unless :attr:`access` is :attr:`Access.RETAINED`."""
+        """Unlearn; ``retained`` is ``None`` unless :attr:`access` is :attr:`Access.RETAINED`.
+
+        Raises:
+            SourceFreeError: The method needs the retained data, and none were given.
+            DataError: The retained data are not the training set without the forget set.
+            ConfigError: The method cannot handle this request or head.
+            DivergedError: A descent has left for infinity.
+            SolverError: The method finds no result.
+        """

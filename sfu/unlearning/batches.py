@@ -37,14 +37,7 @@ def unlearn_in_batches(
     """Apply ``step`` to every batch of a random partition (seed ``folds``); details are those of the last batch.
 
     The predicted gain is the sum over batches. Since these are independent samples, what one batch leaves is as likely
-    to help the next as to harm it.
-
-    Args:
-        step: Unlearns one batch.
-        request: The whole request.
-        context: The run's context.
-        retained: The retained rows, or ``None``.
-        n_batches: Number of batches, at most the number of rows.
+    to help the next as to harm it. There are at most as many batches as rows.
     """
     order = torch.randperm(request.n_forget, generator=context.generator("folds"))
     parts = list(order.tensor_split(n_batches))
@@ -60,8 +53,7 @@ def unlearn_in_batches(
         gains.append(last.predicted_distance_gain if last.applied else 0.0)
         if last.note:
             notes[last.note] = notes.get(last.note, 0) + 1
-        if context.progress is not None:
-            context.progress(index + 1, n_batches)
+        context.report(index + 1, n_batches)
     assert last is not None
     if n_batches == 1:
         return last

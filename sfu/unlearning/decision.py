@@ -45,14 +45,10 @@ def check_sample(ratio: float | None, force: bool) -> Decision | None:
 def decide(
     ratio: float | None, gain: float | None, first: StepResult, further_remarks: Sequence[str], force: bool
 ) -> Decision:
-    """Decide whether to apply a step.
+    """Decide whether to apply the first step; ``force`` applies it whatever is predicted.
 
-    Args:
-        ratio: :func:`~sfu.curvature.sampling.sampling_ratio` of the forget set, or ``None``.
-        gain: Predicted reduction of the squared distance, or ``None`` if it is unknown.
-        first: The first step, as solved.
-        further_remarks: Other remarks on the estimate.
-        force: Apply the step whatever is predicted.
+    ``ratio`` is the :func:`~sfu.curvature.sampling.sampling_ratio` of the forget set, and ``gain`` the predicted
+    reduction of the squared distance; ``None`` if they are unknown.
     """
     although, remarks = "applied because curvature.force=true, although ", list(further_remarks)
     if is_unlike(ratio):

@@ -31,21 +31,6 @@ LARGEST_PATH = 1 << 24
 """Numbers in a path at most: there may be one for each of several settings."""
 
 
-@dataclass(frozen=True)
-class DescentResult:
-    """The end of a descent.
-
-    Attributes:
-        parameters_CE: The last point.
-        steps: Number of steps.
-        path: See :class:`Path`.
-    """
-
-    parameters_CE: Tensor
-    steps: int
-    path: tuple[Tensor, ...]
-
-
 @dataclass
 class Path:
     """Points of a descent, the start first; if they become too many or too large, every second one is dropped."""
@@ -102,8 +87,7 @@ class DescentProblem:
         loss: A scalar of the parameters and a batch.
         total: Number of batches, for progress and messages.
         details: Scalars worth reporting.
-        done: Stops the descent before a step if it returns true.
-        after: Further scalars, of the last point.
+        done: Whether a point has forgotten everything; the descent then stops.
     """
 
     batches: Iterable[Any]
@@ -111,80 +95,80 @@ class DescentProblem:
     total: int
     details: dict[str, Any] = field(default_factory=dict)
     done: Callable[[Tensor], bool] | None = None
-    after: Callable[[Tensor], dict[str, Any]] | None = None
 
 
-def descend(start_CE: Tensor, problem: DescentProblem, sgd: Sgd, context: MethodContext) -> DescentResult:
+class Descent:
+    """A descent by SGD, in progress or at its end.
+
+    Attributes:
+        parameters_CE: The point it has come to.
+        steps: Number of steps.
+        error: Why it stopped, if it has diverged.
+    """
+
+    def __init__(self, start_CE: Tensor, sgd: Sgd, keep_path: bool) -> None:
+        self.parameters_CE, self._velocity_CE = start_CE.detach().clone(), torch.zeros_like(start_CE)
+        self.steps = 0
+        self.error: DivergedError | None = None
+        self._sgd, self._start, self._path = sgd, float(start_CE.norm()), Path(keep_path)
+        self._path.add(self.parameters_CE)
+
+    @property
+    def path(self) -> tuple[Tensor, ...]:
+        """All points so far, see :class:`Path`."""
+        return self._path.ended(self.parameters_CE)
+
+    def step(self, gradient_CE: Tensor, value: Tensor, total: int) -> None:
+        """Take a step; record an error if it diverges."""
+        self._sgd.step(self.parameters_CE, gradient_CE, self._velocity_CE)
+        self.steps += 1
+        norm = float(self.parameters_CE.norm())
+        if math.isfinite(norm) and norm <= RUNAWAY * max(1.0, self._start) and math.isfinite(float(value.detach())):
+            self._path.add(self.parameters_CE)
+            return
+        self.error = DivergedError(
+            f"diverged at step {self.steps} of {total}: |w| went from {self._start:.3g} to {norm:.3g} with "
+            f"lr={self._sgd.lr:g}. These weights are no result. Lower "
+            f"lr{'' if self._sgd.clip is not None else ', or set clip'}."
+        )
+
+
+def descend(start_CE: Tensor, problem: DescentProblem, sgd: Sgd, context: MethodContext) -> Descent:
     """Take one step of SGD for each batch.
 
     Raises:
         DivergedError: A loss is not finite, or the parameters have grown :data:`RUNAWAY`-fold.
     """
-    (result,) = descend_together(start_CE, problem, [sgd], context)
-    if isinstance(result, DivergedError):
-        raise result
-    return result
+    (end,) = descend_together(start_CE, problem, [sgd], context)
+    if end.error is not None:
+        raise end.error
+    return end
 
 
 def descend_together(
     start_CE: Tensor, problem: DescentProblem, settings: Sequence[Sgd], context: MethodContext
-) -> list[DescentResult | DivergedError]:
-    """Run several descents on the same batches, step by step: one product with the rows serves all of them.
+) -> list[Descent]:
+    """Run a descent for each of the settings on the same batches: one product with the rows serves all of them.
 
-    Args:
-        start_CE: Where each starts.
-        problem: What they minimise; its loss is mapped over the settings (``torch.func.vmap``) if there are several.
-        settings: One for each descent.
-        context: The run's context.
-
-    Returns:
-        The end of each descent, or the reason why it stopped. A descent that diverges does not stop the others.
+    The loss is mapped over the settings (``torch.func.vmap``) if there are several. A descent that diverges holds its
+    error and does not stop the others.
     """
-    descents, alone = [_Descent(start_CE, sgd, context.keep_path) for sgd in settings], len(settings) == 1
+    descents, alone = [Descent(start_CE, sgd, context.keep_path) for sgd in settings], len(settings) == 1
     active, loss = descents, problem.loss if alone else vmap(problem.loss, in_dims=(0, None))
     for steps, batch in enumerate(problem.batches, start=1):
-        if problem.done is not None and problem.done(active[0].point_CE):
+        if problem.done is not None and problem.done(active[0].parameters_CE):
             break
-        points = [descent.point_CE for descent in active]
+        points = [descent.parameters_CE for descent in active]
         parameters = (points[0] if alone else torch.stack(points)).detach().requires_grad_()
         values = loss(parameters, batch)
         (gradients,) = torch.autograd.grad(values.sum(), parameters)
         for index, descent in enumerate(active):
             descent.step(gradients if alone else gradients[index], values if alone else values[index], problem.total)
         active = [descent for descent in active if descent.error is None]
-        if context.progress is not None:
-            context.progress(steps, problem.total)
+        context.report(steps, problem.total)
         if not active:
             break
-    return [descent.end() for descent in descents]
-
-
-class _Descent:
-    """A descent in progress."""
-
-    def __init__(self, start_CE: Tensor, sgd: Sgd, keep_path: bool) -> None:
-        self.point_CE, self._velocity_CE = start_CE.detach().clone(), torch.zeros_like(start_CE)
-        self.error: DivergedError | None = None
-        self._sgd, self._start, self._steps = sgd, float(start_CE.norm()), 0
-        self._path = Path(keep_path)
-        self._path.add(self.point_CE)
-
-    def step(self, gradient_CE: Tensor, value: Tensor, total: int) -> None:
-        """Take a step; record an error if it diverges."""
-        self._sgd.step(self.point_CE, gradient_CE, self._velocity_CE)
-        self._steps += 1
-        norm = float(self.point_CE.norm())
-        if math.isfinite(norm) and norm <= RUNAWAY * max(1.0, self._start) and math.isfinite(float(value.detach())):
-            self._path.add(self.point_CE)
-            return
-        self.error = DivergedError(
-            f"diverged at step {self._steps} of {total}: |w| went from {self._start:.3g} to {norm:.3g} with "
-            f"lr={self._sgd.lr:g}. These weights are no result. Lower "
-            f"lr{'' if self._sgd.clip is not None else ', or set clip'}."
-        )
-
-    def end(self) -> DescentResult | DivergedError:
-        return self.error or DescentResult(self.point_CE, self._steps, self._path.ended(self.point_CE))
+    return descents
 
 
 def n_batches(n_rows: int, batch_size: int) -> int:
@@ -224,11 +208,6 @@ class DescentMethod(UnlearningMethod):
         return {}
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Descend and return the last point.
-
-        Raises:
-            DivergedError: The descent diverged.
-        """
         problem = self.problem(request, context, retained)
         return self._result(request, problem, descend(request.head.parameters_CE, problem, self.sgd, context))
 
@@ -237,26 +216,19 @@ class DescentMethod(UnlearningMethod):
         return type(other) is type(self) and replace(self, lr=other.lr) == other
 
     def unlearn_together(
-        self,
-        others: Sequence[DescentMethod],
-        request: ForgetRequest,
-        context: MethodContext,
-        retained: Retained,
+        self, others: Sequence[DescentMethod], request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> list[UnlearningResult | DivergedError]:
         """Run methods that differ only in their learning rate on one linear head, whose outputs can be vmapped."""
         problem = self.problem(request, context, retained)
         ends = descend_together(request.head.parameters_CE, problem, [other.sgd for other in others], context)
-        return [
-            end if isinstance(end, DivergedError) else other._result(request, problem, end)
-            for other, end in zip(others, ends, strict=True)
-        ]
+        return [end.error or other._result(request, problem, end) for other, end in zip(others, ends, strict=True)]
 
-    def _result(self, request: ForgetRequest, problem: DescentProblem, end: DescentResult) -> UnlearningResult:
+    def _result(self, request: ForgetRequest, problem: DescentProblem, end: Descent) -> UnlearningResult:
         details = {
             "steps": end.steps, "lr": self.lr, "batch_size": self.batch_size, **problem.details, **self.own_details,
         }  # fmt: skip
-        if problem.after is not None:
-            details |= problem.after(end.parameters_CE)
+        if problem.done is not None:
+            details["all_forgotten"] = problem.done(end.parameters_CE)
         return UnlearningResult(request.unlearned_head(end.parameters_CE), details=details, path=end.path)
 
     def _over_rows(

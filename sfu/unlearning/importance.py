@@ -8,6 +8,8 @@ Shapes: N rows, B rows of a chunk, D features, C classes; importances have the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,11 +23,7 @@ _NUMBERS = 1 << 22
 
 def squared_gradients(head: Head, rows: Labelled, numbers: int = _NUMBERS) -> Tensor:
     r"""Return the weighted mean of :math:`(\nabla_w l_i)^2`: the diagonal of the empirical Fisher information."""
-    total_CE = torch.zeros_like(head.parameters_CE)
-    for part, share_B in _chunks(head, rows, numbers):
-        slopes_BC = head.loss.slopes(head.outputs(part.features_ND, head.parameters_CE), part.labels_N)
-        total_CE += head.squared_pulls(part.features_ND, slopes_BC, share_B)
-    return total_CE
+    return _mean_squares(head, rows, lambda outputs_BC, labels_B: [head.loss.slopes(outputs_BC, labels_B)], numbers)
 
 
 def fisher_diagonal(head: Head, rows: Labelled) -> Tensor:
@@ -35,11 +33,23 @@ def fisher_diagonal(head: Head, rows: Labelled) -> Tensor:
     softmax and logistic the Fisher information under the head's own probabilities, for the quadratic loss that of a
     Gaussian of variance 1.
     """
-    total_CE = torch.zeros_like(head.parameters_CE)
-    for part, share_B in _chunks(head, rows):
-        hessian = head.loss.curvature(head.outputs(part.features_ND, head.parameters_CE), part.labels_N)
-        for factor_BC in _factors(hessian):
-            total_CE += head.squared_pulls(part.features_ND, factor_BC, share_B)
+    return _mean_squares(
+        head, rows, lambda outputs_BC, labels_B: _factors(head.loss.curvature(outputs_BC, labels_B)), _NUMBERS
+    )
+
+
+def _mean_squares(
+    head: Head, rows: Labelled, vectors_of: Callable[[Tensor, Tensor], list[Tensor]], numbers: int
+) -> Tensor:
+    """Return the weighted mean over rows of their squared pulls, summed over the vectors of each, in chunks."""
+    like, total_CE = head.parameters_CE, torch.zeros_like(head.parameters_CE)
+    weights_N = head.loss.row_weights(rows.labels_N, rows.weights_N, like.dtype)
+    share_N = torch.ones(rows.count).to(like) if weights_N is None else weights_N.to(like)
+    share_N = share_N / share_N.sum()
+    for index in torch.arange(rows.count, device=like.device).split(max(1, numbers // like.numel())):
+        part = rows.at(index)
+        for vector_BC in vectors_of(head.outputs(part.features_ND, like), part.labels_N):
+            total_CE += head.squared_pulls(part.features_ND, vector_BC, share_N[index])
     return total_CE
 
 
@@ -64,13 +74,3 @@ def output_sensitivity(head: Head, features_ND: Tensor, batch_size: int) -> Tens
         assert parameters_CE.grad is not None
         total_CE += parameters_CE.grad.abs() * (features_BD.shape[0] / count)
     return total_CE
-
-
-def _chunks(head: Head, rows: Labelled, numbers: int = _NUMBERS) -> list[tuple[Labelled, Tensor]]:
-    """Split the rows into chunks, with the share of each row; all shares sum to 1."""
-    like = head.parameters_CE
-    weights_N = head.loss.row_weights(rows.labels_N, rows.weights_N, like.dtype)
-    share_N = torch.ones(rows.count).to(like) if weights_N is None else weights_N.to(like)
-    share_N = share_N / share_N.sum()
-    step = max(1, numbers // like.numel())
-    return [(rows.at(index), share_N[index]) for index in torch.arange(rows.count, device=like.device).split(step)]

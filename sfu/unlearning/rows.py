@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from sfu.config_files import config_dir, group_options
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
@@ -30,14 +29,12 @@ class RowSpec:
     """A row's settings, all layers laid over each other.
 
     Attributes:
-        method: The name of the method.
-        kind: Its class.
+        kind: The class of the method.
         curvature: The row's own curvature.
         settings: Of the method itself.
         grid: Values to try for settings (``curvature.KEY`` for those of the curvature), by their names; ``None``: none.
     """
 
-    method: str
     kind: type[UnlearningMethod]
     curvature: CurvatureSettings
     settings: dict[str, Any]
@@ -54,11 +51,7 @@ def make_methods(run: RunSettings) -> dict[str, UnlearningMethod]:
 
 
 def row_specs(run: RunSettings) -> dict[str, RowSpec]:
-    """Return the settings of every row by its name, in order.
-
-    Raises:
-        ConfigError: A name is unknown or listed twice, or its curvature is not a valid one.
-    """
+    """Return the settings of every row by its name, in order; raise as :func:`make_methods` does."""
     if len(set(run.methods)) != len(run.methods):
         raise ConfigError(f"methods={list(run.methods)} lists a row twice. Give the second one a name in `variants`.")
     return {name: _spec(run, name) for name in run.methods}
@@ -74,7 +67,7 @@ def _spec(run: RunSettings, name: str) -> RowSpec:
         curvature = _lay_over(curvature, layer.curvature, name)
         settings.update(layer.settings)
     grid = next((layer.grid for layer in reversed(layers) if layer.grid), None)
-    return RowSpec(kind.registered_name, kind, curvature, settings, grid)
+    return RowSpec(kind, curvature, settings, grid)
 
 
 def _method(run: RunSettings, name: str, spec: RowSpec) -> UnlearningMethod:
@@ -122,11 +115,9 @@ def _row_settings(raw: Any, what: str) -> RowSettings:
         if key not in accepted_names(RowSettings):
             raise ConfigError(not_a_setting(f"{what}.{key}", "a row", accepted_names(RowSettings)))
     try:
-        row = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RowSettings), plain))
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{what}: {str(error).splitlines()[0]}.") from error
-    assert isinstance(row, RowSettings)
-    return row
+        return RowSettings(**typed(RowSettings, plain))
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def _lay_over(below: CurvatureSettings, layer: Any, name: str) -> CurvatureSettings:
@@ -137,29 +128,20 @@ def _lay_over(below: CurvatureSettings, layer: Any, name: str) -> CurvatureSetti
     """
     if layer is None:
         return below
-    if isinstance(layer, str):
-        values = _curvature_file(layer, name)
-    elif isinstance(layer, Mapping):
-        values = dict(layer)
-        if values.get("estimator", below.estimator) == below.estimator:
-            return _checked(name, lambda: replace(below, **_known(type(below), values)))
-    else:
+    if not isinstance(layer, str | Mapping):
         raise ConfigError(f"the row '{name}': curvature={layer!r} must be a name or a mapping.")
-    kind = _checked(name, lambda: CurvatureSettings.named(str(values["estimator"]), "curvature.estimator"))
-    inherited = {
-        one.name: getattr(below, one.name)
-        for one in fields(kind)
-        if one.init and meta_of(one).inherited and one.name in accepted_names(type(below))
-    }
-    return _checked(name, lambda: curvature_settings({**inherited, **values}))
-
-
-def _known(kind: type[CurvatureSettings], values: Mapping[str, Any]) -> dict[str, Any]:
-    for key in values:
-        if key not in accepted_names(kind):
-            what = f"curvature={kind.registered_name}"
-            raise ConfigError(not_a_setting(f"curvature.{key}", what, accepted_names(kind)))
-    return typed(kind, values)
+    values = _curvature_file(layer, name) if isinstance(layer, str) else dict(layer)
+    try:
+        kind = CurvatureSettings.named(str(values.get("estimator", below.estimator)), "curvature.estimator")
+        all_of_them = kind is type(below) and isinstance(layer, Mapping)
+        kept = {
+            one.name: getattr(below, one.name)
+            for one in fields(kind)
+            if one.init and (all_of_them or meta_of(one).inherited) and one.name in accepted_names(type(below))
+        }
+        return curvature_settings({**kept, "estimator": kind.registered_name, **values})
+    except ConfigError as error:
+        raise ConfigError(f"the row '{name}': {error}") from error
 
 
 def _curvature_file(layer: str, name: str) -> dict[str, Any]:
@@ -171,10 +153,3 @@ def _curvature_file(layer: str, name: str) -> dict[str, Any]:
     if layer in CurvatureSettings.names():
         return {"estimator": layer}
     raise ConfigError(f"the row '{name}': {unknown('curvature', layer, {*files, *CurvatureSettings.names()})}")
-
-
-def _checked(name: str, make: Any) -> Any:
-    try:
-        return make()
-    except ConfigError as error:
-        raise ConfigError(f"the row '{name}': {error}") from error

@@ -103,8 +103,7 @@ class Tuned(UnlearningMethod):
         shared = replace(context, memory={}, progress=None)
         for group in _descending_together([method for _, method in self.candidates], request):
             results |= zip(group, self._try(group, request, shared, retained), strict=True)
-            if context.progress is not None:
-                context.progress(len(results), len(self.candidates) + 1)
+            context.report(len(results), len(self.candidates) + 1)
         found = [
             (given, method, result)
             for index, (given, method) in enumerate(self.candidates)
@@ -137,11 +136,6 @@ class SourceFree(Tuned):
     tuning = Tune.source_free.value
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Choose, then forget the whole set.
-
-        Raises:
-            SfuError: Every setting fails.
-        """
         why_not = _no_sample(request)
         if why_not is not None:
             result = self.published.unlearn(request, context, retained)
@@ -160,16 +154,11 @@ class SourceFree(Tuned):
 
 
 class Oracle(Tuned):
-    """Leaves the choice to :func:`nearest`."""
+    """Returns every setting's result as a trial of the first one, and leaves the choice to :func:`nearest`."""
 
     tuning = ORACLE
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Return every setting's result as a trial of the first one, until the choice is made.
-
-        Raises:
-            SfuError: Every setting fails.
-        """
         trials = self._try_all(request, context, retained)
         counts = self._count(len(trials))
         results = [_with(result, given | counts) for given, _, result in trials]

@@ -11,6 +11,7 @@ from torch import Tensor
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Measurements, Status, fit_psd
 from sfu.curvature.psd_fit.conic import fit_psd_conic
 from sfu.errors import ConfigError
+from tests.curvature.cases import fitted
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -70,7 +71,7 @@ def test_matches_the_reference(
         "prior": term(prior, dimension, scale, generator),
     }
     ours = fit_psd(measurements, prior_strength=strength, tolerance=1e-11, **bounds)
-    found_DD = ours.require()
+    found_DD = fitted(ours)
     reference = fit_psd_conic(measurements, mu=ours.mu, **bounds)
     scale_of_data = float(measurements.mean_square(torch.zeros_like(found_DD)))
     assert ours.objective <= reference.objective + 1e-6 * reference.objective + 1e-9 * scale_of_data
@@ -101,7 +102,7 @@ def test_reference_gradients_match_finite_differences(kind: str) -> None:
         move = torch.zeros_like(flat)
         move[index] = step
         ends = [
-            fit_psd(rebuilt(observed.detach() + sign * move.view_as(observed)), mu=mu, tolerance=1e-14).require()
+            fitted(fit_psd(rebuilt(observed.detach() + sign * move.view_as(observed)), mu=mu, tolerance=1e-14))
             for sign in (1, -1)
         ]
         flat[index] = ((ends[0] - ends[1]) * weight_DD).sum() / (2 * step)

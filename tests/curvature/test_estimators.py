@@ -8,7 +8,7 @@ import torch
 
 from sfu.config_files import group_options
 from sfu.curvature.estimators.base import CurvatureEstimator, make_estimator
-from sfu.curvature.estimators.psd_fit import _Problem
+from sfu.curvature.estimators.psd_fit import FitProblem
 from sfu.curvature.observations import draw_perturbations, observe
 from sfu.curvature.settings import (
     CurvatureSettings,
@@ -64,8 +64,8 @@ def test_what_is_observed_is_what_the_expansion_says(bias, per_class):
 
 def test_observations_of_parts_merge_into_that_of_the_whole():
     request, _, _ = situation()
-    for kind in ("psd_fit", "closed_form", "oas"):
-        estimator = make_estimator(curvature_settings(estimator=kind, perturbations=30))
+    for kind, more in (("psd_fit", {"perturbations": 30}), ("closed_form", {}), ("oas", {})):
+        estimator = make_estimator(curvature_settings(estimator=kind, **more))
         whole = estimator.estimate(estimator.observe(request, CONTEXT), request).operator.blocks_BKK[0]
         parts = [estimator.observe(request.rows(i), CONTEXT) for i in (torch.arange(17), torch.arange(17, 60))]
         torch.testing.assert_close(
@@ -83,7 +83,7 @@ def test_the_sign_of_the_papers_gradient_term():
     quadratic = 0.5 * ((observed.delta_KQS[0] @ hessian) * observed.delta_KQS[0]).sum(1)
     odd = {GradientTerm.paper: 2.0, GradientTerm.exact: 0.0, GradientTerm.none: 1.0}
     for term, times in odd.items():
-        problem = _Problem(dataclasses.replace(base, gradient_term=term), observed, request, 0)
+        problem = FitProblem(dataclasses.replace(base, gradient_term=term), observed, request, 0)
         torch.testing.assert_close(problem.targets(), quadratic + times * observed.slope_KQ[0], rtol=1e-9, atol=1e-11)
 
 
@@ -119,7 +119,7 @@ def test_the_diagonal_prior_is_the_measured_diagonal():
         else:
             half = 0.5 * ((delta @ hessian) * delta).sum(1, keepdim=True)
             expected = (half * (square - square.mean())).mean(0) / square.mean() ** 2
-        problem = _Problem(config, observed, request, 0)
+        problem = FitProblem(config, observed, request, 0)
         torch.testing.assert_close(problem.measured_diagonal(), expected, rtol=1e-8, atol=1e-10)
 
 
@@ -135,7 +135,7 @@ def test_the_identity_prior_is_the_mean_curvature_and_at_least_l2(measurement, r
     delta, hessian = observed.delta_KQS[0], request.hessian(Structure.shared).blocks_BKK[0]
     mean = float(((delta @ hessian) * delta).sum() / delta.square().sum())
     expected = mean if response > 0 else request.head.l2
-    assert _Problem(config, observed, request, 0)._prior() == pytest.approx(expected, rel=1e-9)
+    assert FitProblem(config, observed, request, 0).prior() == pytest.approx(expected, rel=1e-9)
 
 
 def test_cvxpylayers_gives_the_same_estimate():
@@ -175,14 +175,14 @@ def test_shrinkage_is_scikit_learns(kind):
 
     request, _, _ = situation()
     rows = request.features_FD.double().numpy()
-    expected = getattr(covariance, kind.value)(rows, assume_centered=True)
+    expected = getattr(covariance, kind)(rows, assume_centered=True)
     result = estimate(curvature_settings(estimator=kind), request)
     np.testing.assert_allclose(
         result.operator.blocks_BKK[0].numpy(), expected[0] + 1e-3 * np.eye(12), rtol=1e-12, atol=1e-14
     )
     assert result.details["shrinkage"] == pytest.approx(expected[1])
     with_bias = estimate(curvature_settings(estimator=kind), situation(bias=True)[0]).operator.blocks_BKK[0].numpy()
-    centred = getattr(covariance, kind.value)(rows)[0]
+    centred = getattr(covariance, kind)(rows)[0]
     mean = rows.mean(0)
     np.testing.assert_allclose(
         with_bias[:12, :12], centred + np.outer(mean, mean) + 1e-3 * np.eye(12), rtol=1e-9, atol=1e-12
@@ -321,8 +321,7 @@ def test_a_float32_head_gets_the_float64_step(kind):
     head = dataclasses.replace(request.head, data_hessian=second_moments(request.features_FD))
     request = type(request)(head, request.features_FD, request.labels_F)
     single = type(request)(head.to(torch.device("cpu"), torch.float32), request.features_FD, request.labels_F)
-    regularization = Regularization.none if kind == "stored" else Regularization.cross_validated
-    config = curvature_settings(estimator=kind, perturbations=60, regularization=regularization)
+    config = curvature_settings(estimator=kind, **({"perturbations": 60} if kind in ("psd_fit", "diagonal") else {}))
     double, rounded = (Newton(config).unlearn(r, CONTEXT).head.parameters_CE for r in (request, single))
     assert rounded.dtype == torch.float32
     assert relative(rounded.double() - double, double) < 1e-4
@@ -363,8 +362,8 @@ def test_every_estimator_returns_a_symmetric_positive_operator(name, tmp_path):
     head = dataclasses.replace(request.head, data_hessian=second_moments(request.features_FD))
     request = dataclasses.replace(request, head=head)
     np.savez(tmp_path / "public.npz", features=retained.features_RD.numpy()[:50])
-    config = curvature_settings(estimator=name, reference_path=str(tmp_path / "public.npz"))
-    estimator = make_estimator(config)
+    more = {"reference_path": str(tmp_path / "public.npz")} if name == "reference" else {}
+    estimator = make_estimator(curvature_settings(estimator=name, **more))
     given = retained if estimator.access is Access.RETAINED else None
     observation = estimator.observe(request, CONTEXT, given)
     operator = estimator.estimate(estimator.merge([observation]), request).operator

@@ -25,7 +25,7 @@ from sfu.operators.plan import plan_structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.unlearning.gaussian_mechanism import delta_of
 from sfu.unlearning.methods import certified_removal
-from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, residual, residual_bounds
+from sfu.unlearning.methods.certified_removal import BOUNDS, PAYMENTS, CertifiedRemoval, gradient_norm, residual_bounds
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
 from tests.unlearning.cases import RETAINED_CURVATURE, relative
@@ -54,6 +54,11 @@ def remove_first(head, features, labels, count: int, weights=None, **settings):
     retained = RetainedSet(features[count:], labels[count:], parts[1])
     request = ForgetRequest(head, features[:count], labels[:count], weights_F=parts[0])
     return CertifiedRemoval(**settings).unlearn(request, CONTEXT, retained), retained
+
+
+def residual(head, retained) -> float:
+    """The gradient norm of the retained rows' perturbed sum objective."""
+    return gradient_norm(head, head.rows(retained.features_RD, retained.labels_R, retained.weights_R))
 
 
 @pytest.mark.parametrize(

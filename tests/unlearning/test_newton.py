@@ -167,6 +167,7 @@ def test_a_forget_set_unlike_a_random_sample_is_noticed():
     )
 
 
+@pytest.mark.slow
 def test_the_sampling_ratio_is_one_for_random_samples_and_large_for_a_class():
     for training in Training:
         ratios = [

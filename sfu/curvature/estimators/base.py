@@ -28,12 +28,9 @@ add_modules("sfu.curvature.estimators")
 
 @dataclass(frozen=True)
 class CurvatureEstimate:
-    """An estimated Hessian.
+    """An estimated Hessian: that of the mean objective, regulariser included.
 
-    Attributes:
-        operator: The Hessian of the mean objective, regulariser included.
-        details: Scalars worth reporting (solver status and the like).
-        note: One sentence for the reader if something went wrong.
+    Its details are scalars worth reporting, and its note is a sentence for the reader if something went wrong.
     """
 
     operator: CurvatureOperator
@@ -85,7 +82,12 @@ class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind=
 
     @abstractmethod
     def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> Observation:
-        """Look at the examples of ``request`` (or at ``retained``, if the access allows)."""
+        """Look at the examples of ``request`` (or at ``retained``, if the access allows).
+
+        Raises:
+            SourceFreeError: The estimator needs the retained data, and none were given.
+            ConfigError: The estimator cannot handle this head.
+        """
 
     @abstractmethod
     def merge(self, observations: Sequence[Observation]) -> Observation:
@@ -95,7 +97,12 @@ class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind=
     def estimate(
         self, observation: Observation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Return the Hessian for one of :attr:`weights`; uses only the head and the counts of ``request``."""
+        """Return the Hessian for one of :attr:`weights`; uses only the head and the counts of ``request``.
+
+        Raises:
+            DataError: There are too few rows.
+            SolverError: A fit found nothing finite.
+        """
 
 
 class HessianEstimator(CurvatureEstimator[SettingsT, HessianObservation]):

@@ -65,8 +65,7 @@ class DiagonalFit(CurvatureEstimator[DiagonalSettings, LossChanges], name="diago
             moved_CE = (scale * delta_CE).to(head.parameters_CE)
             change = objective.value(rows, head.parameters_CE + moved_CE) - here
             target_P[i] = change - float((gradient_CE * moved_CE).sum())
-            if context.progress is not None:
-                context.progress(i + 1, count)
+            context.report(i + 1, count)
         return LossChanges(squares_PG, target_P, request.weight)
 
     def merge(self, observations: Sequence[LossChanges]) -> LossChanges:

@@ -5,7 +5,6 @@ Shapes: C classes, E parameters of each (1 and p where they share them).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, SettingsT
 from sfu.curvature.observations import HessianObservation
 from sfu.curvature.settings import ClosedFormSettings, ExactSettings, HutchinsonSettings, StoredSettings
-from sfu.errors import ConfigError, SourceFreeError
+from sfu.errors import ConfigError
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator, with_ridge
 from sfu.operators.diagonal import DiagonalOperator
@@ -33,23 +32,14 @@ class RetainedRowsEstimator(HessianEstimator[SettingsT]):
     needs_validation = False
 
     def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
-        """Return the Hessian of the retained rows.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-            DataError: They are not the training set without the forget rows.
-        """
-        rows = self._rows(request, retained, context.progress)
+        rows = self._rows(request, retained, context)
         structure = self.plan(request, rows.count).structure
         operator = build_operator(request.head.objective(), rows, request.head.parameters_CE, structure)
         return HessianObservation(operator, rows.weight)
 
-    def _rows(
-        self, request: ForgetRequest, retained: Retained, progress: Callable[[int, int], None] | None = None
-    ) -> Rows:
-        if retained is None:
-            raise SourceFreeError(f"curvature.estimator={self.registered_name} needs the retained data.")
-        return request.retained_rows(retained, progress=progress)
+    def _rows(self, request: ForgetRequest, retained: Retained, context: MethodContext) -> Rows:
+        user = f"curvature.estimator={self.registered_name}"
+        return request.retained_rows(retained, user=user, progress=context.progress)
 
 
 class RetainedHessian(RetainedRowsEstimator[ExactSettings], name="exact"):
@@ -67,14 +57,13 @@ class HutchinsonDiagonal(RetainedRowsEstimator[HutchinsonSettings], name="hutchi
 
     def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> HessianObservation:
         head, probes = request.head, self.settings.probes
-        rows = self._rows(request, retained)
+        rows = self._rows(request, retained, context)
         operator = build_operator(head.objective(), rows, head.parameters_CE, Structure.products)
         drawn, total_CE = context.generator("perturbation"), torch.zeros_like(head.parameters_CE)
         for done in range(1, probes + 1):
             signs_CE = torch.randint(0, 2, total_CE.shape, generator=drawn, dtype=torch.int8).to(total_CE) * 2 - 1
             total_CE += signs_CE * operator.matmul(signs_CE) / probes
-            if context.progress is not None:
-                context.progress(done, probes)
+            context.report(done, probes)
         floor_CE = head.objective().ridge_E.expand_as(total_CE)  # no diagonal of a convex loss is below it
         return HessianObservation(DiagonalOperator(torch.maximum(total_CE, floor_CE), head.regularized_E), rows.weight)
 
@@ -102,11 +91,6 @@ class StoredHessian(HessianEstimator[StoredSettings], name="stored"):
     def estimate(
         self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Subtract the forget set's share.
-
-        Raises:
-            ConfigError: The head carries no curvature.
-        """
         head = request.head
         if head.data_hessian is None:
             raise ConfigError(

@@ -35,7 +35,7 @@ from sfu.curvature.observations import (
     observe,
 )
 from sfu.curvature.psd_fit import GradientMeasurements, LossMeasurements, Measurements, PsdFitResult, Status, fit_psd
-from sfu.curvature.psd_fit.problem import symmetric_term
+from sfu.curvature.psd_fit.problem import dense, symmetric_term
 from sfu.curvature.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, PsdFitSettings, Solver
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError, SolverError
@@ -117,17 +117,12 @@ class PsdFit(CurvatureEstimator[PsdFitSettings, Observation], name="psd_fit"):
     def estimate(
         self, observation: Observation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Fit.
-
-        Raises:
-            SolverError: A fit found no finite X.
-        """
         head = request.head
         if isinstance(observation, Deferred):
             return self._in_a_subspace(observation)
         if isinstance(observation, HessianObservation):
             return CurvatureEstimate(observation.operator, {"fit_status": "closed form, the limit of the fit"})
-        results = [_Problem(self.settings, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
+        results = [FitProblem(self.settings, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
         matrices, fits = zip(*(problem.solve() for problem in results), strict=True)
         stacked, n_groups = torch.stack(matrices), head.parameters_CE.shape[0]
         if observation.structure is Structure.dense and head.loss.shift_invariant and n_groups > 1:
@@ -178,7 +173,7 @@ def _without_shifts(blocks_1SS: Tensor, ridge_E: Tensor, n_classes: int) -> Tens
     return (data.flatten(2).flatten(0, 1) + ridge_SS)[None]
 
 
-class _Problem:
+class FitProblem:
     """One of the K fits."""
 
     def __init__(self, settings: PsdFitSettings, observed: Observations, request: ForgetRequest, k: int) -> None:
@@ -186,9 +181,9 @@ class _Problem:
         self._delta_QS, self._response = observed.delta_KQS[k], observed.response[k]
         self._slope_Q = observed.slope_KQ[k]
         self._share = request.weight / request.head.total_weight
-        self._regularized_S = request.head.regularized_E.repeat(
-            self._delta_QS.shape[1] // request.head.regularized_E.shape[0]
-        )
+        regularized_E = request.head.regularized_E
+        regularized_S = regularized_E.repeat(self._delta_QS.shape[1] // regularized_E.shape[0])
+        self._ridge = request.head.l2 * regularized_S if request.head.bias else request.head.l2
         self._hessian_SS: Tensor | None = None
         if observed.hessian is not None:
             assert isinstance(observed.hessian.operator, ExplicitOperator)
@@ -205,12 +200,12 @@ class _Problem:
             measurements: Measurements = GradientMeasurements.from_pairs(self._delta_QS, self._response)
         else:
             measurements = LossMeasurements(self._delta_QS, self.targets())
-        result = self._fit(measurements, bound, self._prior())
+        result = self._fit(measurements, bound, self.prior())
         matrix = result.value_DD
         if matrix is None:
             raise SolverError(result.message)
         if self.settings.subtract_lower_bound:
-            matrix = matrix - symmetric_term("lower_bound", bound, matrix.shape[0]).dense(matrix)
+            matrix = matrix - dense(symmetric_term("lower_bound", bound, matrix.shape[0]), matrix)
         return matrix, result
 
     def _fit(self, measurements: Measurements, bound: float | Tensor, prior: float | Tensor) -> PsdFitResult:
@@ -236,22 +231,19 @@ class _Problem:
             return self._response
         return self._response + _SLOPE_SIGN[self.settings.gradient_term] * self._slope_Q
 
-    def _ridge(self) -> float | Tensor:
-        return self._head.l2 * self._regularized_S if self._head.bias else self._head.l2
-
     def _lower_bound(self) -> float | Tensor:
         if self.settings.lower_bound is LowerBound.zero:
             return 0.0
         if self.settings.lower_bound is LowerBound.l2:
-            return self._ridge()
+            return self._ridge
         assert self._hessian_SS is not None
         return self._share * self._hessian_SS
 
-    def _prior(self) -> float | Tensor:
+    def prior(self) -> float | Tensor:
         if self.settings.prior is Prior.zero:
             return 0.0
         if self.settings.prior is Prior.l2:
-            return self._ridge()
+            return self._ridge
         if self.settings.prior is Prior.diagonal:
             return self.measured_diagonal().clamp(min=self._head.l2)
         square = float(self._delta_QS.square().sum(1).mean())

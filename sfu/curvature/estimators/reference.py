@@ -71,7 +71,6 @@ class Reference(HessianEstimator[ReferenceSettings], name="reference"):
     def estimate(
         self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Mix the two; ``weight`` is the share of the public data (by default the first of :attr:`weights`)."""
         alpha = self.weights[0] if weight is None else weight
         mixed = observation.operator.combine([self._public_hessian(observation, request)], [1 - alpha, alpha])
         return CurvatureEstimate(mixed, {"reference_weight": alpha})

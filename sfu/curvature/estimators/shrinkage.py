@@ -10,7 +10,6 @@ Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes, B blocks (1
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,14 +34,9 @@ class CurvedRows(NamedTuple):
 
 
 class Shrinkage(CurvatureEstimator[CurvatureSettings, CurvedRows]):
-    """A shrunk second moment for each block, plus ``l2 R``: the base of two estimators."""
+    """A shrunk second moment for each block, plus ``l2 R``; members bear the names of scikit-learn's functions."""
 
     def observe(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> CurvedRows:
-        """Return the forget rows and their curvature.
-
-        Raises:
-            ConfigError: The head is not linear.
-        """
         if request.head.feature_weights_CD is None:
             raise ConfigError(
                 f"curvature.estimator={self.registered_name} shrinks the covariance of feature rows, and a "
@@ -67,11 +61,6 @@ class Shrinkage(CurvatureEstimator[CurvatureSettings, CurvedRows]):
     def estimate(
         self, observation: CurvedRows, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        """Shrink, then restore the mean and the row of the bias.
-
-        Raises:
-            DataError: There is only one row.
-        """
         head = request.head
         if observation.design_FE.shape[0] < 2:
             raise DataError("Shrinkage needs at least two rows. Use curvature.estimator=closed_form for one.")
@@ -84,23 +73,22 @@ class Shrinkage(CurvatureEstimator[CurvatureSettings, CurvedRows]):
         return CurvatureEstimate(operator, {"shrinkage": float(np.mean(shrinkages))})
 
     def _block(self, observation: CurvedRows, curvature_F: Tensor, n_features: int) -> tuple[Tensor, float]:
+        from sklearn import covariance
+
         features_FD = observation.design_FE[:, :n_features]
         share_F = curvature_F / observation.weight  # the data Hessian is sum share a a^T
         mass = float(share_F.sum())
         has_bias = n_features < observation.design_FE.shape[1]
         mean_D = (share_F @ features_FD) / mass if has_bias and mass > 0 else torch.zeros_like(features_FD[0])
         scaled_FD = (features_FD - mean_D) * (share_F * share_F.shape[0]).sqrt()[:, None]
-        covariance, shrinkage = self._shrink(scaled_FD.cpu().numpy().astype(np.float64))
-        block = torch.from_numpy(covariance).to(features_FD)
+        shrink = getattr(covariance, self.registered_name)
+        shrunk, shrinkage = shrink(scaled_FD.cpu().numpy().astype(np.float64), assume_centered=True)
+        block = torch.from_numpy(shrunk).to(features_FD)
         if has_bias:
             border = mass * mean_D
             top = torch.cat([block + mass * torch.outer(mean_D, mean_D), border[:, None]], dim=1)
             block = torch.cat([top, torch.cat([border, border.new_full((1,), mass)])[None]])
         return block, float(shrinkage)
-
-    @abstractmethod
-    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the shrunk ``[D, D]`` second moments of the rows, and the weight of the identity."""
 
 
 class LedoitWolf(Shrinkage, name="ledoit_wolf"):
@@ -109,19 +97,9 @@ class LedoitWolf(Shrinkage, name="ledoit_wolf"):
     Source: Ledoit and Wolf, A well-conditioned estimator for large-dimensional covariance matrices, 2004.
     """
 
-    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
-        from sklearn.covariance import ledoit_wolf
-
-        return ledoit_wolf(rows, assume_centered=True)
-
 
 class Oas(Shrinkage, name="oas"):
     """``sklearn.covariance.oas`` of the scaled forget rows, plus ``l2 R``.
 
     Source: Chen, Wiesel, Eldar and Hero, Shrinkage algorithms for MMSE covariance estimation, 2010.
     """
-
-    def _shrink(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
-        from sklearn.covariance import oas
-
-        return oas(rows, assume_centered=True)

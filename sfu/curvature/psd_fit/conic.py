@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.problem import LossMeasurements, MatrixLike, Measurements, symmetric_term
+from sfu.curvature.psd_fit.problem import LossMeasurements, MatrixLike, Measurements, dense, symmetric_term
 from sfu.curvature.psd_fit.solve import PsdFitResult, Status, fit_psd
 from sfu.errors import ConfigError
 from sfu.operators.spectral import eigh
@@ -37,15 +37,8 @@ def fit_psd_conic(
 
     The value is differentiable with respect to ``target_P`` (losses) or ``cross_DD`` (gradients) when these require
     it. The gap is that to the certified minimum of ``fit_psd``: conic solvers stop by criteria of their own, which
-    are absolute and mean little for small numbers.
-
-    Args:
-        measurements: Losses or gradients, D <= 64, on the CPU.
-        mu: Weight of the prior, > 0.
-        lower_bound: As for ``fit_psd``.
-        prior: As for ``fit_psd``.
-        tolerance: Tolerance of SCS.
-        iterations: At most this many iterations of SCS.
+    are absolute and mean little for small numbers. ``tolerance`` and ``iterations`` are those of SCS, and the
+    measurements are on the CPU.
 
     Raises:
         ConfigError: D > 64, mu not positive, or cvxpylayers is not installed.
@@ -59,9 +52,9 @@ def fit_psd_conic(
     if not 0 < mu < float("inf"):
         raise ConfigError(f"mu is {mu}. cvxpylayers needs a finite mu > 0.")
     started = time.perf_counter()
-    like = torch.zeros((), dtype=torch.float64)
-    lower_DD = symmetric_term("lower_bound", lower_bound, dimension).dense(like)
-    prior_DD = symmetric_term("prior", prior, dimension).dense(like)
+    like = torch.empty(dimension, dtype=torch.float64)
+    lower_DD = dense(symmetric_term("lower_bound", lower_bound, dimension), like)
+    prior_DD = dense(symmetric_term("prior", prior, dimension), like)
     shifted_DD = _solve(measurements, lower_DD, prior_DD, mu, tolerance, iterations)
     value_DD = shifted_DD + lower_DD
     found_DD = value_DD.detach()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.problem import GradientMeasurements, SymmetricTerm
+from sfu.curvature.psd_fit.problem import GradientMeasurements, dense
 from sfu.curvature.psd_fit.standard_form import LinearMap, Spectrum, StandardForm
 from sfu.errors import ConfigError
 from sfu.operators.spectral import eigh
@@ -35,8 +35,8 @@ class GradientForm(StandardForm):
     def __init__(
         self,
         measurements: GradientMeasurements,
-        lower: SymmetricTerm,
-        prior: SymmetricTerm,
+        lower: Tensor,
+        prior: Tensor,
         mu: float | None,
         prior_strength: float,
     ) -> None:
@@ -54,7 +54,7 @@ class GradientForm(StandardForm):
                 "mu=0 leaves the curvature undetermined, because the perturbations do not span the space. Give mu > 0 "
                 "(or mu=None), or at least D independent perturbations."
             )
-        lower_DD, prior_DD = lower.dense(gram_DD), prior.dense(gram_DD)
+        lower_DD, prior_DD = dense(lower, gram_DD), dense(prior, gram_DD)
         base_DD = prior_DD - lower_DD
         bound_gram_DD = lower_DD @ gram_DD
         linear_DD = 2 * cross_DD - bound_gram_DD - bound_gram_DD.T + mu * base_DD
@@ -65,6 +65,7 @@ class GradientForm(StandardForm):
 
         self.mu = mu
         self.excess_DD = excess_DD
+        self.operator_norm = float(excess_DD.max())
         self._root_DD = excess_DD.sqrt()
         self.base_DD = (rotated_DD + rotated_DD.T) / 2
         self.target = torch.zeros_like(self.base_DD)
@@ -85,20 +86,15 @@ class GradientForm(StandardForm):
     def adjoint(self, dual: Tensor) -> Tensor:
         return self._root_DD * dual
 
-    def operator_norm(self) -> float:
-        return float(self.excess_DD.max())
-
     def solve_inactive(self, weight: float) -> Tensor:
         """Elementwise: the Sylvester equation ``X G + G X + mu X = 2 K + mu X0`` in the eigenbasis of G."""
         return -self._root_DD * self.base_DD / (self.excess_DD + weight)
 
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
-        """One eigendecomposition and one D x D x D product."""
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
         return spectrum, self.forward(spectrum.projection())
 
     def jacobian(self, spectrum: Spectrum) -> LinearMap:
-        """Four D x D x D products."""
         return lambda vector_DD: self._root_DD * spectrum.derivative(self._root_DD * vector_DD)
 
     def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
@@ -117,8 +113,7 @@ class GradientForm(StandardForm):
         return lambda vector_DD: vector_DD / diagonal_DD
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the congruence and add the lower bound."""
         factor_DD = self._vector_DD * self._congruence_D
         shifted_DD = factor_DD @ matrix_DD @ factor_DD.T
         shifted_DD = (shifted_DD + shifted_DD.T) / 2
-        return shifted_DD, shifted_DD + self._lower.dense(shifted_DD)
+        return shifted_DD, shifted_DD + dense(self._lower, shifted_DD)

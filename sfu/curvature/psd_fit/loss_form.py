@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfu.curvature.psd_fit.problem import LossMeasurements, SymmetricTerm
+from sfu.curvature.psd_fit.problem import LossMeasurements, dense
 from sfu.curvature.psd_fit.standard_form import LinearMap, Spectrum, StandardForm, perron_bound
 
 # Typical counts for data that no X >= L can meet: steps of projected gradient, and Newton steps on the path of weights.
@@ -33,8 +33,8 @@ class LossForm(StandardForm):
     def __init__(
         self,
         measurements: LossMeasurements,
-        lower: SymmetricTerm,
-        prior: SymmetricTerm,
+        lower: Tensor,
+        prior: Tensor,
         mu: float | None,
         prior_strength: float,
     ) -> None:
@@ -43,23 +43,21 @@ class LossForm(StandardForm):
         count, dimension = delta_PD.shape
         self._lower, self._basis_FD, self._outside = lower, None, 0.0
         outside_objective = 0.0
-        if count < dimension and lower.scale is not None and prior.scale is not None:
+        if count < dimension and lower.ndim == 0 and prior.ndim == 0:
             self._basis_FD, triangle = torch.linalg.qr(delta_PD.T)
             delta_PD = triangle.T.contiguous()
-            shift = prior.scale - lower.scale
+            shift = float(prior - lower)
             self._outside = max(shift, 0.0)
             outside_objective = (dimension - delta_PD.shape[1]) / 2 * min(shift, 0.0) ** 2
-            lower = SymmetricTerm(lower.scale, None, delta_PD.shape[1])
-            prior = SymmetricTerm(prior.scale, None, delta_PD.shape[1])
-        lower_DD = lower.dense(delta_PD)
-        base_DD = prior.dense(delta_PD) - lower_DD
+        lower_DD = dense(lower, delta_PD)
+        base_DD = dense(prior, delta_PD) - lower_DD
         target_P = target_P - ((delta_PD @ lower_DD) * delta_PD).sum(1) / 2
 
         self.delta_PD = delta_PD
         self.gram_PP = (self.delta_PD @ self.delta_PD.T).square_().div_(4)
-        self._norm = perron_bound(self.gram_PP)
+        self.operator_norm = perron_bound(self.gram_PP)
         # with every perturbation zero the data say nothing: any positive mu gives the prior
-        self.mu = mu if mu is not None else prior_strength * 2 / count * self._norm or 1.0
+        self.mu = mu if mu is not None else prior_strength * 2 / count * self.operator_norm or 1.0
         self.base_DD = base_DD
         self.target = target_P
         self.weight = self.mu * count / 2
@@ -76,12 +74,7 @@ class LossForm(StandardForm):
         matrix_DD = self.delta_PD.T @ (dual[:, None] * self.delta_PD) / 2
         return (matrix_DD + matrix_DD.T) / 2
 
-    def operator_norm(self) -> float:
-        """Collatz-Wielandt bound on the P x P matrix, whose entries are squares."""
-        return self._norm
-
     def solve_inactive(self, weight: float) -> Tensor:
-        """One P x P Cholesky factorisation."""
         factor_PP = self._inactive_factor(weight)
         rhs_P = self.target - self.forward(self.base_DD)
         dual_P = torch.cholesky_solve(rhs_P[:, None], factor_PP)[:, 0]
@@ -94,7 +87,6 @@ class LossForm(StandardForm):
         return self._inactive[1]
 
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
-        """One eigendecomposition and two P x D x D products."""
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
         self._rotated = (spectrum, self.delta_PD @ spectrum.vector_DD)
         split = spectrum.split
@@ -197,14 +189,13 @@ class LossForm(StandardForm):
         return count > size * (size + 1) // 2
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the reduction to the span and add the lower bound."""
         shifted_FF = matrix_DD
         if self._basis_FD is not None:
             inside_FF = self._basis_FD @ shifted_FF @ self._basis_FD.T
             eye_FF = torch.eye(inside_FF.shape[0], dtype=inside_FF.dtype, device=inside_FF.device)
             shifted_FF = inside_FF + self._outside * (eye_FF - self._basis_FD @ self._basis_FD.T)
         shifted_FF = (shifted_FF + shifted_FF.T) / 2
-        return shifted_FF, shifted_FF + self._lower.dense(shifted_FF)
+        return shifted_FF, shifted_FF + dense(self._lower, shifted_FF)
 
 
 def _factor(matrix_PP: Tensor, weight: float) -> Tensor:

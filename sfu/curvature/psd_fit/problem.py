@@ -19,10 +19,6 @@ class LossMeasurements:
 
     The data term of the fit is the mean square ``1/P sum_i (1/2 d_i^T X d_i - target_i)^2``.
 
-    Args:
-        delta_PD: The perturbations, one per row.
-        target_P: The observed second-order loss changes.
-
     Raises:
         DataError: There is no perturbation, shapes do not match, or values are not finite.
     """
@@ -41,7 +37,7 @@ class LossMeasurements:
         _require_finite("target_P", self.target_P, "drop the perturbations whose loss overflowed, or lower their scale")
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
-        """Return the data term at X: the mean square of the residuals."""
+        """Return the data term at X."""
         delta_PD = self.delta_PD.to(value_DD)
         fitted_P = ((delta_PD @ value_DD) * delta_PD).sum(1) / 2
         return (fitted_P - self.target_P.to(value_DD)).square().mean()
@@ -51,10 +47,6 @@ class LossMeasurements:
         """D, the side of the unknown matrix."""
         return self.delta_PD.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        return self.delta_PD.device
-
 
 @dataclass(frozen=True, eq=False)
 class GradientMeasurements:
@@ -62,16 +54,11 @@ class GradientMeasurements:
 
     The data term ``1/P sum_i |X d_i - response_i|^2`` depends on the P observations only through three moments, which
     :meth:`from_pairs` computes.
-
-    Args:
-        gram_DD: ``1/P sum_i d_i d_i^T``.
-        cross_DD: The symmetric part of ``1/P sum_i response_i d_i^T``.
-        response_square: ``1/P sum_i |response_i|^2``.
     """
 
-    gram_DD: Tensor
-    cross_DD: Tensor
-    response_square: float
+    gram_DD: Tensor  # 1/P sum_i d_i d_i^T
+    cross_DD: Tensor  # the symmetric part of 1/P sum_i response_i d_i^T
+    response_square: float  # 1/P sum_i |response_i|^2
 
     @classmethod
     def from_pairs(cls, delta_PD: Tensor, response_PD: Tensor) -> GradientMeasurements:
@@ -95,7 +82,7 @@ class GradientMeasurements:
         return cls(delta_PD.T @ delta_PD / count, (cross_DD + cross_DD.T) / 2, square)
 
     def mean_square(self, value_DD: Tensor) -> Tensor:
-        """Return the data term at X: the mean over perturbations of the squared norm of the residual."""
+        """Return the data term at X."""
         fitted = ((value_DD @ self.gram_DD.to(value_DD)) * value_DD).sum()
         return fitted - 2 * (self.cross_DD.to(value_DD) * value_DD).sum() + self.response_square
 
@@ -104,37 +91,22 @@ class GradientMeasurements:
         """D, the side of the unknown matrix."""
         return self.gram_DD.shape[0]
 
-    @property
-    def device(self) -> torch.device:
-        return self.gram_DD.device
-
 
 Measurements = LossMeasurements | GradientMeasurements
 MatrixLike = float | Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class SymmetricTerm:
-    """A symmetric D x D matrix: ``scale`` times the identity, or ``matrix_DD``."""
-
-    scale: float | None
-    matrix_DD: Tensor | None
-    dimension: int
-
-    def dense(self, like: Tensor) -> Tensor:
-        if self.matrix_DD is not None:
-            return self.matrix_DD.to(like)
-        assert self.scale is not None
-        return self.scale * torch.eye(self.dimension, dtype=like.dtype, device=like.device)
+def dense(term: Tensor, like: Tensor) -> Tensor:
+    """Return a term ``[D, D]`` in the dtype and on the device of ``like``, whose last axis is D."""
+    if term.ndim == 2:
+        return term.to(like)
+    return float(term) * torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
-def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTerm:
+def symmetric_term(name: str, value: MatrixLike, dimension: int) -> Tensor:
     """Read a lower bound or prior: a number (times the identity), a vector (a diagonal) or a symmetric matrix.
 
-    Args:
-        name: The setting, for messages.
-        value: What was given.
-        dimension: D.
+    A number stays one, so that the fit can use that; see :func:`dense`.
 
     Raises:
         DataError: The value is not finite, has the wrong shape, or is not symmetric.
@@ -143,9 +115,9 @@ def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTer
     if not torch.isfinite(given).all():
         raise DataError(f"{name} is not finite. Give a finite number, a diagonal of length D={dimension} or a matrix.")
     if given.ndim == 0:
-        return SymmetricTerm(float(given), None, dimension)
+        return given
     if given.shape == (dimension,):
-        return SymmetricTerm(None, torch.diag(given), dimension)
+        return torch.diag(given)
     if given.shape != (dimension, dimension):
         raise DataError(
             f"{name} has shape {tuple(given.shape)}. Give a number, a diagonal of shape ({dimension},) or a matrix of "
@@ -153,7 +125,7 @@ def symmetric_term(name: str, value: MatrixLike, dimension: int) -> SymmetricTer
         )
     if (given - given.T).abs().max() > 1e-8 * given.abs().max():
         raise DataError(f"{name} is not symmetric. Give (M + M.T) / 2.")
-    return SymmetricTerm(None, (given + given.T) / 2, dimension)
+    return (given + given.T) / 2
 
 
 def _require_matrix(name: str, value: Tensor, meaning: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sfu.curvature.psd_fit.standard_form import Minimiser, StandardForm, project
+from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardForm, project
 
 CHECK_EVERY = 20
 
@@ -22,19 +22,17 @@ CHECK_EVERY = 20
 def solve_projected_gradient(form: StandardForm, tolerance: float, max_iterations: int) -> Minimiser:
     """Minimise a standard form over Y >= 0, starting from the projection of the closed form without the constraint.
 
-    Args:
-        form: The problem.
-        tolerance: Relative duality gap at which to stop; evaluated every ``CHECK_EVERY`` steps.
-        max_iterations: At most this many steps.
+    The relative duality gap is evaluated every ``CHECK_EVERY`` steps.
     """
-    lipschitz = 1 + form.operator_norm() / form.weight
+    lipschitz = 1 + form.operator_norm / form.weight
     current_DD = project(form.base_DD + form.adjoint(form.solve_inactive(form.weight)))
     ahead_DD, momentum = current_DD, 1.0
     solution = _certified(form, current_DD, 0)
     for iteration in range(1, max_iterations + 1):
         if solution.relative_gap <= tolerance:
             return solution
-        gradient_DD = _gradient(form, ahead_DD, form.forward(ahead_DD))
+        miss = form.forward(ahead_DD) - form.target
+        gradient_DD = ahead_DD - form.base_DD + form.adjoint(miss) / form.weight
         following_DD = project(ahead_DD - gradient_DD / lipschitz)
         move_DD = following_DD - current_DD
         if float(((ahead_DD - following_DD) * move_DD).sum()) > 0:
@@ -52,10 +50,6 @@ def solve_projected_gradient(form: StandardForm, tolerance: float, max_iteration
     return replace(solution, message=message)
 
 
-def _gradient(form: StandardForm, matrix_DD: Tensor, image: Tensor) -> Tensor:
-    return matrix_DD - form.base_DD + form.adjoint(image - form.target) / form.weight
-
-
 def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Minimiser:
     """Return the better of Y and Y(z), for the dual point ``z = (t - A Y) / c`` that Y implies, with its duality gap.
 
@@ -63,18 +57,12 @@ def _certified(form: StandardForm, matrix_DD: Tensor, iteration: int) -> Minimis
     ``1/2 |Y - Y(z)|^2 + <Y, Proj(-(B + A* z))>``: terms that are not negative, so no digits cancel.
     """
     feasible_DD = project(matrix_DD)
-    feasible_image = form.forward(feasible_DD)
-    dual = (form.target - feasible_image) / form.weight
-    argument_DD = form.base_DD + form.adjoint(dual)
-    mapped_DD = project(argument_DD)
-    image = form.forward(mapped_DD)
-    feasible_value = form.value(feasible_DD, feasible_image, form.weight)
-    mapped_value = form.value(mapped_DD, image, form.weight)
-    if feasible_value < mapped_value:
-        best_DD, value = feasible_DD, feasible_value
-        slack = (feasible_DD * (mapped_DD - argument_DD)).sum().clamp(min=0)
-        gap = float((feasible_DD - mapped_DD).square().sum() / 2 + slack)
-    else:
-        best_DD, value = mapped_DD, mapped_value
-        gap = float((image - form.target + form.weight * dual).square().sum()) / (2 * form.weight)
-    return Minimiser(best_DD, dual, iteration, value, form.relative_gap(gap, value))
+    image = form.forward(feasible_DD)
+    value = form.value(feasible_DD, image, form.weight)
+    point = DualPoint.at(form, (form.target - image) / form.weight, form.weight)
+    if not value < point.value:
+        return point.minimiser(form, iteration)
+    outside_DD = point.matrix_DD - form.base_DD - form.adjoint(point.dual)
+    slack = (feasible_DD * outside_DD).sum().clamp(min=0)
+    gap = float((feasible_DD - point.matrix_DD).square().sum() / 2 + slack)
+    return Minimiser(feasible_DD, point.dual, iteration, value, form.relative_gap(gap, value))

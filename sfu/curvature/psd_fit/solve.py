@@ -21,20 +21,18 @@ from sfu.curvature.psd_fit.gradient_form import GradientForm
 from sfu.curvature.psd_fit.loss_form import LossForm
 from sfu.curvature.psd_fit.problem import (
     GradientMeasurements,
-    LossMeasurements,
     MatrixLike,
     Measurements,
-    SymmetricTerm,
     symmetric_term,
 )
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
-from sfu.curvature.psd_fit.standard_form import Minimiser, StandardForm
-from sfu.errors import ConfigError, SolverError
+from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardForm
+from sfu.errors import ConfigError
 from sfu.operators.spectral import eigh
 
-Algorithm = Literal["auto", "unconstrained", "dual_newton", "projected_gradient"]
+Algorithm = Literal["auto", "dual_newton", "projected_gradient"]
 
-DEFAULT_ITERATIONS = {"auto": 200, "unconstrained": 0, "dual_newton": 200, "projected_gradient": 5000}
+DEFAULT_ITERATIONS = {"auto": 200, "dual_newton": 200, "projected_gradient": 5000}
 ROUNDING = 1e-13
 """Eigenvalues this far below zero, relative to the largest, count as zero."""
 
@@ -54,7 +52,7 @@ class PsdFitResult:
 
     Attributes:
         value_DD: The minimiser X in float64, ``X >= L``; ``None`` only when ``status`` is FAILED.
-        status: CONVERGED when ``gap <= tolerance``. The caller must handle anything else (see :meth:`require`).
+        status: CONVERGED when ``gap <= tolerance``. The caller must handle anything else.
         iterations: Newton steps or projected-gradient steps.
         objective: ``1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2`` at ``value_DD``.
         gap: Objective minus a lower bound on its minimum (the dual value), over the objective.
@@ -75,16 +73,6 @@ class PsdFitResult:
     seconds: float
     algorithm: str
     message: str
-
-    def require(self) -> Tensor:
-        """Return the fitted matrix.
-
-        Raises:
-            SolverError: The fit did not reach its tolerance; the message says what to change.
-        """
-        if self.status is not Status.CONVERGED or self.value_DD is None:
-            raise SolverError(f"psd_fit ({self.algorithm}) ended with status '{self.status.value}': {self.message}")
-        return self.value_DD
 
     @classmethod
     def failed(cls, message: str, algorithm: str) -> PsdFitResult:
@@ -120,26 +108,22 @@ def fit_psd(
             with ``projected_gradient`` for loss data that no X >= L meets when P is large against D.
 
     Returns:
-        The result, in float64. A fit that does not converge, or overflows, is a status and not an exception: call
-        ``.require()`` or look at it.
+        The result, in float64. A fit that does not converge, or overflows, is a status and not an exception.
 
     Raises:
-        ConfigError: A setting is out of range or contradicts another.
+        ConfigError: mu is 0 and the measurements do not determine the curvature.
         DataError: The bound or the prior is not finite or of the wrong shape.
     """
     started = time.perf_counter()
-    _check_settings(mu, prior_strength, tolerance, max_iterations, algorithm)
     limit = DEFAULT_ITERATIONS[algorithm] if max_iterations is None else max_iterations
     lower = symmetric_term("lower_bound", lower_bound, measurements.dimension)
     anchor = symmetric_term("prior", prior, measurements.dimension)
-    with torch.no_grad(), _no_tf32(measurements.device):
+    with torch.no_grad(), _no_tf32():
         try:
             form = _standard_form(measurements, lower, anchor, mu, prior_strength)
             if not all(map(math.isfinite, (form.weight, form.floor, form.offset))):
                 raise torch.linalg.LinAlgError("products of the measurements overflow")
             solution, used = _run(form, algorithm, tolerance, limit)
-            if solution is None:
-                return PsdFitResult.failed("the constraint X >= L binds: use algorithm=auto or dual_newton.", used)
             shifted_DD, value_DD = form.lift(solution.matrix_DD)
             smallest = float(eigh(shifted_DD)[0][0])
         except torch.linalg.LinAlgError as error:
@@ -160,11 +144,10 @@ def fit_psd(
 
 
 def _standard_form(
-    measurements: Measurements, lower: SymmetricTerm, prior: SymmetricTerm, mu: float | None, prior_strength: float
+    measurements: Measurements, lower: Tensor, prior: Tensor, mu: float | None, prior_strength: float
 ) -> StandardForm:
     if isinstance(measurements, GradientMeasurements):
         return GradientForm(measurements, lower, prior, mu, prior_strength)
-    assert isinstance(measurements, LossMeasurements)
     if mu == 0:
         raise ConfigError(
             "mu=0: scalar losses alone do not determine the curvature. Give mu > 0, or mu=None (prior_strength times "
@@ -173,45 +156,29 @@ def _standard_form(
     return LossForm(measurements, lower, prior, mu, prior_strength)
 
 
-def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tuple[Minimiser | None, str]:
+def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tuple[Minimiser, str]:
     """Return the solution and the algorithm that found it."""
     if algorithm == "projected_gradient":
         return solve_projected_gradient(form, tolerance, limit), algorithm
+    start = DualPoint.at(form, form.solve_inactive(form.weight), form.weight)  # the minimiser without the constraint
     if algorithm != "dual_newton":
-        closed = solve_unconstrained(form)
-        if algorithm == "unconstrained" or (closed is not None and closed.relative_gap <= tolerance):
-            return closed, "unconstrained"
+        value_D = start.spectrum.value_D
+        feasible = float(value_D[0]) >= -ROUNDING * max(float(value_D[-1]), 0.0)
+        if feasible and start.relative_gap(form) <= tolerance:
+            return start.minimiser(form, 0), "unconstrained"
     if algorithm == "dual_newton" or not form.prefers_first_order():
-        return solve_dual_newton(form, tolerance, limit), "dual_newton"
+        return solve_dual_newton(form, start, tolerance, limit), "dual_newton"
     if not form.overdetermined():
-        direct = solve_dual_newton(form, tolerance, limit, path=False)
+        direct = solve_dual_newton(form, start, tolerance, limit, path=False)
         if direct.relative_gap <= tolerance:
             return direct, "dual_newton"
     steps = DEFAULT_ITERATIONS["projected_gradient"] if limit == DEFAULT_ITERATIONS["auto"] else limit
     first_order = solve_projected_gradient(form, tolerance, steps)
     if first_order.relative_gap > tolerance:
-        on_path = solve_dual_newton(form, tolerance, limit)
+        on_path = solve_dual_newton(form, start, tolerance, limit)
         if on_path.relative_gap < first_order.relative_gap:
             return on_path, "dual_newton"
     return first_order, "projected_gradient"
-
-
-def solve_unconstrained(form: StandardForm) -> Minimiser | None:
-    """Minimise without the constraint; return ``None`` if the minimiser violates it.
-
-    Losses: ``(A A* + c I) z = t - A B`` and ``Y = B + A* z``. Gradients: the Sylvester equation
-    ``X G + G X + mu X = K + K^T + mu X0``. The certificate is the duality gap, as for the iterative methods.
-    """
-    dual = form.solve_inactive(form.weight)
-    spectrum, image = form.evaluate(dual)
-    value_D = spectrum.value_D
-    if float(value_D[0]) < -ROUNDING * max(float(value_D[-1]), 0.0):
-        return None
-    matrix_DD = spectrum.projection()
-    residual = image - form.target + form.weight * dual
-    value = form.value(matrix_DD, image, form.weight)
-    gap = form.relative_gap(float(residual.square().sum()) / (2 * form.weight), value)
-    return Minimiser(matrix_DD, dual, 0, value, gap)
 
 
 def _verdict(solution: Minimiser, tolerance: float, limit: int) -> tuple[Status, str]:
@@ -223,27 +190,9 @@ def _verdict(solution: Minimiser, tolerance: float, limit: int) -> tuple[Status,
     return Status.STALLED, f"{solution.message}: rounding prevents more; {remedy}."
 
 
-def _check_settings(
-    mu: float | None, prior_strength: float, tolerance: float, max_iterations: int | None, algorithm: str
-) -> None:
-    if mu is not None and not 0 <= mu < float("inf"):
-        raise ConfigError(f"mu is {mu}. Give a finite number of at least 0, or None.")
-    if not 0 < prior_strength < float("inf"):
-        raise ConfigError(f"prior_strength is {prior_strength}. Give a finite number above 0 (default 1e-8).")
-    if not 0 < tolerance < 1:
-        raise ConfigError(f"tolerance is {tolerance}. Give a number between 0 and 1 (default 1e-8).")
-    if max_iterations is not None and max_iterations < 1:
-        raise ConfigError(f"max_iterations is {max_iterations}. Give at least 1, or None.")
-    if algorithm not in DEFAULT_ITERATIONS:
-        raise ConfigError(f"algorithm is '{algorithm}'. Choose one of {', '.join(DEFAULT_ITERATIONS)}.")
-
-
 @contextmanager
-def _no_tf32(device: torch.device) -> Iterator[None]:
+def _no_tf32() -> Iterator[None]:
     """Use full float32 products on CUDA for the time of a fit."""
-    if device.type != "cuda":
-        yield
-        return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -57,10 +57,6 @@ class Spectrum:
         positive_R1, other_1K = value_D[split:, None], -value_D[None, :split]
         return cls(value_D, vector_DD, split, positive_R1 / (positive_R1 + other_1K))
 
-    @property
-    def clipped_D(self) -> Tensor:
-        return self.value_D.clamp(min=0)
-
     def projection(self) -> Tensor:
         """Return the nearest positive-semidefinite matrix."""
         vector_DR = self.vector_DD[:, self.split :]
@@ -82,23 +78,14 @@ def project(matrix_DD: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Minimiser:
-    """The minimiser of a standard form, with its certificate.
+    """The minimiser of a standard form, with its certificate."""
 
-    Attributes:
-        matrix_DD: Y >= 0.
-        dual: z.
-        iterations: Steps taken.
-        value: f(Y).
-        relative_gap: Duality gap over the original objective.
-        message: Empty, or why it stopped before the tolerance.
-    """
-
-    matrix_DD: Tensor
-    dual: Tensor
+    matrix_DD: Tensor  # Y >= 0
+    dual: Tensor  # z
     iterations: int
-    value: float
-    relative_gap: float
-    message: str = ""
+    value: float  # f(Y)
+    relative_gap: float  # duality gap over the original objective
+    message: str = ""  # why it stopped before the tolerance
 
 
 class StandardForm(ABC):
@@ -112,6 +99,7 @@ class StandardForm(ABC):
         offset: See ``scale``.
         floor: Objectives below this are zero to working precision (the gap is relative to at least this much).
         mu: Weight of the prior in the original problem.
+        operator_norm: An upper bound on the largest eigenvalue of ``A A*``, tight to about 1e-6 relative.
     """
 
     base_DD: Tensor
@@ -121,6 +109,7 @@ class StandardForm(ABC):
     offset: float
     floor: float
     mu: float
+    operator_norm: float
 
     @abstractmethod
     def forward(self, matrix_DD: Tensor) -> Tensor:
@@ -129,10 +118,6 @@ class StandardForm(ABC):
     @abstractmethod
     def adjoint(self, dual: Tensor) -> Tensor:
         """Return A*(z), which is symmetric."""
-
-    @abstractmethod
-    def operator_norm(self) -> float:
-        """Return an upper bound on the largest eigenvalue of ``A A*``, tight to about 1e-6 relative."""
 
     @abstractmethod
     def solve_inactive(self, weight: float) -> Tensor:
@@ -179,18 +164,55 @@ class StandardForm(ABC):
         return self.scale * gap / denominator if denominator > 0 else float("inf")
 
 
+@dataclass(frozen=True, eq=False)
+class DualPoint:
+    """Everything that is known at one z for one weight c: Y(z), F(z), phi(z) and f(Y(z)).
+
+    A method that follows a path of weights uses others than the form's own.
+    """
+
+    dual: Tensor
+    weight: float
+    spectrum: Spectrum  # of B + A*(z)
+    matrix_DD: Tensor  # Y(z)
+    residual: Tensor  # F(z)
+    phi: float
+    value: float  # f(Y(z))
+
+    @classmethod
+    def at(cls, form: StandardForm, dual: Tensor, weight: float) -> DualPoint:
+        spectrum, image = form.evaluate(dual)
+        matrix_DD = spectrum.projection()
+        residual = image - form.target + weight * dual
+        phi = (
+            spectrum.value_D.clamp(min=0).square().sum() / 2
+            - (form.target * dual).sum()
+            + weight / 2 * dual.square().sum()
+        )
+        return cls(dual, weight, spectrum, matrix_DD, residual, float(phi), form.value(matrix_DD, image, weight))
+
+    @property
+    def gap(self) -> float:
+        return float(self.residual.square().sum()) / (2 * self.weight)
+
+    def relative_gap(self, form: StandardForm) -> float:
+        """Return the gap relative to the original objective at the wanted weight, and to f on the way there."""
+        if self.weight == form.weight:
+            return form.relative_gap(self.gap, self.value)
+        return self.gap / self.value if self.value > 0 else 0.0
+
+    def minimiser(self, form: StandardForm, iterations: int, message: str = "") -> Minimiser:
+        return Minimiser(self.matrix_DD, self.dual, iterations, self.value, self.relative_gap(form), message)
+
+
 def perron_bound(matrix_PP: Tensor, tolerance: float = 1e-7, iterations: int = 1000) -> float:
     """Bound the largest eigenvalue of a symmetric matrix without negative entries from above, by power iteration.
 
     For every positive v, ``max_i (M v)_i / v_i`` bounds the eigenvalue from above and ``min_i`` from below
-    (Collatz-Wielandt), so the iteration stops on a proof.
-
-    Args:
-        matrix_PP: Symmetric with entries >= 0; zero rows belong to the eigenvalue 0 and are left out.
-        tolerance: Relative width of the bracket at which to stop.
-        iterations: At most this many products; the bound holds whichever iteration is the last.
+    (Collatz-Wielandt), so the iteration stops on a proof: once the bracket's relative width is ``tolerance``. The bound
+    holds whichever iteration is the last.
     """
-    used = matrix_PP.diagonal() > 0
+    used = matrix_PP.diagonal() > 0  # zero rows belong to the eigenvalue 0
     if not used.any():
         return 0.0
     if not used.all():

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from sfu.errors import DivergedError
 from sfu.heads.base import Head
-from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
@@ -36,7 +35,6 @@ from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
-from sfu.unlearning.differentiable import remaining
 
 _POWER_STEPS = 15
 _SAFE = 1.5
@@ -89,16 +87,8 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
     access = Access.RETAINED
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Make the path, then replay it.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-            DivergedError: The path diverged with this ``lr``.
-        """
-        head, retain = request.head, remaining(retained, request, self.method_name)
-        rows = head.rows(retain.features_ND, retain.labels_N, retain.weights_N, cache=True)
-        objective = head.objective()
-        of_forget, of_retain = (_Gradient(objective, some, head) for some in (request.data(cache=True), rows))
+        head, rows = request.head, request.retained_rows(retained, user=self.method_name)
+        of_forget, of_retain = (_Gradient(head, some) for some in (request.data(cache=True), rows))
         share = request.weight / head.total_weight
         lr = self.lr if self.lr is not None else _SAFE / (self.period * of_retain.largest_curvature())
 
@@ -113,8 +103,7 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
             point_CE = point_CE - lr * gradient_CE
             if not float(point_CE.norm()) < 1e4 * max(1.0, float(head.parameters_CE.norm())):
                 raise DivergedError(f"the path diverged at step {done + 1} with lr={lr:g}. Lower lr.")
-            if context.progress is not None:
-                context.progress(done + 1, 2 * self.steps)
+            context.report(done + 1, 2 * self.steps)
         moved_CE, true_gradients = self._replay(path, of_retain, of_forget, share, lr, context)
         details = {
             "steps": self.steps, "exact_steps": true_gradients, "lr": lr,
@@ -142,17 +131,17 @@ class DeltaGrad(UnlearningMethod, name="delta_grad"):
                 of_all_CE = gradient_CE + curvature.apply(apart_K).reshape_as(point_CE)
                 step_CE = (of_all_CE - share * of_forget_CE) / (1 - share)
             point_CE = point_CE - lr * step_CE
-            if context.progress is not None:
-                context.progress(len(path) + done + 1, 2 * len(path))
+            context.report(len(path) + done + 1, 2 * len(path))
         return point_CE, true_gradients
 
 
 class _Gradient:
     """The gradient of an objective over some rows; one pass over the rows if it is affine in the parameters."""
 
-    def __init__(self, objective: Objective, rows: Rows, head: Head) -> None:
-        self._objective, self._rows, self._zero_CE = objective, rows, torch.zeros_like(head.parameters_CE)
-        self._head = head
+    def __init__(self, head: Head, rows: Rows) -> None:
+        objective = head.objective()
+        self._head, self._objective, self._rows = head, objective, rows
+        self._zero_CE = torch.zeros_like(head.parameters_CE)
         self._hessian: CurvatureOperator | None = None
         if objective.loss.constants.curvature_lipschitz == 0:
             plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)

@@ -47,12 +47,6 @@ class Emmn(ClassMethod, name="emmn"):
     repair_lr: float = setting(0.01, "Learning rate of the second epoch; 0 skips it.", at_least=0)
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Learn the noise, impair, repair.
-
-        Raises:
-            ConfigError: The request is not for whole classes.
-            DivergedError: An epoch on the noise diverged.
-        """
         gone, head = self.classes_of(request), request.head
         labels_C = torch.arange(head.n_classes, device=head.parameters_CE.device)
         sign_C = torch.ones_like(labels_C)

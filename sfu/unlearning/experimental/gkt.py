@@ -72,12 +72,6 @@ class Gkt(ClassMethod, name="gkt"):
     clip: float = setting(5.0, "Largest gradient norm of both.", above=0)
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Teach a student.
-
-        Raises:
-            ConfigError: The request is not for whole classes.
-            SolverError: No generated row ever passes the gate.
-        """
         gone, head = self.classes_of(request), request.head
         drawn, path = context.generator("noise"), Path(context.keep_path)
         like_FD = request.features_FD.to(head.parameters_CE)
@@ -97,8 +91,7 @@ class Gkt(ClassMethod, name="gkt"):
             for _ in range(self.student_steps if open_B.any() else 0):
                 self._step(learning, self._disagreement(head, student, features_BD, gone), [student])
             path.add(student)
-            if context.progress is not None:
-                context.progress(done + 1, self.batches)
+            context.report(done + 1, self.batches)
         if passed == 0:
             raise SolverError(
                 f"gkt: none of {self.batches * self.batch_size} generated rows passes the gate, because the head "

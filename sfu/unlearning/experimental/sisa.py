@@ -17,7 +17,7 @@ Source: Bourtoule et al., Machine unlearning, IEEE S&P 2021; S = 5 shards, mean 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
@@ -28,9 +28,7 @@ from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.differentiable import remaining
-
-if TYPE_CHECKING:
-    from sfu.unlearning.settings import RunSettings
+from sfu.unlearning.settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,6 @@ class Sisa(UnlearningMethod, name="sisa"):
         return super().from_config(run, curvature, {"head": run.head, **settings})
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Train every shard on its retained rows.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-            ConfigError: A shard would be empty.
-        """
         rows, like = remaining(retained, request, self.method_name), request.head.parameters_CE
         shard_N = torch.randint(self.shards, (request.head.n_train,), generator=context.generator("folds"))
         shard_R, shard_F = shard_N[: rows.count], shard_N[rows.count :]
@@ -67,8 +59,7 @@ class Sisa(UnlearningMethod, name="sisa"):
                 weights_N=part.weights_N,
             )  # fmt: skip
             total_CE += trained.parameters_CE
-            if context.progress is not None:
-                context.progress(shard + 1, self.shards)
+            context.report(shard + 1, self.shards)
         touched = shard_F.unique().numel()
         stored = self.shards * like.numel() * like.element_size() / 2**20
         details = {"shards": self.shards, "shards_retrained": touched, "storage_mb": stored}

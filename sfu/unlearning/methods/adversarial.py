@@ -84,10 +84,7 @@ class Adversarial(DescentMethod, name="adversarial"):
             strict=True,
         )
         about = {"attack_success": success, "mean_feature_norm": length, "radius": self.radius}
-        return DescentProblem(
-            islice(pairs, self.max_steps), loss, self.max_steps, about, done=forgot,
-            after=lambda parameters_CE: {"all_forgotten": forgot(parameters_CE)},
-        )  # fmt: skip
+        return DescentProblem(islice(pairs, self.max_steps), loss, self.max_steps, about, done=forgot)
 
     def descends_with(self, other: UnlearningMethod) -> bool:
         """Return false: each descent ends where its own head has forgotten."""

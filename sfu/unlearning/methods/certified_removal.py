@@ -36,26 +36,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from sfu.errors import ConfigError, SourceFreeError
+from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.optimum import rounding_bound
 from sfu.losses.base import Loss, make_loss
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
 from sfu.operators.plan import plan_structure
-from sfu.request import Access, ForgetRequest, MethodContext, Retained, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.batches import check_batches, unlearn_in_batches
 from sfu.unlearning.gaussian_mechanism import largest_shift, smallest_epsilon
-
-if TYPE_CHECKING:
-    from sfu.unlearning.settings import RunSettings
+from sfu.unlearning.settings import RunSettings
 
 BOUNDS = ("sharp", "data_dependent", "worst_case")
 PAYMENTS = (*BOUNDS, "measured")
@@ -99,15 +97,6 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
         return noise_std * largest_shift(self.epsilon, self.delta)
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        """Remove as many batches as the budget allows.
-
-        Raises:
-            SourceFreeError: No retained data were given.
-            DataError: The retained data are not the training set without the forget set.
-            ConfigError: The head carries no certificate, or its loss, bias, l2 or dtype allow none.
-        """
-        if retained is None:
-            raise SourceFreeError("certified_removal needs the retained data.")
         self.check(request.n_forget)
         certificate = request.head.certificate
         if certificate is None or certificate.residual_bound is None:
@@ -136,10 +125,9 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
         """Remove one batch, if the budget allows it."""
         head = request.head
         certificate = head.certificate
-        assert retained is not None
         assert certificate is not None
         assert certificate.residual_bound is not None
-        rows = request.retained_rows(retained)
+        rows = request.retained_rows(retained, user=self.method_name)
         plan = plan_structure(head.layout, head.n_classes, rows.width, rows.count, rows.device)
         operator = build_operator(head.objective(), rows, head.parameters_CE, plan.structure)
         gradient_CE = request.forget_gradient()
@@ -147,7 +135,7 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
         move_CE = request.step_ratio * solution.value_CE
         left = request.unlearned_head(head.parameters_CE + move_CE)
         bounds = residual_bounds(request, rows, move_CE, solution.residual)
-        measured, rounding = _gradient_norm(left, rows), rounding_bound(left, rows)
+        measured, rounding = gradient_norm(left, rows), rounding_bound(left, rows)
         before = certificate.residual_bound
         if self.bound == "measured":
             after = measured + rounding
@@ -155,23 +143,22 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
             rounding = rounding_bound(head, request.data()) + rounding_bound(head, rows) + 2 * rounding
             unsolved = solution.residual * request.weight * float(gradient_CE.norm())
             after = before + bounds[self.bound] + unsolved + rounding
-        refused = after > self.budget(certificate.noise_std)
-        details = self._details(certificate.noise_std, before if refused else after)
-        details |= {"last_cost": after - before, **{f"bound_{name}": value for name, value in bounds.items()}}
+        budget = self.budget(certificate.noise_std)
+        refused = after > budget
+        spent = before if refused else after
+        details: dict[str, Any] = {
+            "epsilon": self.epsilon, "delta": self.delta, "budget": budget, "budget_spent": spent,
+            "epsilon_spent": smallest_epsilon(spent / certificate.noise_std, self.delta), "last_cost": after - before,
+            **{f"bound_{name}": value for name, value in bounds.items()},
+        }  # fmt: skip
         if refused:
             note = (
-                f"refused: the removal would exceed the budget of {details['budget']:.3g} for "
+                f"refused: the removal would exceed the budget of {budget:.3g} for "
                 f"epsilon={self.epsilon:g}, delta={self.delta:g}; retrain"
             )
             return UnlearningResult(head, applied=False, details=details, note=note)
         left = replace(left, certificate=replace(certificate, residual_bound=after))
         return UnlearningResult(left, details=details | {"residual": measured})
-
-    def _details(self, noise_std: float, spent: float) -> dict[str, Any]:
-        return {
-            "epsilon": self.epsilon, "delta": self.delta, "budget": self.budget(noise_std), "budget_spent": spent,
-            "epsilon_spent": smallest_epsilon(spent / noise_std, self.delta),
-        }  # fmt: skip
 
 
 def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor, unsolved: float = 0.0) -> dict[str, float]:
@@ -229,10 +216,6 @@ def _check_head(loss: Loss, bias: bool, l2: float) -> None:
         raise ConfigError("certified_removal needs head.l2 above 0.")
 
 
-def residual(head: Head, retained: RetainedSet) -> float:
-    """Return the gradient norm of the retained rows' perturbed sum objective, which the accumulated bound bounds."""
-    return _gradient_norm(head, head.rows(retained.features_RD, retained.labels_R, retained.weights_R))
-
-
-def _gradient_norm(head: Head, rows: Rows) -> float:
+def gradient_norm(head: Head, rows: Rows) -> float:
+    """Return the norm of the gradient of the rows' perturbed sum objective, which the accumulated bound bounds."""
     return rows.weight * float(head.objective_of(rows.weight).gradient(rows, head.parameters_CE).norm())

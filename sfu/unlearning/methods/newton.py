@@ -67,14 +67,9 @@ class Newton(UnlearningMethod, name="newton"):
     steps: int = setting(1, "Newton steps, see sfu.unlearning.further_steps.", at_least=1)
     batches: int = setting(1, "Number of parts, forgotten one after another.", at_least=1)
     estimator: CurvatureEstimator[Any, Any] = field(init=False, repr=False, compare=False)
-    settings_used = ("curvature", "newton")
 
     def __post_init__(self) -> None:
-        """Check the settings and make the estimator.
-
-        Raises:
-            ConfigError: A number is out of range, or the estimator lacks a setting.
-        """
+        """Check the settings and make the estimator."""
         object.__setattr__(self, "estimator", make_estimator(self.curvature))
         check_fields(self, "newton")
 
@@ -98,11 +93,6 @@ class Newton(UnlearningMethod, name="newton"):
         return super().from_config(run, curvature, {"curvature": curvature, **vars(run.newton), **settings})
 
     def check(self, n_forget: int) -> None:
-        """Refuse more folds or batches than there are rows to forget.
-
-        Raises:
-            ConfigError: ``curvature.folds`` or ``newton.batches`` is too large.
-        """
         check_batches(self.batches, n_forget)
         smallest = n_forget // self.batches
         if self._n_folds(smallest) > smallest:
@@ -131,9 +121,7 @@ class Newton(UnlearningMethod, name="newton"):
         ``curvature.force`` applies it all the same.
 
         Raises:
-            ConfigError: There are more folds or batches than forget rows.
             SingularHessianError: The estimate cannot be inverted.
-            SolverError: The fit failed.
         """
         self.check(request.n_forget)
         if self.batches == 1:
@@ -216,12 +204,7 @@ class Newton(UnlearningMethod, name="newton"):
         return StepResult.solved(head.parameters_CE + length * solution.value_CE, solution)
 
     def _decide(
-        self,
-        ratio: float | None,
-        validation: Validation,
-        chosen: Candidate,
-        first: StepResult,
-        request: ForgetRequest,
+        self, ratio: float | None, validation: Validation, chosen: Candidate, first: StepResult, request: ForgetRequest
     ) -> Decision:
         """Predict the gain, and decide from it whether to apply the step."""
         gain, remarks = None, []
@@ -253,12 +236,7 @@ class Newton(UnlearningMethod, name="newton"):
         return details | ({"sampling_ratio": ratio} if self.estimator.needs_validation else {})
 
     def _step(
-        self,
-        first: StepResult,
-        chosen: Candidate,
-        request: ForgetRequest,
-        context: MethodContext,
-        retained: Retained,
+        self, first: StepResult, chosen: Candidate, request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> StepResult:
         """Take further steps, if the curvature changes at all, and add the noise."""
         result, further = first, self.steps - 1

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from sfu.errors import SourceFreeError
 from sfu.heads.settings import HeadSettings
 from sfu.heads.train import train_like
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
-
-if TYPE_CHECKING:
-    from sfu.unlearning.settings import RunSettings
+from sfu.unlearning.differentiable import remaining
+from sfu.unlearning.settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,9 @@ class Retrained(UnlearningMethod, name="retrained"):
         return super().from_config(run, curvature, {"head": run.head, **settings})
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        if retained is None:
-            raise SourceFreeError("retrained needs the retained data.")
+        rows = remaining(retained, request, self.method_name)
         head = train_like(
-            request.head, retained.features_RD, retained.labels_R, self.head, seed=context.seeds.get("training", 0),
-            weights_N=retained.weights_R, noise=request.head.certificate, progress=context.progress,
+            request.head, rows.features_ND, rows.labels_N, self.head, seed=context.seeds.get("training", 0),
+            weights_N=rows.weights_N, noise=request.head.certificate, progress=context.progress,
         )  # fmt: skip
         return UnlearningResult(head, details={"gradient_norm": float(head.gradient_CE.norm())})
