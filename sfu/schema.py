@@ -221,9 +221,8 @@ def make(kind: type[T], given: Mapping[str, Any], what: str) -> T:
 def not_a_setting(key: str, what: str, accepted: list[str]) -> str:
     """Say that ``what`` has no setting ``key``, and which it has."""
     takes = f"It takes {', '.join(accepted)}." if accepted else "It has no settings."
-    parent = key.rpartition(".")[0]
-    hint = did_you_mean(key, [f"{parent}.{name}" if parent else name for name in accepted])
-    return f"{key} is not a setting of {what}. {takes}{hint}"
+    parent, dot, name = key.rpartition(".")
+    return f"{key} is not a setting of {what}. {takes}{did_you_mean(name, accepted, f'{parent}{dot}')}"
 
 
 def hydra_schema(kind: type[Any], only: Container[str] | None = None) -> type[Any]:

@@ -14,23 +14,9 @@ from sfu.registry import add_modules
 from sfu.schema import Choice, setting
 
 add_modules("sfu.curvature.settings")
-add_modules(
-    "sfu.curvature.estimators",
-    skip=(
-        "base",
-        "closed_form",
-        "diagonal",
-        "exact",
-        "hutchinson",
-        "ledoit_wolf",
-        "oas",
-        "psd_fit",
-        "reference",
-        "registry",
-        "shrinkage",
-        "stored",
-    ),
-)  # these import PyTorch, and their settings stand here
+add_modules(  # what is skipped imports PyTorch, and its settings stand here
+    "sfu.curvature.estimators", skip=("base", "diagonal_fit", "hessians", "psd_fit", "reference", "shrinkage")
+)
 
 DEFAULT_ESTIMATOR = "psd_fit"
 

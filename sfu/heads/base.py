@@ -24,11 +24,14 @@ from sfu.losses.base import Layout, Loss
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
-from sfu.registry import Registered
+from sfu.registry import Registered, add_modules
 
 if TYPE_CHECKING:
     from sfu.heads.cores.core import Core
     from sfu.heads.settings import HeadSettings
+
+add_modules("sfu.heads.linear")
+add_modules("sfu.heads.linearised")
 
 LOGIT_ROWS = 8192
 

@@ -43,7 +43,7 @@ def refusal(*overrides: str) -> str:
         (["seed=1.5"], "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer."),
         (["curvature.measurement=sound"], "curvature.measurement=sound: Invalid value 'sound'"),
         (["curvature.augment=[flop]"], "curvature.augment=flop is unknown. Choose one of brightness, crop, flip"),
-        (["dataset=imagenet"], "dataset=imagenet is unknown. dataset can be caltech256,"),
+        (["dataset=imagenet"], "dataset=imagenet is unknown. Choose one of caltech256,"),
         (["dtype=float16"], "dtype=float16 is unknown. Choose one of float32, float64."),
         (["methods=[]"], "methods=[] leaves nothing to do."),
         (["threads=100000"], "threads=100000 is more than this machine can use."),
