@@ -47,7 +47,7 @@ def refusal(*overrides: str) -> str:
         (["dtype=float16"], "dtype=float16 is unknown. Choose one of float32, float64."),
         (["methods=[]"], "methods=[] leaves nothing to do."),
         (["threads=100000"], "threads=100000 is more than this machine can use."),
-        (["published=table_9"], "published=table_9 is not a table of the paper"),
+        (["published=table_9"], "published=table_9 is unknown. Choose one of table_1,"),
         (["backbone=pixels", "dataset=features", "dataset.path=x"], "which backbone=pixels cannot read"),
         (["dataset=cifar10", "backbone=none"], "dataset=cifar10 holds images, and backbone=none"),
         (["dataset.core_fraction=0.5"], "dataset.core_fraction=0.5 only applies to a linearised head"),
