@@ -53,10 +53,6 @@ def flags_of(row: MethodResult) -> str:
     return reads + tuned + (WORSE if row.is_worse_than_nothing else WITHHELD if row.is_withheld else "")
 
 
-def _style_of(flags: str) -> str:
-    return next((MARKS[mark][1] for mark in (WORSE, RETAINED, STORED) if mark in flags), "")
-
-
 def legend(marks: Iterable[str]) -> Text | None:
     """Return one line that explains the marks in use, or None if there are none."""
     used = {mark: MARKS[mark] for mark in MARKS if mark in marks}
@@ -145,7 +141,8 @@ class _Body:
             grid.add_column(head, width=len(head), no_wrap=True)
         for index in rows:
             marks = Text.assemble(*((mark, MARKS[mark][1]) for mark in self.flags[index]))
-            name = Text(self.rows[index][0], style=_style_of(self.flags[index]), overflow="fold")
+            style = next((MARKS[mark][1] for mark in (WORSE, RETAINED, STORED) if mark in self.flags[index]), "")
+            name = Text(self.rows[index][0], style=style, overflow="fold")
             grid.add_row(*([marks] if flags else []), name, *(column[index + 1] for column in columns))
         return grid
 

@@ -17,10 +17,10 @@ from sfu.results.rows import Metrics
 
 CSV_LEAD = ("method", "access", "tuning", "n", "n_applied")
 _STATISTICS = ("mean", "std", "stderr", "n")
-_LATEX = {
+_LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def escape_cell(value: str) -> str:
@@ -69,8 +69,7 @@ def markdown_table(table: ResultTable, title: str | None = None) -> str:
             body.append([*line, row.access or fmt.MISSING, *([row.tuning or fmt.MISSING] if tuned else []), applied])
     labels = ["Data seen", *(["Settings"] if tuned else []), "Applied"]
     header = [*table.varied, "Method", *(["n"] if several else []), *(column_of(key).heading for key in keys), *labels]
-    parts = [f"**{escape_cell(title or words.headline(table))}**"]
-    parts.append(markdown_rows(header, body))
+    parts = [f"**{escape_cell(title or words.headline(table))}**", markdown_rows(header, body)]
     best = f"**Bold**: best among the methods without source data{' at this setting' if table.varied else ''}."
     parts.append(f"{words.SIGNED} {words.SCALE} {best} `!`: worse than doing nothing.")
     parts += markdown_list("Averaged over fewer runs:", words.gaps_in_data(table))
@@ -114,7 +113,7 @@ def csv_table(table: ResultTable) -> str:
 
 def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it stands."""
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    return " ".join(text.split()).translate(_LATEX)
 
 
 def latex_table(table: ResultTable) -> str:

@@ -61,7 +61,7 @@ def verdicts(table: ResultTable) -> list[str]:
         named = []
         for name in table.methods:
             if at := [group for group in groups if name in group.rows and getattr(group.rows[name], flag)]:
-                span = fmt.span([group.rows[name].mean("distance") for group in at], fmt.compact)
+                span = fmt.span([group.entry(name, "distance").mean for group in at], fmt.compact)
                 named.append(f"{name}{_count(at, groups)}" + (f" (distance {span})" if span else ""))
         if named:
             found.append(f"{says}: {', '.join(named)}.")
@@ -90,10 +90,9 @@ def _closest(groups: Sequence[Group]) -> list[str]:
 
 
 def _closest_by_accuracy(groups: Sequence[Group]) -> list[str]:
-    known = [group for group in groups if _scores(group, "test_gap")]
-    if known:
-        lead, winners = "Closest to Retrained in test accuracy without source data", _winners(known, "test_gap")
-        return [f"{lead}: {name}{_count(at, known)}, {_accuracy(at, name)}." for name, at in winners]
+    if known := [group for group in groups if _scores(group, "test_gap")]:
+        lead = "Closest to Retrained in test accuracy without source data"
+        return [f"{lead}: {n}{_count(at, known)}, {_accuracy(at, n)}." for n, at in _winners(known, "test_gap")]
     if not any("retrained" in group.rows for group in groups):
         return ["There is no retrained row, so gaps and distances are unknown. Add `retrained` to `methods`."]
     return ["No gap or distance to Retrained is known for the source-free methods."]

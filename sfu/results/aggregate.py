@@ -125,6 +125,10 @@ class Group:
     over: dict[str, list[str]]
     rows: dict[str, MethodResult]
 
+    def entry(self, method: str, metric: str) -> Statistic:
+        """Return a metric of a method; an empty one if the group does not have it."""
+        return self.rows[method][metric] if method in self.rows else Statistic()
+
 
 @dataclass(frozen=True)
 class ResultTable:

@@ -52,12 +52,10 @@ class RunLogger(Choice, kind="logger"):
     _open: bool = field(default=False, init=False, repr=False)
 
     def start(self, config: Mapping[str, Any], run_info: Mapping[str, Any] | None = None) -> None:
-        """Open the log.
+        """Open the log, with the resolved configuration as plain containers.
 
-        Args:
-            config: The resolved configuration as plain containers.
-            run_info: What is known of the run: its ``name`` and ``folder``, and the ``group``, ``job_type`` and
-                ``tags`` by which it can be found.
+        ``run_info`` says what is known of the run: its ``name`` and ``folder``, and the ``group``, ``job_type`` and
+        ``tags`` by which it can be found.
 
         Raises:
             ConfigError: The logger cannot be used as it is configured.

@@ -89,7 +89,7 @@ def along(table: ResultTable, key: str) -> Iterator[tuple[dict[str, str], Result
 def _spans(table: ResultTable) -> str:
     """The distances of every method, smallest to largest."""
     found = {
-        name: fmt.span([group.rows[name].mean("distance") for group in table.groups if name in group.rows], fmt.compact)
+        name: fmt.span([group.entry(name, "distance").mean for group in table.groups], fmt.compact)
         for name in table.methods
     }
     return "; ".join(f"{name} {span}" for name, span in found.items() if span) or "unknown"
