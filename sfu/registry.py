@@ -92,10 +92,11 @@ def unknown(key: str, value: object, accepted: Iterable[str]) -> str:
     return f"{key}={value} is unknown. Choose one of {', '.join(names)}.{did_you_mean(str(value), names)}"
 
 
-def did_you_mean(given: str, accepted: Sequence[str]) -> str:
-    """A sentence that names the accepted word nearest to what was given; empty if none is near."""
-    near = difflib.get_close_matches(given, accepted, n=1)
-    return f" Did you mean {near[0]}?" if near else ""
+def did_you_mean(given: str, accepted: Sequence[str], prefix: str = "") -> str:
+    """A sentence that names the accepted word nearest to what was given, after ``prefix``; empty if none is near."""
+    cutoff = 0.5 if len(given) < 4 else 0.6  # l3 is as near to l2 as two letters can be
+    near = difflib.get_close_matches(given, accepted, n=1, cutoff=cutoff)
+    return f" Did you mean {prefix}{near[0]}?" if near else ""
 
 
 def add_modules(source: str, *, skip: Sequence[str] = ()) -> None:

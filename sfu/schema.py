@@ -221,8 +221,8 @@ def make(kind: type[T], given: Mapping[str, Any], what: str) -> T:
 def not_a_setting(key: str, what: str, accepted: list[str], owners: Sequence[str] = ()) -> str:
     """Say that ``what`` has no setting ``key``, what it takes, and which other choices have the key (``owners``)."""
     takes = f"It takes {', '.join(accepted)}." if accepted else "It has no settings."
-    parent = key.rpartition(".")[0]
-    similar = did_you_mean(key, [f"{parent}.{name}" if parent else name for name in accepted])
+    parent, dot, name = key.rpartition(".")
+    similar = did_you_mean(name, accepted, f"{parent}{dot}")
     return f"{key} is not a setting of {what}. {takes}" + (f" {' or '.join(owners)} takes it." if owners else similar)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from sfu.cli.cache_commands import add_ls_and_rm, remove_entries, run_command
+from sfu.cli.commands import IN_CACHE, add_ls_and_rm, remove_entries, run_command
 from sfu.errors import ConfigError
 from sfu.files import human_size
 from sfu.store import Entry, size_of
@@ -21,12 +21,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; exits with 1 after a clear message if anything failed."""
     parser = ArgumentParser(prog="sfu-features", description="The features that sfu has extracted and cached.")
     commands = parser.add_subparsers(dest="command", required=True)
-    removing = add_ls_and_rm(commands.add_parser, "features")
+    removing = add_ls_and_rm(commands.add_parser, "features", _list, _remove)
     removing.add_argument("keys", nargs="*", metavar="KEY", help="the beginning of a key")
     removing.add_argument("--unfinished", action="store_true", help="whatever is not complete")
     extracting = commands.add_parser("extract", help="extract beforehand; under torchrun, with several processes")
     extracting.add_argument("settings", nargs="*", metavar="key=value", help="as for sfu: dataset=... backbone=...")
-    run_command(parser, {"ls": _list, "rm": _remove, "extract": _extract}, arguments)
+    extracting.set_defaults(run=_extract)
+    run_command(parser, arguments, IN_CACHE)
 
 
 def _list(given: Namespace) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from sfu.config_files import config_dir, group_options
+
+if TYPE_CHECKING:
+    from sfu.schema import Choice
 
 WIDTH = 80
 _GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "logger", "launcher", "experiment")
@@ -56,53 +59,90 @@ def _wrapped(start: str, text: str) -> str:
 def keys_text(prefixes: list[str]) -> str:
     """Return every key with its type, default and meaning; only those that begin with one of ``prefixes``, if any."""
     lines = []
-    for key, hint, default, meaning, where in _keys():
+    for key, head, meanings in _keys():
         if not prefixes or any(key == prefix or key.startswith((prefix, f"{prefix}.")) for prefix in prefixes):
-            lines.append(f"{key}: {_type_name(hint)} = {default}" + (f"   ({where})" if where else ""))
-            if meaning:
-                lines.append(_wrapped("    ", meaning))
+            lines.append(textwrap.fill(head, WIDTH - 1, subsequent_indent=" " * 8, break_on_hyphens=False))
+            lines += [_wrapped("    ", meaning) for meaning in meanings]
     return "\n".join(lines) or f"No key begins with {' or '.join(prefixes)}."
 
 
-def _keys() -> Iterator[tuple[str, Any, str, str, str]]:
-    """Key, type, default, meaning, and the choices that have the key (empty if all of its group do)."""
+class _Key(NamedTuple):
+    type: str
+    default: str
+    meaning: str
+
+
+def _keys() -> Iterator[tuple[str, str, list[str]]]:
+    """Every key, its line with type and default, and what it means."""
     from sfu.experiment.config import GROUPS, RunConfig
 
+    of_run = _described(RunConfig, {**_file("sfu"), "backbone": _file("backbone/auto")})
     for one in fields(RunConfig):
-        if one.name not in GROUPS:
-            yield from _keys_of(one, get_type_hints(RunConfig)[one.name], "", "")
+        if one.name in GROUPS:
+            yield from _keys_of_group(one.name, GROUPS[one.name])
+        for key, (type_name, default, meaning) in of_run.items():
+            if key.split(".")[0] == one.name:
+                yield key, f"{key}: {type_name} = {default}", [meaning]
+
+
+def _keys_of_group(group: str, base: type[Choice]) -> Iterator[tuple[str, str, list[str]]]:
+    """The keys of all choices of a group, with the defaults and meanings of each where they differ."""
+    members = {name: _described(base.named(name), _file(f"{group}/{name}")) for name in base.names()}
+    for name in dict.fromkeys(name for keys in members.values() for name in keys):
+        key, having = f"{group}.{name}", {member: keys[name] for member, keys in members.items() if name in keys}
+        if name == base.chosen_by:
+            yield key, f"{key}: {' | '.join(having)}", [f"The choice itself; {group}=NAME sets it and its defaults."]
             continue
-        members: dict[str, Any] = {name: GROUPS[one.name].named(name) for name in GROUPS[one.name].names()}
-        shown: set[str] = set()
-        for kind in members.values():
-            for below in fields(kind):
-                having = [name for name, other in members.items() if below.name in _settable(other)]
-                if below.name in _settable(kind) and below.name not in shown:
-                    shown.add(below.name)
-                    where = "" if len(having) == len(members) else f"{one.name}={','.join(having)}"
-                    yield from _keys_of(below, get_type_hints(kind)[below.name], f"{one.name}.", where)
+        (default, _), *others = _names_by({member: found.default for member, found in having.items()})
+        differing = "; ".join(f"{other} with {group}={','.join(names)}" for other, names in others)
+        (meaning, _), *more = meanings = _names_by({member: found.meaning for member, found in having.items()})
+        lacking = [member for member in members if member not in having]
+        if more:
+            told = [f"{group}={','.join(names)}: {meaning}" for meaning, names in meanings]
+        elif len(lacking) < len(having):
+            told = [meaning + (f" Not with {group}={','.join(lacking)}." if lacking else "")]
+        else:
+            told = [f"{meaning} Only with {group}={','.join(having)}."]
+        line = f"{key}: {next(iter(having.values())).type} = {default}"
+        yield key, line + (f" ({differing})" if differing else ""), told
 
 
-def _settable(kind: Any) -> list[str]:
-    return [one.name for one in fields(kind) if one.init]
+def _names_by(values: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Every value with the names that have it, the commonest first."""
+    names = {value: [name for name in values if values[name] == value] for value in values.values()}
+    return sorted(names.items(), key=lambda item: -len(item[1]))
 
 
-def _keys_of(one: Any, hint: Any, prefix: str, where: str) -> Iterator[tuple[str, Any, str, str, str]]:
-    from sfu.schema import meta_of
+def _described(kind: type[Any], file: Mapping[str, Any]) -> dict[str, _Key]:
+    """The keys of settings, but those that are choices, with the defaults of a configuration file where it has some."""
+    from sfu.experiment.config import plain
+    from sfu.reporting.report.grouping import flatten
 
-    key = f"{prefix}{one.name}"
-    if is_dataclass(hint):
-        for below in fields(hint):
-            yield from _keys_of(below, get_type_hints(hint)[below.name], f"{key}.", where)
-        return
-    default = one.default_factory() if callable(one.default_factory) else one.default
-    yield key, hint, _value(default), meta_of(one).help, where
+    defaults = flatten(plain(kind())) | flatten(file)
+    return {key: _Key(_type_name(hint), defaults[key], meaning) for key, hint, meaning in _leaves(kind, "")}
 
 
-def _value(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value.value if isinstance(value, Enum) else value)
+def _leaves(kind: Any, prefix: str) -> Iterator[tuple[str, Any, str]]:
+    """The settings of a dataclass and of those in it: name, type and meaning."""
+    from sfu.schema import Choice, meta_of
+
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        hint, key = hints[one.name], f"{prefix}{one.name}"
+        if isinstance(hint, type) and issubclass(hint, Choice):
+            continue
+        if is_dataclass(hint):
+            yield from _leaves(hint, f"{key}.")
+        elif one.init:
+            yield key, hint, meta_of(one).help
+
+
+def _file(name: str) -> dict[str, Any]:
+    """What a file in ``configs`` sets; nothing if there is none, as for a plug-in."""
+    import yaml
+
+    path = config_dir() / f"{name}.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _type_name(hint: Any) -> str:

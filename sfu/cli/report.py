@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from sfu.errors import ArtifactError, DataError, SfuError
+from sfu.cli.commands import run_command
+from sfu.errors import ArtifactError, DataError
 
 T = TypeVar("T")
 DEFAULT_FOLDER = "report"
@@ -17,18 +18,6 @@ DEFAULT_FOLDER = "report"
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; exits with 1 after a clear message if anything failed or no run has results."""
-    given = _parser().parse_args(arguments)
-    try:
-        _report(given)
-    except KeyboardInterrupt:
-        print("sfu-report: interrupted.", file=sys.stderr)
-        sys.exit(130)
-    except (SfuError, OSError) as error:
-        print(f"sfu-report: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sfu-report",
         description="Report on any number of runs. Runs are averaged over seeds; whatever else differs in their "
@@ -55,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
         help="what to print (default: terminal)",
     )  # fmt: skip
     parser.add_argument("--no-files", action="store_true", help="print only")
-    return parser
+    parser.set_defaults(run=_report)
+    run_command(parser, arguments)
 
 
 def _report(given: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 
-from sfu.cli.cache_commands import add_ls_and_rm, remove_entries, run_command
+from sfu.cli.commands import IN_CACHE, add_ls_and_rm, remove_entries, run_command
 from sfu.errors import ConfigError
 from sfu.files import human_size
 from sfu.store import Store, size_of
@@ -17,9 +17,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; exits with 1 after a clear message if anything failed."""
     description = "The heads and rows that sweeps have computed and cached (docs/sweeps.md)."
     parser = ArgumentParser(prog="sfu-results", description=description)
-    removing = add_ls_and_rm(parser.add_subparsers(dest="command", required=True).add_parser, "results")
+    commands = parser.add_subparsers(dest="command", required=True)
+    removing = add_ls_and_rm(commands.add_parser, "results", _list, _remove)
     removing.add_argument("--unused", type=float, metavar="DAYS", help="what no run has used for so many days")
-    run_command(parser, {"ls": _list, "rm": _remove}, arguments)
+    run_command(parser, arguments, IN_CACHE)
 
 
 def _list(given: Namespace) -> None:

@@ -95,9 +95,9 @@ def _run_job(config: DictConfig) -> None:
 
 def _report_sweep() -> None:
     """Print and save the table of a sweep, if this was one and any job left a result."""
-    from sfu.experiment.sweep import current_sweep, report_sweep
+    from sfu.experiment.sweep import report_sweep, take_sweep
 
-    sweep = current_sweep()
+    sweep = take_sweep()
     if sweep is not None and sweep[0].is_dir():
         report_sweep(*sweep)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from sfu.errors import SfuError
 from sfu.experiment.config import GROUPS, RunConfig
+from sfu.registry import unknown
 from sfu.schema import accepted_names, not_a_setting
 
 
@@ -40,7 +41,7 @@ def explain(error: BaseException) -> str:
     )
     if missing:
         group, name, options = missing.groups()
-        return f"{group}={name} is unknown. {group} can be {', '.join(options.split())}."
+        return unknown(group, name, options.split())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join(
         line for line in lines if not line.startswith(("object_type=", "reference_type=", "To append to your config"))

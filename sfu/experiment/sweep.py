@@ -35,9 +35,11 @@ class RememberSweepFolder(Callback):
         _sweep = Path(config.hydra.sweep.dir).resolve(), datetime.now(UTC)
 
 
-def current_sweep() -> tuple[Path, datetime] | None:
-    """Return folder and start of the sweep that this process started, or ``None``."""
-    return _sweep
+def take_sweep() -> tuple[Path, datetime] | None:
+    """Return folder and start of the sweep that this process started, and forget it; ``None`` if there is none."""
+    global _sweep
+    taken, _sweep = _sweep, None
+    return taken
 
 
 def collect(folder: Path, since: datetime | None = None) -> list[Run]:

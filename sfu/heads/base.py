@@ -28,9 +28,10 @@ from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.registry import Registered, add_modules
 
-LOGIT_ROWS = 8192
 add_modules("sfu.heads.linear")
 add_modules("sfu.heads.linearised")
+
+LOGIT_ROWS = 8192
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfu.reporting import format as fmt
-from sfu.reporting.verdict import best_rows
+from sfu.reporting.verdict import CRITERIA, best_rows
 from sfu.results.aggregate import Group, MethodResult, ResultTable
 from sfu.results.rows import Metrics, flatten_row, rows_of
 
@@ -45,14 +45,10 @@ COLUMNS: dict[str, Column] = {
         Column("measured_distance_gain", "Measured gain", fmt.significant),
     )
 }
-PAPER_METRICS = ("test_accuracy", "remain_accuracy", "forget_accuracy", "mia")
-"""What the paper prints, in its order."""
-PRINTED = (*PAPER_METRICS, "distance")
+PRINTED = tuple(CRITERIA)
 """What a printed table shows."""
-GAPS = {"test_accuracy": "test_gap", "remain_accuracy": "remain_gap", "forget_accuracy": "forget_gap", "mia": "mia_gap"}
-"""The metric that tells how far another one is from Retrained's."""
-
-_LABELS = ("access", "tuning", "applied")
+PAPER_METRICS = PRINTED[:-1]
+"""What the paper prints, in its order: all but the distance."""
 
 
 def column_of(key: str) -> Column:
@@ -89,9 +85,8 @@ def cells_of(
     for name, row in group.rows.items():
         cells = []
         for key in keys:
-            entry = row[key]
+            entry, worse = row[key], key == "distance" and row.is_worse_than_nothing
             text = fmt.spread(entry.mean, table.spread_of(entry), column_of(key).write, plus_minus)
-            worse = key == "distance" and row.is_worse_than_nothing
             fewer = entry.n if 0 < entry.n < row.n else None
             cells.append(ResultCell(text, fewer, not worse and name in best.get(key, ()), worse))
         yield name, row, cells
@@ -101,7 +96,7 @@ def tidy_table(metrics: Metrics) -> tuple[list[str], list[list[Any]]]:
     """Return the header and the lines of a run's rows: ``method``, every scalar, details and note last."""
     flat = {name: flatten_row(row) for name, row in rows_of(metrics).items()}
     found = dict.fromkeys(key for row in flat.values() for key in row)
-    known = [key for key in (*COLUMNS, *_LABELS) if key in found]
+    known = [key for key in (*COLUMNS, "access", "tuning", "applied") if key in found]
     details = [key for key in found if key.startswith("details.")]
     others = [key for key in found if key not in {*known, *details, "note"}]
     keys = [*known, *others, *details, *(["note"] if "note" in found else [])]

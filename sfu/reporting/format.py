@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sfu.results.rows import is_number
@@ -76,6 +76,12 @@ def seconds(value: Any) -> str:
     if abs(value) < 0.0005:
         return "0"
     return fixed(value, 3 if value < 1 else 1 if value < 100 else 0)
+
+
+def span(values: Iterable[Any], write: Callable[[float], str]) -> str:
+    """The smallest and the largest value, ``0.31 to 0.34``; once if they look the same; empty if none is known."""
+    known = [value for value in values if is_number(value)]
+    return " to ".join(dict.fromkeys(map(write, (min(known), max(known))))) if known else ""
 
 
 def spread(mean: Any, deviation: Any, write: Callable[[Any], str], plus_minus: str = "±") -> str:

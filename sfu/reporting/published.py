@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sfu.errors import ConfigError
+from sfu.registry import unknown
 from sfu.reporting import format as fmt
 from sfu.reporting.columns import COLUMNS, PAPER_METRICS, PRINTED, cells_of
 from sfu.reporting.terminal import WORSE, flags_of, legend
@@ -29,12 +30,10 @@ _SHOWN = (*PRINTED, "seconds", "peak_memory_mb")
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table of the paper.
+    """One table of the paper; ``title`` is its number and subject, ``setting`` what it was measured on.
 
     Attributes:
         name: As in ``published=NAME``.
-        title: Its number and subject.
-        setting: What it was measured on.
         by: The key whose values are its rows; ``None`` if its rows are methods alone.
         ours: Rows of a run that stand beside a published row, if not the one of the same name.
         rows: Published figures by value of ``by`` ("" without) and row, in the order of ``PAPER_METRICS``.
@@ -74,9 +73,7 @@ def published_table(name: str) -> PublishedTable:
     """
     tables = published_tables()
     if name not in tables:
-        raise ConfigError(
-            f"published={name} is not a table of the paper that sfu knows. Choose one of {', '.join(tables)}."
-        )
+        raise ConfigError(unknown("published", name, tables))
     return tables[name]
 
 

@@ -17,20 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sfu.reporting import format as fmt
-from sfu.reporting.columns import COLUMNS, GAPS, ResultCell, cells_of
-from sfu.reporting.verdict import verdicts
-from sfu.reporting.words import (
-    SCALE,
-    SIGNED,
-    count_of,
-    failures,
-    gaps_in_data,
-    headline,
-    machine_line,
-    remarks,
-    run_headline,
-    setting_of,
-)
+from sfu.reporting import words
+from sfu.reporting.columns import COLUMNS, PRINTED, ResultCell, cells_of
+from sfu.reporting.verdict import CRITERIA, verdicts
 from sfu.results.aggregate import MethodResult, ResultTable, table_of_run
 from sfu.results.rows import Metrics
 
@@ -47,8 +36,7 @@ MARKS = {
 WORSE_STYLE = MARKS[WORSE][1]
 
 _FOLDED_NAME, _NARROWEST_NAME = 12, 8
-_SHOWN = ("test_accuracy", "remain_accuracy", "forget_accuracy", "mia", "distance")
-_EXTRAS = ("test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
+_KEYS = (*PRINTED, "test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
 _NAMES, _ALL_GAPS = "names", "gaps"
 _GIVEN_UP = (
     "peak_memory_mb", "seconds", "retain_gradient_norm", "agreement", "test_gap", "mia_gap", "remain_accuracy",
@@ -65,17 +53,10 @@ def flags_of(row: MethodResult) -> str:
     return reads + tuned + (WORSE if row.is_worse_than_nothing else WITHHELD if row.is_withheld else "")
 
 
-def _style_of(flags: str) -> str:
-    return next((MARKS[mark][1] for mark in (WORSE, RETAINED, STORED) if mark in flags), "")
-
-
 def legend(marks: Iterable[str]) -> Text | None:
     """Return one line that explains the marks in use, or None if there are none."""
-    found = [
-        Text(mark, style=style).append(f" {meaning}", style="dim")
-        for mark, (meaning, style) in MARKS.items()
-        if mark in marks
-    ]
+    used = {mark: MARKS[mark] for mark in MARKS if mark in marks}
+    found = [Text(mark, style=style).append(f" {meaning}", style="dim") for mark, (meaning, style) in used.items()]
     return Text("  ").join(found) if found else None
 
 
@@ -105,12 +86,13 @@ class _Body:
 
     def _columns(self, cells: Sequence[Mapping[str, ResultCell]], given_up: frozenset[str]) -> list[list[Text]]:
         """The columns of numbers without what was given up."""
-        gaps = {} if self.averages or _ALL_GAPS in given_up else GAPS
+        no_gaps = self.averages or _ALL_GAPS in given_up
         found = []
-        for key in (*_SHOWN, *_EXTRAS):
+        for key in _KEYS:
             if key in given_up or (key == "test_gap" and not self.averages):
                 continue
-            gap = None if key == "mia" and "mia_gap" in given_up else gaps.get(key)
+            hidden = no_gaps or key == "distance" or (key == "mia" and "mia_gap" in given_up)
+            gap = None if hidden else CRITERIA.get(key)
             parts = []
             for (name, row), line in zip(self.rows, cells, strict=True):
                 value = line[key].text.split()[0] if key == "test_gap" else line[key].text
@@ -120,9 +102,9 @@ class _Body:
         return found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        keys, plus_minus = (*_SHOWN, *_EXTRAS), "+-" if options.ascii_only else "±"
-        lines = [line for group in self.groups for _, _, line in cells_of(self.table, group, keys, plus_minus)]
-        cells = [dict(zip(keys, line, strict=True)) for line in lines]
+        plus_minus = "+-" if options.ascii_only else "±"
+        lines = [line for group in self.groups for _, _, line in cells_of(self.table, group, _KEYS, plus_minus)]
+        cells = [dict(zip(_KEYS, line, strict=True)) for line in lines]
         names = max(cell_len(name) for name in ["method", *(name for name, _ in self.rows)])
         flags = max(map(len, self.flags))
         for given_up in _CHOICES:
@@ -134,12 +116,12 @@ class _Body:
         yield self._grid(columns, range(0), *widths)
         start = 0
         for group in self.groups:
-            setting = setting_of(group)
+            setting = words.setting_of(group)
             if setting or group.over or group.n_failed:
                 lead = Text(f"{setting}  " if setting else "", style="bold")
-                yield lead.append(count_of(group), style="not bold dim")
+                yield lead.append(words.count_of(group), style="not bold dim")
             yield self._grid(columns, range(start, start := start + len(group.rows)), *widths)
-        if hidden := [COLUMNS[key].name for key in _SHOWN if key in given_up]:
+        if hidden := [COLUMNS[key].name for key in PRINTED if key in given_up]:
             yield Text(f"Not shown at this width: {', '.join(hidden)}.", style="dim")
         yield Text("")
         marks = legend({*"".join(self.flags), *(BEST for line in lines for cell in line if cell.best)})
@@ -147,7 +129,7 @@ class _Body:
             yield marks
         if any(row.mean(key) is not None for _, row in self.rows for key in ("distance", "test_gap")):
             signed = "test_gap" not in given_up if self.averages else _ALL_GAPS not in given_up
-            yield Text(f"{SIGNED} {SCALE}" if signed else SCALE, style="dim")
+            yield Text(f"{words.SIGNED} {words.SCALE}" if signed else words.SCALE, style="dim")
 
     def _grid(self, columns: Sequence[Sequence[Text]], rows: range, flags: int, name_width: int) -> Table:
         """Some rows, or the headings if there are none; names too long are folded, never truncated."""
@@ -159,7 +141,8 @@ class _Body:
             grid.add_column(head, width=len(head), no_wrap=True)
         for index in rows:
             marks = Text.assemble(*((mark, MARKS[mark][1]) for mark in self.flags[index]))
-            name = Text(self.rows[index][0], style=_style_of(self.flags[index]), overflow="fold")
+            style = next((MARKS[mark][1] for mark in (WORSE, RETAINED, STORED) if mark in self.flags[index]), "")
+            name = Text(self.rows[index][0], style=style, overflow="fold")
             grid.add_row(*([marks] if flags else []), name, *(column[index + 1] for column in columns))
         return grid
 
@@ -170,23 +153,19 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
     The columns are chosen when it is printed. Test accuracy and distance are always shown; 60 characters are enough for
     all but the remaining accuracy. Without a ``title``, the first line says how many runs there are.
     """
-    parts = [title or Text(headline(table), style="bold"), Text("")]
+    parts = [title or Text(words.headline(table), style="bold"), Text("")]
     body = _Body(table)
     if not body.rows:
-        return Group(
-            *parts, Text("No run finished." if len(table.failed) == table.n_runs else "No rows."), *_lists(table)
-        )
-    return Group(*parts, body, *_lists(table))
-
-
-def _lists(table: ResultTable) -> Iterator[RenderableType]:
+        parts.append(Text("No run finished." if len(table.failed) == table.n_runs else "No rows."))
+    else:
+        parts.append(body)
     for title, lines, style in (
-        ("Averaged over fewer runs:", gaps_in_data(table), ""),
-        ("Failed:", failures(table), WORSE_STYLE),
+        ("Averaged over fewer runs:", words.gaps_in_data(table), ""),
+        ("Failed:", words.failures(table), WORSE_STYLE),
     ):
         if lines:
-            yield Text(title, style=style or "bold")
-            yield from (indented(Text(line, style=style)) for line in lines)
+            parts += [Text(title, style=style or "bold"), *(indented(Text(line, style=style)) for line in lines)]
+    return Group(*parts)
 
 
 def indented(line: Text) -> Padding:
@@ -203,12 +182,12 @@ def print_verdicts(table: ResultTable, console: Console) -> None:
 def print_run(metrics: Metrics, folder: str | Path, console: Console) -> None:
     """Print the table of a run, the verdict, the methods' notes, and where the files were saved."""
     table = table_of_run(metrics)
-    title, machine = Text(run_headline(metrics), style="bold"), machine_line(metrics)
+    title, machine = Text(words.run_headline(metrics), style="bold"), words.machine_line(metrics)
     title = Text("\n").join([title, Text(machine, style="dim")]) if machine else title
     console.print(terminal_table(table, title), highlight=False)
     console.print()
     print_verdicts(table, console)
-    for name, _, note in remarks(table):
+    for name, _, note in words.remarks(table):
         console.print(indented(Text(f"{name}: ", style="bold").append(note, style="not bold")))
     path = Path(folder).absolute()
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -9,29 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from sfu.reporting import format as fmt
+from sfu.reporting import words
 from sfu.reporting.columns import PRINTED, ResultCell, cells_of, column_of, metrics_in, tidy_table
 from sfu.reporting.verdict import verdicts
-from sfu.reporting.words import (
-    SCALE,
-    SIGNED,
-    failures,
-    gaps_in_data,
-    headline,
-    machine_line,
-    marked,
-    remarks,
-    run_headline,
-    setting_of,
-)
 from sfu.results.aggregate import ResultTable, table_of_run
 from sfu.results.rows import Metrics
 
 CSV_LEAD = ("method", "access", "tuning", "n", "n_applied")
 _STATISTICS = ("mean", "std", "stderr", "n")
-_LATEX = {
+_LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def escape_cell(value: str) -> str:
@@ -71,7 +60,7 @@ def markdown_table(table: ResultTable, title: str | None = None) -> str:
     body = []
     for group in table.groups:
         for name, row, cells in cells_of(table, group, keys):
-            line = [*group.overrides.values(), marked(name, row), *([str(row.n)] if several else [])]
+            line = [*group.overrides.values(), words.marked(name, row), *([str(row.n)] if several else [])]
             for cell in cells:
                 value = f"{cell.text} !" if cell.worse else f"**{cell.text}**" if cell.best else cell.text
                 line.append(value + (f" (n={cell.n})" if cell.n else ""))
@@ -80,22 +69,19 @@ def markdown_table(table: ResultTable, title: str | None = None) -> str:
             body.append([*line, row.access or fmt.MISSING, *([row.tuning or fmt.MISSING] if tuned else []), applied])
     labels = ["Data seen", *(["Settings"] if tuned else []), "Applied"]
     header = [*table.varied, "Method", *(["n"] if several else []), *(column_of(key).heading for key in keys), *labels]
-    parts = [f"**{escape_cell(title or headline(table))}**"]
-    parts.append(markdown_rows(header, body))
-    where = " at this setting" if table.varied else ""
-    parts.append(
-        f"{SIGNED} {SCALE} **Bold**: best among the methods without source data{where}. `!`: worse than doing nothing."
-    )
-    parts += markdown_list("Averaged over fewer runs:", gaps_in_data(table))
-    parts += markdown_list("Failed:", failures(table))
+    parts = [f"**{escape_cell(title or words.headline(table))}**", markdown_rows(header, body)]
+    best = f"**Bold**: best among the methods without source data{' at this setting' if table.varied else ''}."
+    parts.append(f"{words.SIGNED} {words.SCALE} {best} `!`: worse than doing nothing.")
+    parts += markdown_list("Averaged over fewer runs:", words.gaps_in_data(table))
+    parts += markdown_list("Failed:", words.failures(table))
     return "\n\n".join(parts) + "\n"
 
 
 def run_markdown(metrics: Metrics) -> str:
     """Return a run as Markdown: headline, table, verdict and notes."""
     table = table_of_run(metrics)
-    title = ", ".join(part for part in (run_headline(metrics), machine_line(metrics)) if part)
-    notes = [f"- `{name}`: {escape_cell(note)}" for name, _, note in remarks(table)]
+    title = ", ".join(part for part in (words.run_headline(metrics), words.machine_line(metrics)) if part)
+    notes = [f"- `{name}`: {escape_cell(note)}" for name, _, note in words.remarks(table)]
     return "\n\n".join([markdown_table(table, title).rstrip(), *map(escape_cell, verdicts(table)), *notes]) + "\n"
 
 
@@ -127,7 +113,7 @@ def csv_table(table: ResultTable) -> str:
 
 def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it stands."""
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    return " ".join(text.split()).translate(_LATEX)
 
 
 def latex_table(table: ResultTable) -> str:
@@ -141,13 +127,13 @@ def latex_table(table: ResultTable) -> str:
     lines = [rf"\begin{{tabular}}{{l{'r' * len(keys)}}}", r"\toprule", " & ".join(header) + r" \\"]
     for group in table.groups:
         lines.append(r"\midrule")
-        if setting := setting_of(group):
+        if setting := words.setting_of(group):
             lines.append(rf"\multicolumn{{{len(header)}}}{{l}}{{\emph{{{escape_latex(setting)}}}}} \\")
         for name, row, cells in cells_of(table, group, keys):
-            lines.append(" & ".join([escape_latex(marked(name, row)), *map(_latex_cell, cells)]) + r" \\")
+            lines.append(" & ".join([escape_latex(words.marked(name, row)), *map(_latex_cell, cells)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    comments = [headline(table), *(f"averaged over fewer runs: {line}" for line in gaps_in_data(table))]
-    comments += [f"failed: {line}" for line in failures(table)]
+    comments = [words.headline(table), *(f"averaged over fewer runs: {line}" for line in words.gaps_in_data(table))]
+    comments += [f"failed: {line}" for line in words.failures(table)]
     return "".join(f"% {' '.join(comment.split())}\n" for comment in comments) + "\n".join(lines) + "\n"
 
 

@@ -7,11 +7,10 @@ statistics, Retrained itself and Original are references, not competitors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from sfu.reporting import format as fmt
 from sfu.results.aggregate import Group, MethodResult, ResultTable
-from sfu.results.rows import is_number
 
 CRITERIA: Mapping[str, str] = {
     "test_accuracy": "test_gap",
@@ -24,11 +23,9 @@ CRITERIA: Mapping[str, str] = {
 
 
 def best_rows(rows: Mapping[str, MethodResult]) -> dict[str, set[str]]:
-    """For each criterion, find the source-free methods that are best; those whose shown values are equal tie.
+    """Find the source-free methods that are best by each of ``CRITERIA``; those whose shown values are equal tie.
 
-    Returns:
-        Metric (a key of ``CRITERIA``) -> names of the best methods. The set is empty if no method has a value, and if
-        none does at least as well as the untouched head (on distance: better than it).
+    None is best if none does at least as well as the untouched head (on distance: better than it).
     """
     best: dict[str, set[str]] = {}
     for metric, criterion in CRITERIA.items():
@@ -58,14 +55,16 @@ def verdicts(table: ResultTable) -> list[str]:
     if not groups:
         return ["No source-free method was run." if table.n_runs > len(table.failed) else "No run finished."]
     found = _closest(groups)
-    for says, holds in (
-        ("Worse than doing nothing: ", lambda row: row.is_worse_than_nothing),
-        ("Step not applied, or not in full: ", lambda row: row.is_withheld),
-    ):
-        where = _where(groups, table.methods, holds)
-        named = [f"{name}{_count(at, groups)}{_distances(at, name)}" for name, at in where.items()]
+    for says, flag in (
+        ("Worse than doing nothing", "is_worse_than_nothing"), ("Step not applied, or not in full", "is_withheld"),
+    ):  # fmt: skip
+        named = []
+        for name in table.methods:
+            if at := [group for group in groups if name in group.rows and getattr(group.rows[name], flag)]:
+                span = fmt.span([group.entry(name, "distance").mean for group in at], fmt.compact)
+                named.append(f"{name}{_count(at, groups)}" + (f" (distance {span})" if span else ""))
         if named:
-            found.append(f"{says}{', '.join(named)}.")
+            found.append(f"{says}: {', '.join(named)}.")
     return found
 
 
@@ -82,7 +81,7 @@ def _closest(groups: Sequence[Group]) -> list[str]:
     ]
     if beaten:
         at = min(beaten, key=lambda group: min(_scores(group, "distance").values()))
-        nearest = _least(_scores(at, "distance"))
+        nearest = _nearest(at, "distance")
         found.append(
             f"No source-free method came closer to Retrained than doing nothing (distance 1){_count(beaten, known)}. "
             f"The nearest is {nearest}: {_how_close([at], nearest)}."
@@ -91,10 +90,9 @@ def _closest(groups: Sequence[Group]) -> list[str]:
 
 
 def _closest_by_accuracy(groups: Sequence[Group]) -> list[str]:
-    known = [group for group in groups if _scores(group, "test_gap")]
-    if known:
-        lead, winners = "Closest to Retrained in test accuracy without source data", _winners(known, "test_gap")
-        return [f"{lead}: {name}{_count(at, known)}, {_accuracy(at, name)}." for name, at in winners]
+    if known := [group for group in groups if _scores(group, "test_gap")]:
+        lead = "Closest to Retrained in test accuracy without source data"
+        return [f"{lead}: {n}{_count(at, known)}, {_accuracy(at, n)}." for n, at in _winners(known, "test_gap")]
     if not any("retrained" in group.rows for group in groups):
         return ["There is no retrained row, so gaps and distances are unknown. Add `retrained` to `methods`."]
     return ["No gap or distance to Retrained is known for the source-free methods."]
@@ -117,12 +115,13 @@ def _winners(groups: Sequence[Group], metric: str) -> list[tuple[str, list[Group
     """Each method that is nearest somewhere, with its groups; the one with most of them first."""
     wins: dict[str, list[Group]] = {}
     for group in groups:
-        wins.setdefault(_least(_scores(group, metric)), []).append(group)
+        wins.setdefault(_nearest(group, metric), []).append(group)
     return sorted(wins.items(), key=lambda item: -len(item[1]))
 
 
-def _least(scores: Mapping[str, float]) -> str:
-    return min(scores, key=lambda name: scores[name])
+def _nearest(group: Group, metric: str) -> str:
+    scores = _scores(group, metric)
+    return min(scores, key=scores.__getitem__)
 
 
 def _ties(groups: Sequence[Group], best: str) -> str:
@@ -144,13 +143,6 @@ def _not_told_apart(group: Group, best: str) -> list[str]:
     return found
 
 
-def _where(
-    groups: Sequence[Group], methods: Sequence[str], holds: Callable[[MethodResult], bool]
-) -> dict[str, list[Group]]:
-    found = {name: [group for group in groups if name in group.rows and holds(group.rows[name])] for name in methods}
-    return {name: at for name, at in found.items() if at}
-
-
 def _count(part: Sequence[Group], whole: Sequence[Group]) -> str:
     if len(whole) == 1:
         return ""
@@ -159,24 +151,12 @@ def _count(part: Sequence[Group], whole: Sequence[Group]) -> str:
     return f" at all {len(whole)} settings" if len(part) == len(whole) else f" at {len(part)} of {len(whole)} settings"
 
 
-def _span(values: Sequence[float | None], write: Callable[[float], str]) -> str:
-    """The smallest and the largest value, once if they look the same; empty if none is known."""
-    known = [value for value in values if is_number(value)]
-    ends = dict.fromkeys(map(write, (min(known), max(known)))) if known else ()
-    return " to ".join(ends)
-
-
-def _distances(groups: Sequence[Group], name: str) -> str:
-    span = _span([group.rows[name].mean("distance") for group in groups], fmt.compact)
-    return f" (distance {span})" if span else ""
-
-
 def _how_close(groups: Sequence[Group], name: str) -> str:
     """``distance 0.305 (70 % of the gap closed), test accuracy 73.6 % (-0.1 points from Retrained)``."""
     distances = [group.rows[name].mean("distance") for group in groups]
-    found = f"distance {_span(distances, fmt.compact)}"
+    found = f"distance {fmt.span(distances, fmt.compact)}"
     if all(group.rows[name].is_closer_than_nothing for group in groups):
-        closed = _span([1 - distance for distance in distances if distance is not None], _share)
+        closed = fmt.span([1 - distance for distance in distances if distance is not None], _share)
         found += f" ({closed} of the gap closed)"
     accuracy = _accuracy(groups, name)
     return f"{found}, {accuracy}" if accuracy else found
@@ -189,8 +169,8 @@ def _share(closed: float) -> str:
 
 
 def _accuracy(groups: Sequence[Group], name: str) -> str:
-    span = _span([group.rows[name].mean("test_accuracy") for group in groups], fmt.fixed)
+    span = fmt.span([group.rows[name].mean("test_accuracy") for group in groups], fmt.fixed)
     if not span:
         return ""
-    gaps = _span([group.rows[name].mean("test_gap") for group in groups], fmt.points)
+    gaps = fmt.span([group.rows[name].mean("test_gap") for group in groups], fmt.points)
     return f"test accuracy {span} %" + (f" ({gaps} points from Retrained)" if gaps else "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from sfu.reporting import format as fmt
 from sfu.results.aggregate import SPREADS, Group, MethodResult, ResultTable
@@ -19,9 +21,8 @@ def run_headline(metrics: Metrics) -> str:
     n_forget, n_train = data.get("n_forget"), data.get("n_train")
     parts = []
     if n_forget is not None:
-        parts.append(f"forgot {n_forget}" + (f" of {n_train} examples" if n_train is not None else ""))
-        if what := _forgotten(metrics):
-            parts[-1] += f" ({what})"
+        of, what = f" of {n_train} examples" if n_train is not None else "", _forgotten(run.get("forget") or {})
+        parts.append(f"forgot {n_forget}{of}" + (f" ({what})" if what else ""))
     if (loss := (head.get("loss") or {}).get("name")) not in (None, "quadratic"):
         parts.append(loss)
     if is_number(head.get("l2")):
@@ -34,8 +35,7 @@ def run_headline(metrics: Metrics) -> str:
     return f"{name}: {', '.join(parts)}" if parts else name
 
 
-def _forgotten(metrics: Metrics) -> str:
-    forget = (metrics.get("run") or {}).get("forget") or {}
+def _forgotten(forget: Mapping[str, Any]) -> str:
     kind = forget.get("kind")
     if kind == "classes" and forget.get("classes"):
         classes = [str(label) for label in forget["classes"]]

@@ -10,9 +10,6 @@ A single run is a table of one run, so that every table, picture and verdict is 
                  "rows": {method: {"access": str | None, "tuning": str | None, "n": 3, "n_applied": 3, "notes": [str],
                                    "metrics": {name: {"mean": float | None, "std": float | None,
                                                       "stderr": float | None, "n": 3, "missing": 0}}}}}]}
-
-Plain dataclasses and the standard library are enough for this: there are at most a few thousand rows, and neither
-``sfu`` nor ``sfu-report`` has to import pandas.
 """
 
 from __future__ import annotations
@@ -32,9 +29,7 @@ Spread = Literal["std", "stderr"]
 SCHEMA = 1
 SPREADS: Mapping[str, str] = {"std": "sample standard deviation", "stderr": "standard error"}
 """What may stand after ± in a table, in words."""
-NOTHING_DONE = 1.0
-"""The distance of the untouched head."""
-_ROUNDING = 1e-6
+_UNTOUCHED, _ROUNDING = 1.0, 1e-6
 
 
 @dataclass(frozen=True)
@@ -85,6 +80,11 @@ class MethodResult:
         return self[metric].mean
 
     @property
+    def _distance(self) -> float:
+        mean = self.mean("distance")
+        return math.nan if mean is None else mean
+
+    @property
     def is_tuned_on_retrained(self) -> bool:
         """True if its settings were chosen by the distance to Retrained: an upper bound, not source-free."""
         return (self.tuning or "").startswith("oracle")
@@ -107,14 +107,12 @@ class MethodResult:
     @property
     def is_closer_than_nothing(self) -> bool:
         """True if it ended closer to Retrained than the untouched head."""
-        distance = self.mean("distance")
-        return distance is not None and distance < NOTHING_DONE - _ROUNDING
+        return self._distance < _UNTOUCHED - _ROUNDING
 
     @property
     def is_worse_than_nothing(self) -> bool:
         """True if it ended further from Retrained than the untouched head."""
-        distance = self.mean("distance")
-        return not self.is_untouched and distance is not None and distance > NOTHING_DONE + _ROUNDING
+        return not self.is_untouched and self._distance > _UNTOUCHED + _ROUNDING
 
 
 @dataclass(frozen=True)
@@ -126,6 +124,10 @@ class Group:
     n_failed: int
     over: dict[str, list[str]]
     rows: dict[str, MethodResult]
+
+    def entry(self, method: str, metric: str) -> Statistic:
+        """Return a metric of a method; an empty one if the group does not have it."""
+        return self.rows[method][metric] if method in self.rows else Statistic()
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,7 @@ class ResultTable:
     @property
     def methods(self) -> list[str]:
         """Every method's name, in the order of the group that has most of them."""
-        fullest_first = sorted((group.rows for group in self.groups), key=len, reverse=True)
-        return list(dict.fromkeys(name for rows in fullest_first for name in rows))
+        return _names(group.rows for group in self.groups)
 
     @property
     def results(self) -> list[MethodResult]:
@@ -235,18 +236,24 @@ def table_of_run(metrics: Metrics) -> ResultTable:
 
 
 def _group(setting: dict[str, str], runs: Sequence[tuple[dict[str, str], Metrics]], over: Sequence[str]) -> Group:
-    done = [(overrides, rows_of(metrics)) for overrides, metrics in runs if "rows" in metrics]
-    done = [(given, {name: row for name, row in rows.items() if not row.get("error")}) for given, rows in done]
-    fullest_first = sorted((rows for _, rows in done), key=len, reverse=True)
-    methods = dict.fromkeys(name for rows in fullest_first for name in rows)
+    done = [
+        (overrides, {name: row for name, row in rows_of(metrics).items() if not row.get("error")})
+        for overrides, metrics in runs
+        if "rows" in metrics
+    ]
     given = {key for overrides, _ in runs for key in overrides}
     return Group(
         overrides=setting,
         n=len(done),
         n_failed=len(runs) - len(done),
         over={key: in_order(o[key] for o, _ in done if key in o) for key in over if key in given},
-        rows={name: _method_result([rows.get(name) for _, rows in done]) for name in methods},
+        rows={name: _method_result([rows.get(name) for _, rows in done]) for name in _names(r for _, r in done)},
     )
+
+
+def _names(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All names of rows, in the order of what has most of them."""
+    return list(dict.fromkeys(name for rows in sorted(found, key=len, reverse=True) for name in rows))
 
 
 def _method_result(rows: Sequence[Row | None]) -> MethodResult:

@@ -12,6 +12,7 @@ trade_off.json       test and forget accuracy along the path of each row, with e
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,4 @@ def finite(value: Any) -> Any:
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -22,12 +22,10 @@ class FoundRun:
     """What one folder holds.
 
     Attributes:
-        folder: The folder.
         state: ``finished``, ``failed``, ``interrupted``, ``running``, ``killed``, or ``unknown`` where nothing says so.
         problem: Why this run has no results, or only some; None for a complete one.
         overrides: What was given on the command line.
         job: Its number in a sweep.
-        started: When it began.
         metrics: The content of metrics.json; a run with a failed row has one, too.
         config: The resolved configuration, nested; None where it cannot be read.
     """
@@ -69,12 +67,7 @@ def run_folders(*paths: Path) -> list[Path]:
 
 
 def read_run(folder: Path, *, with_config: bool = False) -> FoundRun:
-    """Read what a run left; whatever is wrong with it becomes its ``problem``.
-
-    Args:
-        folder: The run's folder.
-        with_config: Read config.yaml, too.
-    """
+    """Read what a run left (its config.yaml only on request); whatever is wrong with it becomes its ``problem``."""
     try:
         status = _read_status(folder / "status.json")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -128,30 +121,18 @@ def _is_gone(status: dict[str, Any]) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        pass
+    except (OSError, OverflowError) as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
 def _why_unfinished(status: dict[str, Any]) -> str | None:
+    known = {"finished": None, "killed": "killed midway", "running": "not finished: still running, or killed"}
     state = status["state"]
-    if state == "finished":
-        return None
-    if state == "killed":
-        return "killed midway"
-    if state == "running":
-        return "not finished: still running, or killed"
-    return str(status.get("error") or state).strip().splitlines()[0]
+    return known[state] if state in known else str(status.get("error") or state).strip().splitlines()[0]
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Read a resolved configuration as plain containers.
-
-    Raises:
-        OSError, ValueError: It is missing or damaged.
-    """
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where it is there

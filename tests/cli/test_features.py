@@ -63,7 +63,10 @@ def test_unfinished_and_all(capsys):
         (["rm"], "rm needs keys, or --all, or --unfinished"),
         (["rm", "abc", "--all"], "rm needs keys, or --all, or --unfinished"),
         (["extract", "dataset=digits"], "backbone=none extracts nothing"),
-        (["extract", "dataset=digits", "backbone=resnet"], "backbone=resnet is unknown; backbone can be"),
+        (
+            ["extract", "dataset=digits", "backbone=resnet"],
+            "backbone=resnet is unknown. Choose one of auto, none, pixels",
+        ),
         (["extract", "dataset=digits", "backbone=pixels", "datset.path=1"], "datset"),
         (["extract", "dataset=digits", "backbone=torchvision"], "backbone.name"),
         (["extract", "dataset=features", "backbone=pixels"], "holds features"),

@@ -18,7 +18,7 @@ from PIL import Image
 
 from sfu.cli import run as cli
 from sfu.config_files import config_dir
-from sfu.experiment import pipeline, sweep
+from sfu.experiment import pipeline
 from sfu.experiment.config import RunConfig, register, typed_config
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
@@ -122,7 +122,6 @@ def sfu(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run the command in this process and return its exit code."""
     GlobalHydra.instance().clear()
     monkeypatch.setattr(sys, "argv", ["sfu", *arguments])
-    monkeypatch.setattr(sweep, "_sweep", None)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     try:
         cli.main()

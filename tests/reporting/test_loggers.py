@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,22 @@ import pytest
 from matplotlib.figure import Figure
 
 from sfu.errors import ConfigError
-from sfu.reporting.loggers import NullLogger, RunLogger, TensorBoardLogger, WandbLogger, exit_code_of, make_logger
+from sfu.reporting.loggers.base import NullLogger, RunLogger, exit_code_of
 from sfu.reporting.loggers.content import files_of, summary_of
+from sfu.reporting.loggers.wandb_logger import WandbLogger
+from tests.experiment.cases import sfu
 
 from .samples import catastrophic_run
 from .scripts import load_script
 
 
+@dataclass
 class Recorder(RunLogger):
     """A logger that remembers its calls and fails on demand."""
 
-    name = "recorder"
-
-    def __init__(self, fail: bool = False) -> None:
-        super().__init__()
-        self.calls: list[Any] = []
-        self.fail = fail
+    name: str = "recorder"
+    fail: bool = False
+    calls: list[Any] = field(default_factory=list)
 
     def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
         self.calls.append(("start", config, run_info))
@@ -104,33 +105,31 @@ def test_finish_twice_and_before_start_do_nothing() -> None:
     assert logger.calls == [("start", {}, {}), ("finish", 7)]
 
 
-def test_make_logger() -> None:
-    assert isinstance(make_logger("none", dir="x", group="g"), NullLogger)
-    assert isinstance(make_logger(None), NullLogger)
-    made = make_logger("wandb", dir="x", group="g", tags=["a"])
+def test_a_logger_is_made_by_its_name() -> None:
+    assert isinstance(RunLogger.make("none"), NullLogger)
+    made = RunLogger.make("wandb", group="g", tags=["a"])
     assert isinstance(made, WandbLogger)
-    assert (made.mode, made.group, made.tags) == ("offline", "g", ("a",))
-    with pytest.raises(ConfigError, match=r"logger is 'mlflow'; accepted are none, wandb, tensorboard"):
-        make_logger("mlflow")
-    with pytest.raises(ConfigError, match="no setting grop"):
-        make_logger("wandb", grop="x")
-    with pytest.raises(ConfigError, match=r"logger\.mode=onlin is not a mode of W&B\. Choose one of offline, online"):
-        make_logger("wandb", mode="onlin")
-    with pytest.raises(ConfigError, match=r"logger=tensorboard has no setting group; accepted are dir"):
-        make_logger("tensorboard", group="g")
+    assert (made.mode, made.group, made.tags) == ("offline", "g", ["a"])
 
 
-def test_what_is_offered_is_taken_by_those_who_have_it_and_gives_way_to_what_was_set() -> None:
-    offered = {"group": "sweep", "job_type": "paper_table_1"}
-    made = make_logger("wandb", offered, group="mine")
-    assert isinstance(made, WandbLogger)
-    assert (made.group, made.job_type) == ("mine", "paper_table_1")
-    assert isinstance(make_logger("tensorboard", offered), TensorBoardLogger)
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mlflow", {}, r"logger=mlflow is unknown\. Choose one of none, tensorboard, wandb\."),
+        ("wandb", {"grop": "x"}, r"logger\.grop is not a setting of logger=wandb\. .*Did you mean logger\.group\?"),
+        ("wandb", {"mode": "onlin"}, r"logger\.mode=onlin is unknown\. Choose one of disabled, offline, online\."),
+        ("wandb", {"init_timeout": 0}, r"logger\.init_timeout=0.*\. Give a finite number above 0\."),
+        ("tensorboard", {"group": "g"}, r"logger\.group is not a setting of logger=tensorboard\."),
+    ],
+)
+def test_settings_that_a_logger_does_not_have_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunLogger.make(name, **settings)
 
 
 def test_null_logger_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with make_logger("none") as logger:
+    with NullLogger() as logger:
         logger.start({})
         logger.log_stage("train", 1.0)
         logger.log_result(catastrophic_run(), None)
@@ -140,7 +139,7 @@ def test_null_logger_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_missing_wandb_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"logger\.mode=offline needs the wandb package.*logger=none"):
-        make_logger("wandb").start({})
+        WandbLogger().start({})
 
 
 def test_summary_leaves_nulls_out() -> None:
@@ -161,6 +160,11 @@ def wandb_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def in_folder(home: Path) -> dict[str, str]:
+    """What a run tells its logger, at the least."""
+    return {"folder": str(home / "run")}
+
+
 def inspect(run_dir: Path) -> dict[str, Any]:
     """The run as the public reader gives it back."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(run_dir)]
@@ -174,11 +178,11 @@ def test_offline_run_reads_back(wandb_home: Path, capfd: pytest.CaptureFixture[s
     Figure(figsize=(1, 1)).savefig(picture)
     folder = wandb_home / "run"
     capfd.readouterr()
-    with make_logger("wandb", dir=folder, group="sweep7", job_type="run", tags=["digits"]) as logger:
-        logger.start({"head": {"l2": 5e-4}, "methods": ["original"]}, {"name": "digits", "device": "cpu"})
+    about = {"name": "digits", "folder": str(folder), "group": "run's", "job_type": "run", "tags": ["digits"]}
+    with WandbLogger(group="sweep7", tags=["mine"]) as logger:
+        logger.start({"head": {"l2": 5e-4}, "methods": ["original"]}, about)
         logger.log_stage("train", 1.5)
         logger.log_result(metrics, picture)
-        assert isinstance(logger, WandbLogger)
         run_dir = logger.run_dir
     assert capfd.readouterr() == ("", "")
     assert run_dir is not None
@@ -186,9 +190,11 @@ def test_offline_run_reads_back(wandb_home: Path, capfd: pytest.CaptureFixture[s
 
     found = inspect(run_dir)
     assert (found["exit_code"], found["state"], found["name"]) == (0, "finished", "digits")
-    assert (found["project"], found["tags"]) == ("sfu", ["digits"])
+    assert (found["project"], found["tags"]) == ("sfu", ["mine", "digits"])
     assert found["config"]["head"] == {"l2": 5e-4}
-    assert found["config"]["run_info"]["device"] == "cpu"
+    assert found["config"]["run_info"] == {"name": "digits", "folder": str(folder)}
+    (run,) = records(run_dir)["run"]
+    assert (run["run_group"], run["job_type"]) == ("sweep7", "run")  # what was set comes before what the run offers
     summary = found["summary"]
     assert summary["stages/train/seconds"] == 1.5
     expected = {
@@ -225,8 +231,6 @@ def digest(path: Path) -> str:
 
 def test_a_real_sweep_as_wandb_has_it(wandb_home: Path, monkeypatch: pytest.MonkeyPatch, feature_file: Path) -> None:
     """Names, group, kind of job, tags, every panel's metric and the files, against metrics.json and the folder."""
-    from tests.experiment.cases import sfu
-
     dashboard = load_script("make_dashboard")
     folder = wandb_home / "my-sweep"
     code = sfu(
@@ -269,11 +273,11 @@ def test_who_asked_to_be_forgotten_stays_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_is_recorded_as_failed(wandb_home: Path) -> None:
-    logger = WandbLogger(dir=wandb_home / "run")
+    logger = WandbLogger()
 
     def run() -> None:
         with logger:
-            logger.start({})
+            logger.start({}, in_folder(wandb_home))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -284,9 +288,9 @@ def test_an_interrupted_run_is_recorded_as_failed(wandb_home: Path) -> None:
 
 
 def test_a_lost_picture_does_not_lose_the_numbers(wandb_home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logger = WandbLogger(dir=wandb_home / "run")
+    logger = WandbLogger()
     with caplog.at_level(logging.WARNING), logger:
-        logger.start({})
+        logger.start({}, in_folder(wandb_home))
         logger.log_result(catastrophic_run(), wandb_home / "absent.png")
     assert "could not log the result" in caplog.text
     assert logger.run_dir is not None
@@ -300,7 +304,7 @@ def test_online_without_login_names_the_remedy(wandb_home: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"mode=online cannot start: .*wandb login.*logger\.mode=offline.*logger=none"
     ):
-        make_logger("wandb", mode="online", dir=wandb_home / "run").start({})
+        WandbLogger(mode="online").start({}, in_folder(wandb_home))
 
 
 def test_online_without_network_names_the_remedy(wandb_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,13 +317,13 @@ def test_online_without_network_names_the_remedy(wandb_home: Path, monkeypatch: 
     monkeypatch.setattr(wandb, "login", lambda **_: True)
     monkeypatch.setattr(wandb, "init", refuse)
     with pytest.raises(ConfigError, match=r"CommError: failed to upsert.*logger\.mode=offline.*logger=none"):
-        make_logger("wandb", mode="online", dir=wandb_home / "run").start({})
+        WandbLogger(mode="online").start({}, in_folder(wandb_home))
 
 
 def test_disabled_mode_keeps_nothing(wandb_home: Path) -> None:
-    logger = WandbLogger(dir=wandb_home / "run", mode="disabled")
+    logger = WandbLogger(mode="disabled")
     with logger:
-        logger.start({})
+        logger.start({}, in_folder(wandb_home))
         logger.log_result(catastrophic_run(), None)
     assert logger.run_dir is None
     assert not list((wandb_home / "run").rglob("*.wandb"))

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from sfu.errors import ConfigError
-from sfu.reporting.loggers import make_logger
 from sfu.reporting.loggers.content import summary_of
+from sfu.reporting.loggers.tensorboard_logger import TensorBoardLogger
 from sfu.reporting.text_tables import run_markdown
+from tests.experiment.cases import sfu
 
 from .samples import catastrophic_run
 
@@ -40,9 +41,10 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
     metrics["rows"]["closed_form"]["details"] = {"structure": "shared", "rho": 1e-3}
     picture = tmp_path / "figure.png"
     Figure(figsize=(1, 2)).savefig(picture)
+    about = {"name": "digits", "folder": str(tmp_path)}
     for _ in range(2):  # a folder used again holds the last run alone
-        with make_logger("tensorboard", dir=tmp_path) as logger:
-            logger.start({"head": {"l2": 5e-4, "bias": None}, "methods": ["original"]}, {"name": "digits"})
+        with TensorBoardLogger() as logger:
+            logger.start({"head": {"l2": 5e-4, "bias": None}, "methods": ["original"]}, about)
             logger.log_stage("train", 1.5)
             logger.log_result(metrics, picture)
             logger.log_files(tmp_path)
@@ -62,8 +64,6 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
 
 def test_a_real_run_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature_file: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tests.experiment.cases import sfu
-
     out = tmp_path / "out"
     data = ["dataset=features", f"dataset.path={feature_file}"]
     assert sfu(monkeypatch, "experiment=quick", *data, "logger=tensorboard", f"hydra.run.dir={out}") == 0
@@ -79,11 +79,9 @@ def test_a_real_run_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_the_package_the_remedy_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.experiment.cases import sfu
-
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"needs the tensorboard package.*pip install 'sfu\[tensorboard\]'"):
-        make_logger("tensorboard", dir=tmp_path).start({})
+        TensorBoardLogger().start({}, {"folder": str(tmp_path)})
     assert sfu(monkeypatch, "experiment=quick", "logger=tensorboard", f"hydra.run.dir={tmp_path / 'out'}") == 1
     assert "sfu[tensorboard]" in capsys.readouterr().err
     assert not (tmp_path / "out" / "heads").exists()
@@ -92,15 +90,13 @@ def test_without_the_package_the_remedy_is_named_before_any_work(
 def test_settings_of_other_loggers_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.experiment.cases import sfu
-
     arguments = ["experiment=quick", "logger=tensorboard", "logger.project=x", f"hydra.run.dir={tmp_path / 'out'}"]
     assert sfu(monkeypatch, *arguments) == 1
-    assert "logger=tensorboard has no setting project" in capsys.readouterr().err
+    assert "logger.project is not a setting of logger=tensorboard." in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     (tmp_path / "tensorboard").write_text("in the way")
     with pytest.raises(ConfigError, match="logger=tensorboard cannot write to"):
-        make_logger("tensorboard", dir=tmp_path).start({})
+        TensorBoardLogger().start({}, {"folder": str(tmp_path)})

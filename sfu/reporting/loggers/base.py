@@ -14,7 +14,6 @@ Leaving the block closes it with exit code 0, 130 after Ctrl-C, and 1 after any 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,27 +27,23 @@ log = logging.getLogger(__name__)
 
 add_modules("sfu.reporting.loggers")
 
-INTERRUPTED = 130
-
 
 def exit_code_of(error: BaseException | None) -> int:
     """The exit code of a process that ended with ``error``: 0 for none, 130 for Ctrl-C, a SystemExit's own, else 1."""
-    if error is None:
+    if error is None or (isinstance(error, SystemExit) and error.code is None):
         return 0
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    if isinstance(error, SystemExit):
-        return 0 if error.code is None else error.code if isinstance(error.code, int) else 1
-    return 1
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 @dataclass
-class RunLogger(Choice, ABC, kind="logger"):
+class RunLogger(Choice, kind="logger"):
     """Receives what happens in one run; its fields are the keys of the group ``logger``.
 
     Only :meth:`start` may raise, and then only ``ConfigError``, before any work is lost. After it, a failure of the
-    logger is a warning and the run goes on. Subclasses fill in ``_start``, ``_log_stage``, ``_log_result``,
-    ``_log_files`` and ``_finish``.
+    logger is a warning and the run goes on. Subclasses override what they record of ``_start``, ``_log_stage``,
+    ``_log_result``, ``_log_files`` and ``_finish``.
     """
 
     prefix: ClassVar[str] = "logger"
@@ -57,12 +52,10 @@ class RunLogger(Choice, ABC, kind="logger"):
     _open: bool = field(default=False, init=False, repr=False)
 
     def start(self, config: Mapping[str, Any], run_info: Mapping[str, Any] | None = None) -> None:
-        """Open the log.
+        """Open the log, with the resolved configuration as plain containers.
 
-        Args:
-            config: The resolved configuration as plain containers.
-            run_info: What is known of the run: its ``name`` and ``folder``, and the ``group``, ``job_type`` and
-                ``tags`` by which it can be found.
+        ``run_info`` says what is known of the run: its ``name`` and ``folder``, and the ``group``, ``job_type`` and
+        ``tags`` by which it can be found.
 
         Raises:
             ConfigError: The logger cannot be used as it is configured.
@@ -79,11 +72,7 @@ class RunLogger(Choice, ABC, kind="logger"):
         self._attempt("log the result", lambda: self._log_result(metrics, Path(picture_path) if picture_path else None))
 
     def log_files(self, folder: str | Path) -> None:
-        """Store the heads and the result of the run, where the logger has a place for files.
-
-        Args:
-            folder: The run's folder, its files written.
-        """
+        """Store the heads and the result that lie in the run's folder, where the logger has a place for files."""
         self._attempt("store the files", lambda: self._log_files(Path(folder)))
 
     def finish(self, exit_code: int = 0) -> None:
@@ -111,26 +100,6 @@ class RunLogger(Choice, ABC, kind="logger"):
                 "logger=%s could not %s (%s: %s); the run goes on", self.name, what, type(error).__name__, error
             )
 
-    @abstractmethod
-    def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None: ...
-
-    @abstractmethod
-    def _log_stage(self, name: str, seconds: float) -> None: ...
-
-    @abstractmethod
-    def _log_result(self, metrics: Mapping[str, Any], picture_path: Path | None) -> None: ...
-
-    @abstractmethod
-    def _log_files(self, folder: Path) -> None: ...
-
-    @abstractmethod
-    def _finish(self, exit_code: int) -> None: ...
-
-
-@dataclass
-class NullLogger(RunLogger, name="none"):
-    """``logger=none``: nothing is recorded beyond the run's folder."""
-
     def _start(self, config: Mapping[str, Any], run_info: Mapping[str, Any]) -> None:
         pass
 
@@ -145,3 +114,8 @@ class NullLogger(RunLogger, name="none"):
 
     def _finish(self, exit_code: int) -> None:
         pass
+
+
+@dataclass
+class NullLogger(RunLogger, name="none"):
+    """``logger=none``: nothing is recorded beyond the run's folder."""

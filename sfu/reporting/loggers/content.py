@@ -11,8 +11,10 @@ from typing import Any
 
 from sfu.results.rows import flatten_row, is_scalar, rows_of
 
-HEADS, RESULT = "heads", "result"
-RESULT_FILES = ("metrics.json", "config.yaml")
+
+def where_of(run_info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is recorded of where a run stands: its name and folder."""
+    return {key: run_info[key] for key in ("name", "folder") if key in run_info}
 
 
 def stage_name(stage: str) -> str:
@@ -39,7 +41,7 @@ def files_of(folder: Path) -> dict[str, list[Path]]:
     The split and the names of the images to forget are never uploaded, because they say who asked to be forgotten.
     """
     found = {
-        HEADS: sorted((folder / "heads").glob("*")),
-        RESULT: [path for name in RESULT_FILES if (path := folder / name).is_file()],
+        "heads": sorted((folder / "heads").glob("*")),
+        "result": [path for name in ("metrics.json", "config.yaml") if (path := folder / name).is_file()],
     }
     return {name: paths for name, paths in found.items() if paths}

@@ -17,7 +17,7 @@ from typing import Any
 from sfu.errors import ConfigError
 from sfu.reporting.columns import PRINTED
 from sfu.reporting.loggers.base import RunLogger
-from sfu.reporting.loggers.content import stage_name, summary_of
+from sfu.reporting.loggers.content import stage_name, summary_of, where_of
 from sfu.reporting.text_tables import run_markdown
 from sfu.results.rows import flat_items, is_number
 
@@ -40,7 +40,7 @@ class TensorBoardLogger(RunLogger, name="tensorboard"):
                 f"logger=tensorboard needs the tensorboard package ({error}). Install it with "
                 "`pip install 'sfu[tensorboard]'`, or use `logger=none`."
             ) from error
-        folder = Path(run_info.get("folder") or ".").absolute() / FOLDER
+        folder = Path(run_info.get("folder", ".")).absolute() / FOLDER
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for old in folder.glob("events.out.tfevents.*"):  # of an earlier run in the same folder
@@ -56,9 +56,7 @@ class TensorBoardLogger(RunLogger, name="tensorboard"):
             if value not in (None, {})
         }
         self._writer.add_text("config", _code(config))
-        shown = {key: run_info[key] for key in ("name", "folder") if key in run_info}
-        if shown:
-            self._writer.add_text("run_info", _code(shown))
+        self._writer.add_text("run_info", _code(where_of(run_info)))
 
     def _log_stage(self, name: str, seconds: float) -> None:
         self._writer.add_scalar(stage_name(name), float(seconds), 0)
@@ -72,9 +70,6 @@ class TensorBoardLogger(RunLogger, name="tensorboard"):
         self._writer.add_hparams(self._settings, {f"hparam/{key}": numbers[key] for key in compared}, run_name=".")
         if picture_path is not None:
             self._writer.add_image("figure", _pixels(picture_path), dataformats="HWC")
-
-    def _log_files(self, folder: Path) -> None:
-        pass  # TensorBoard has no place for files
 
     def _finish(self, exit_code: int) -> None:
         self._writer.add_scalar("run/exit_code", exit_code, 0)

@@ -15,20 +15,20 @@ from typing import Any
 from sfu.errors import ConfigError
 from sfu.reporting.columns import tidy_table
 from sfu.reporting.loggers.base import RunLogger
-from sfu.reporting.loggers.content import files_of, stage_name, summary_of
+from sfu.reporting.loggers.content import files_of, stage_name, summary_of, where_of
 from sfu.results.rows import is_number
 from sfu.schema import setting
 
-MODES = ("offline", "online", "disabled")
 REMEDY = "Use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`."
-PICTURES = (".png", ".jpg", ".jpeg")
 
 
 @dataclass
 class WandbLogger(RunLogger, name="wandb"):
     """Records one run with W&B, in the run's folder."""
 
-    mode: str = setting("offline", "offline (no account, no network), online or disabled.", choices=MODES)
+    mode: str = setting(
+        "offline", "offline (no account, no network), online or disabled.", choices=("offline", "online", "disabled")
+    )
     project: str = setting("sfu", "Project.")
     entity: str | None = setting(None, "Account or team; online only.")
     group: str | None = setting(None, "What ties runs together; null: the sweep's name.")
@@ -53,7 +53,7 @@ class WandbLogger(RunLogger, name="wandb"):
                 "Install it with `pip install wandb`, or use `logger=none`."
             ) from error
         mode: Any = self.mode
-        folder = Path(run_info.get("folder") or ".").absolute()
+        folder = Path(run_info.get("folder", ".")).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self.mode == "online" and not wandb.login(prompt=False):
@@ -66,7 +66,7 @@ class WandbLogger(RunLogger, name="wandb"):
                 job_type=run_info.get("job_type"),
                 tags=[*self.tags, *(run_info.get("tags") or ())],
                 name=run_info.get("name"),
-                config={**config, "run_info": {key: run_info[key] for key in ("name", "folder") if key in run_info}},
+                config={**config, "run_info": where_of(run_info)},
                 mode=mode,
                 reinit="finish_previous",
                 settings=wandb.Settings(
@@ -90,7 +90,7 @@ class WandbLogger(RunLogger, name="wandb"):
         header, data = tidy_table(metrics)
         if data:
             self._run.log({"results": wandb.Table(columns=[*header], data=data, allow_mixed_types=True)})
-        if picture_path is not None and picture_path.suffix.lower() in PICTURES:
+        if picture_path is not None:
             self._run.log({"figure": wandb.Image(str(picture_path))})
 
     def _log_files(self, folder: Path) -> None:

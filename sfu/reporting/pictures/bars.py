@@ -15,7 +15,7 @@ from sfu.reporting import format as fmt
 from sfu.reporting.columns import COLUMNS
 from sfu.reporting.pictures import drawing as draw
 from sfu.reporting.words import run_headline
-from sfu.results.aggregate import MethodResult, ResultTable, Statistic, table_of_run
+from sfu.results.aggregate import MethodResult, ResultTable, table_of_run
 from sfu.results.rows import Metrics
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ FIGURE_1 = {
 TALLEST_INCHES = 100.0
 
 SpreadOf = Callable[[MethodResult, str], float | None]
+Bar = tuple[float | None, float | None, str]
+"""Length, spread and the text after it."""
 
 
 def bar_figure(rows: Mapping[str, MethodResult], spread_of: SpreadOf, title: str, narrow: bool = False) -> Figure:
@@ -72,15 +74,14 @@ def sweep_bar_figure(table: ResultTable, title: str, narrow: bool = False) -> Fi
     left, right = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
     for axes, (metric, panel) in zip((left, right), draw.PANELS, strict=True):
         for index, name in enumerate(methods):
-            entries = [group.rows[name][metric] if name in group.rows else Statistic() for group in groups]
             centres = [block + (index - (len(methods) - 1) / 2) * step for block in range(len(groups))]
-            spreads = [table.spread_of(entry) for entry in entries]
-            write = COLUMNS[metric].write
-            means = [entry.mean for entry in entries]
-            texts = ["" if m is None else fmt.spread(m, s, write) for m, s in zip(means, spreads, strict=True)]
+            bars = []
+            for group in groups:
+                mean, spread = (entry := group.entry(name, metric)).mean, table.spread_of(entry)
+                bars.append((mean, spread, "" if mean is None else fmt.spread(mean, spread, COLUMNS[metric].write)))
             style = {"color": draw.pick(draw.COLOURS, index), "hatch": draw.pick(draw.HATCHES, index)}
             style |= {"edgecolor": "white", "label": draw.plain(name)}
-            _draw_bars(axes, centres, means, spreads, texts, step * 0.9, **style)
+            _draw_bars(axes, centres, bars, step * 0.9, **style)
         draw.finish_axes(axes, panel)
     draw.finish_distance(right, draw.distance_ends(table))
     labels = ["\n".join(draw.plain(f"{key} = {value}") for key, value in group.overrides.items()) for group in groups]
@@ -99,12 +100,11 @@ def _label(name: str, row: MethodResult) -> str:
 
 def _draw_accuracies(axes: Axes, rows: Sequence[MethodResult], spread_of: SpreadOf) -> None:
     for position, (key, (colour, hatch)) in enumerate(FIGURE_1.items()):
-        values, spreads = [row.mean(key) for row in rows], [spread_of(row, key) for row in rows]
-        texts = ["n/a" if value is None else fmt.fixed(value) for value in values]
+        bars = [(row.mean(key), spread_of(row, key), _or_none(row.mean(key), fmt.fixed)) for row in rows]
         centres = [index + 0.2 * (position - 1.5) for index in range(len(rows))]
         style = {"color": colour, "hatch": hatch, "label": COLUMNS[key].name}
         style["edgecolor"] = "#333333" if hatch else "white"
-        _draw_bars(axes, centres, values, spreads, texts, 0.184, **style)
+        _draw_bars(axes, centres, bars, 0.184, **style)
     axes.set_xlim(0, 112)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("per cent")
@@ -112,14 +112,16 @@ def _draw_accuracies(axes: Axes, rows: Sequence[MethodResult], spread_of: Spread
 
 
 def _draw_distances(axes: Axes, rows: Sequence[MethodResult], spread_of: SpreadOf) -> None:
-    values, spreads = [row.mean("distance") for row in rows], [spread_of(row, "distance") for row in rows]
-    known = [value + (spread or 0.0) for value, spread in zip(values, spreads, strict=True) if value is not None]
+    bars = []
+    for row in rows:
+        value, worse = row.mean("distance"), " worse" if row.is_worse_than_nothing else ""
+        bars.append((value, spread_of(row, "distance"), _or_none(value, fmt.compact) + worse))
+    known = [value + (spread or 0.0) for value, spread, _ in bars if value is not None]
     if known:
-        looks = [_distance_look(row) for row in rows]
-        worse = [" worse" if row.is_worse_than_nothing else "" for row in rows]
-        texts = ["n/a" if v is None else fmt.compact(v) + bad for v, bad in zip(values, worse, strict=True)]
-        style = {"color": [colour for colour, _ in looks], "hatch": [hatch for _, hatch in looks]}
-        _draw_bars(axes, range(len(rows)), values, spreads, texts, 0.5, edgecolor="#333333", **style)
+        worst, free, other = (draw.VERMILLION, "xxxx"), (draw.GREEN, ""), ("#CCCCCC", "////")
+        looks = [worst if row.is_worse_than_nothing else free if row.is_source_free else other for row in rows]
+        colours, hatches = zip(*looks, strict=True)
+        _draw_bars(axes, range(len(rows)), bars, 0.5, edgecolor="#333333", color=colours, hatch=hatches)
         for row, text in zip(rows, axes.texts, strict=True):
             text.set(fontsize=8, fontweight="bold" if row.is_worse_than_nothing else "normal")
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4})
@@ -127,22 +129,16 @@ def _draw_distances(axes: Axes, rows: Sequence[MethodResult], spread_of: SpreadO
     draw.finish_axes(axes, "Distance to Retrained")
 
 
-def _distance_look(row: MethodResult) -> tuple[str, str]:
-    if row.is_worse_than_nothing:
-        return draw.VERMILLION, "xxxx"
-    return (draw.GREEN, "") if row.is_source_free else ("#CCCCCC", "////")
+def _or_none(value: float | None, write: Callable[[float], str]) -> str:
+    return "n/a" if value is None else write(value)
 
 
-def _draw_bars(
-    axes: Axes, centres: Sequence[float], values: Sequence[float | None], spreads: Sequence[float | None],
-    texts: Sequence[str], height: float, **style: Any,
-) -> None:  # fmt: skip
+def _draw_bars(axes: Axes, centres: Sequence[float], bars: Sequence[Bar], height: float, **style: Any) -> None:
     """Draw bars with an error bar where there is a spread, each with its text after it."""
-    lengths = [0.0 if value is None else value for value in values]
-    errors = [nan if value is None or spread is None else spread for value, spread in zip(values, spreads, strict=True)]
+    lengths = [value or 0.0 for value, _, _ in bars]
+    errors = [nan if value is None or spread is None else spread for value, spread, _ in bars]
     error_style = {"elinewidth": 0.9, "capsize": 1.8}
     axes.barh(centres, lengths, height=height, xerr=errors, error_kw=error_style, linewidth=0.4, **style)
-    place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7}
-    for centre, value, error, text in zip(centres, values, errors, texts, strict=True):
-        end = (value or 0.0) + (0.0 if isnan(error) else error)
-        axes.annotate(text, (end, centre), (4, 0), **place)
+    for centre, length, error, (_, _, text) in zip(centres, lengths, errors, bars, strict=True):
+        end = length + (0.0 if isnan(error) else error)
+        axes.annotate(text, (end, centre), (4, 0), textcoords="offset points", va="center", fontsize=7)

@@ -25,13 +25,9 @@ MOST_BARS = 3
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of a table.
+    """One picture of a table: its kind, with which the file's name begins, and the figure, in narrow form on request.
 
-    Attributes:
-        kind: ``bars``, ``curve`` or ``plane``; the file's name begins with it.
-        caption: What it shows.
-        alt: The same in words and numbers, for readers who cannot see it.
-        draw: Makes the figure; True for the narrow form.
+    ``alt`` says what it shows in words and numbers, for readers who cannot see it.
     """
 
     kind: str
@@ -57,29 +53,22 @@ def save_sweep_plot(table: ResultTable, path: str | Path) -> Path:
 
 
 def pictures_of(table: ResultTable, curves: Sequence[str] = ()) -> tuple[list[Picture], list[str]]:
-    """Choose the pictures of a table.
+    """Choose the pictures of a table; also return a sentence for each that was left out because there were too many.
 
     Curves are drawn over the keys of ``curves``. If it is empty, they are drawn over every key with three numbers or
     more (with two, if none has more).
-
-    Returns:
-        The pictures, and a sentence for each that was left out because there were too many.
     """
     groups = [group for group in table.groups if group.rows]
     if not groups:
         return [], []
-    found = [_curve(part, key, at) for key in (curves or _worth_a_curve(table)) for at, part in along(table, key)]
+    sizes = {key: len({group.overrides[key] for group in table.groups}) for key in table.varied}
+    keys = curves or [key for key, size in sizes.items() if size > 2] or list(sizes)
+    found = [_curve(part, key, at) for key in keys for at, part in along(table, key)]
     drawn, left_out = found[:MOST_CURVES], [picture.caption for picture in found[MOST_CURVES:]]
     if plane_points(table):
         drawn.append(_plane(table))
     drawn += [_bars(table, group) for group in groups] if len(groups) <= MOST_BARS else [_all_bars(table)]
     return drawn, [f"Not drawn: {caption}" for caption in left_out]
-
-
-def _worth_a_curve(table: ResultTable) -> list[str]:
-    """Keys with three values or more or, if there is none, with two."""
-    sizes = {key: len({group.overrides[key] for group in table.groups}) for key in table.varied}
-    return [key for key, size in sizes.items() if size > 2] or list(sizes)
 
 
 def along(table: ResultTable, key: str) -> Iterator[tuple[dict[str, str], ResultTable]]:
@@ -99,12 +88,11 @@ def along(table: ResultTable, key: str) -> Iterator[tuple[dict[str, str], Result
 
 def _spans(table: ResultTable) -> str:
     """The distances of every method, smallest to largest."""
-    found = []
-    for name in table.methods:
-        rows = [group.rows[name] for group in table.groups if name in group.rows]
-        known = [mean for row in rows if (mean := row.mean("distance")) is not None]
-        found += [f"{name} {fmt.compact(min(known))} to {fmt.compact(max(known))}"] if known else []
-    return "; ".join(found) or "unknown"
+    found = {
+        name: fmt.span([group.entry(name, "distance").mean for group in table.groups], fmt.compact)
+        for name in table.methods
+    }
+    return "; ".join(f"{name} {span}" for name, span in found.items() if span) or "unknown"
 
 
 def _curve(table: ResultTable, key: str, at: dict[str, str]) -> Picture:

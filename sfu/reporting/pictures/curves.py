@@ -46,13 +46,9 @@ def curve_figure(table: ResultTable, key: str, title: str, narrow: bool = False)
 
 def _draw_curves(axes: Axes, table: ResultTable, key: str, metric: str) -> None:
     for index, name in enumerate(table.methods):
-        points, ours = [], True
-        for group in table.groups:
-            row = group.rows.get(name)
-            mean = row.mean(metric) if row else None
-            if row and mean is not None:
-                points.append((float(group.overrides[key]), mean, table.spread_of(row[metric]) or 0.0))
-                ours = row.access == "forget"
+        entries = [(float(group.overrides[key]), group.entry(name, metric)) for group in table.groups]
+        points = [(x, entry.mean, table.spread_of(entry) or 0.0) for x, entry in entries if entry.mean is not None]
+        ours = all(group.rows[name].access == "forget" for group in table.groups if name in group.rows)
         if not points:
             continue
         xs, means, spreads = zip(*points, strict=True)

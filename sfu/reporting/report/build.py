@@ -30,14 +30,9 @@ Track = Callable[[Sequence[Any], str], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Report:
-    """All that a report says.
+    """All that a report says: its tables, every run that was found, and those that no table has.
 
-    Attributes:
-        title: The first line.
-        sections: Its tables.
-        runs: Every run that was found.
-        repeated: Pairs of a run and a later one with the same settings and seed, which replaces it.
-        left_out: Runs that no table has.
+    ``repeated`` holds pairs of a run and a later one with the same settings and seed, which replaces it.
     """
 
     title: str
@@ -102,15 +97,12 @@ def build_report(
     title: str | None = None,
     track: Track = lambda items, _: items,
 ) -> Report:
-    """Read every run at or below ``paths`` and put them into tables.
+    """Read every run at or below ``paths`` and put them into tables; see ``sections`` for ``by`` and ``over``.
 
     Args:
         paths: Folders of runs or of sweeps, or files in a run's folder.
-        by: See ``sections``.
-        over: See ``sections``.
         curves: Keys to draw curves over, checked before anything is drawn.
         neutral: Keys, with all below them, that do not change results.
-        spread: See ``aggregate``.
         title: The first line; None: what the sections are about.
         track: Passes the folders on and shows progress.
 
@@ -136,7 +128,7 @@ def build_report(
 
 
 def limits(report: Report) -> list[str]:
-    """Say what the numbers do not show, beginning with what is peculiar to these runs."""
+    """Say what these runs do not show; what no run shows is in the page's template."""
     found = []
     counts = [group.n for section in report.sections for group in section.table.groups if group.rows]
     if counts and min(counts) < 2:
@@ -147,16 +139,4 @@ def limits(report: Report) -> list[str]:
         found.append(f"{len(report.troubled)} of {len(report.runs)} runs have a problem, listed below.")
     if any(len(values) > 1 for key, values in report.versions() if key in ("sfu", "torch", "device", "dtype")):
         found.append("The runs were made by different versions or on different devices (see Versions).")
-    return [
-        *found,
-        "The spread is over seeds: which rows were forgotten, training and perturbations. It says nothing about other "
-        "datasets, other backbones or other ways of choosing what to forget.",
-        "Distance is measured against the retrained model. You can only compute it in an experiment, where the "
-        "training data still exist.",
-        "An accuracy close to Retrained's does not prove that anything was forgotten: the untouched model is often as "
-        "close. Read the distance.",
-        "The membership attack is the paper's, which is weak. Compare it with the attack on Retrained, not with 50 %. "
-        "A stronger attack may find more.",
-        "No number here is a guarantee. Only certified_removal claims one, and it needs the retained data.",
-        "Seconds and memory depend on the machine and on what else it was doing.",
-    ]
+    return found

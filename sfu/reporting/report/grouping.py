@@ -6,12 +6,12 @@ with the same configuration and the same seed are one result, not two: rows of t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sfu.errors import ConfigError
+from sfu.registry import did_you_mean
 from sfu.results.aggregate import ResultTable, Run, Spread, aggregate
 from sfu.results.rows import flat_items, rows_of
 from sfu.results.run_folder import FoundRun
@@ -32,14 +32,10 @@ class Configured:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs that are shown in one table.
-
-    Sections never share a run, and nothing is averaged across them.
+    """Runs that are shown in one table. Sections never share a run, and nothing is averaged across them.
 
     Attributes:
-        title: What it is about.
         fixed: Settings that tell this section from the others.
-        table: The results.
         implied: Settings that differ only where a shown one does, by the name of the shown one.
     """
 
@@ -81,11 +77,9 @@ def values_by_key(found: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def configured(run: FoundRun, neutral: Iterable[str] = ()) -> Configured:
-    """Return a run with its settings; the name of its experiment, where it has one, comes first.
+    """Return a run with its settings, without the keys (with all below them) that do not change results.
 
-    Args:
-        run: A run whose configuration is known.
-        neutral: Keys, with all below them, that do not change results.
+    The name of its experiment, where it has one, comes first.
     """
     named = {EXPERIMENT: run.overrides[EXPERIMENT]} if EXPERIMENT in run.overrides else {}
     settings = {key: value for key, value in flatten(run.config).items() if not under(key, neutral)}
@@ -93,11 +87,7 @@ def configured(run: FoundRun, neutral: Iterable[str] = ()) -> Configured:
 
 
 def merge_repeats(found: Sequence[Configured]) -> tuple[list[Configured], list[tuple[FoundRun, FoundRun]]]:
-    """Merge runs of one configuration and seed.
-
-    Returns:
-        The runs that are left, and pairs of a repeated run and the later run that replaces it.
-    """
+    """Merge runs of one configuration and seed; also return pairs of a repeated run and the later that replaces it."""
     told_apart_by = [EXPERIMENT, *_varied(found)]  # not by what only some have, such as a variant or a newer setting
     by_settings: dict[tuple[str | None, ...], list[Configured]] = {}
     for one in found:
@@ -124,7 +114,7 @@ def sections(
         by: Keys whose values are the settings of a table; whatever else differs makes tables of its own. Empty: one
             table for each experiment, its settings told apart by everything that differs.
         over: Keys to average over, with all below them.
-        spread: See ``aggregate``.
+        spread: What stands after ± in tables and pictures.
 
     Raises:
         ConfigError: A key of ``by`` or ``over`` occurs in no run, or in both.
@@ -141,17 +131,13 @@ def sections(
     parts: dict[tuple[str, ...], list[Configured]] = {}
     for one in found:
         settings = one.settings
-        mark = tuple(settings.get(key, "") for key in split_by) if by else (_experiment(settings),)
+        default = (settings.get(EXPERIMENT) or _dataset(settings),)  # by name or, without one, by data
+        mark = tuple(settings.get(key, "") for key in split_by) if by else default
         parts.setdefault(mark, []).append(one)
     return [
         _section({key: value for key, value in zip(split_by, values, strict=False) if value}, part, by, over, spread)
         for values, part in parts.items()
     ]
-
-
-def _experiment(settings: Settings) -> str:
-    """What runs must share to be in one table by default: an experiment's name or, without one, their data."""
-    return settings.get(EXPERIMENT) or _dataset(settings)
 
 
 def _swept(found: Sequence[Configured]) -> set[str]:
@@ -240,6 +226,5 @@ def check_keys(found: Sequence[Configured], option: str, keys: Iterable[str]) ->
             continue
         if not below and any(under(name, [key]) for name in configs):
             raise ConfigError(f"{option} {key} does not tell runs apart, because it changes no result. Leave it out.")
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "The keys are those of a run's config.yaml."
-        raise ConfigError(f"{option} {key} is a setting that no run has. {hint}")
+        hint = did_you_mean(key, known) or " The keys are those of a run's config.yaml."
+        raise ConfigError(f"{option} {key} is a setting that no run has.{hint}")

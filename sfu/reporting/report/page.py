@@ -32,7 +32,7 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) 
 
     here = resources.files("sfu.reporting.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"breakable": _breakable, "public": public, "data_uri": _data_uri}
+    environment.filters |= {"breakable": _breakable, "public": public, "base64": lambda png: b64encode(png).decode()}
     template = environment.from_string((here / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         report=report,
@@ -57,10 +57,6 @@ def _breakable(text: str) -> Markup:
     from markupsafe import Markup, escape
 
     return Markup(str(escape(text)).replace("_", "_<wbr>"))
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{b64encode(png).decode('ascii')}"
 
 
 def _seconds(run: FoundRun) -> float | None:

@@ -80,22 +80,15 @@ def latex_report(report: Report) -> str:
 
 
 TEXTS = {"markdown": markdown_report, "csv": csv_report, "latex": latex_report}
-FILES = {"markdown": "tables.md", "csv": "tables.csv", "latex": "tables.tex"}
+SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 
 def save_report(
     report: Report, folder: Path, curves: Sequence[str] = (), track: Track = lambda items, _: items
 ) -> list[Path]:
-    """Write report.html, tables.md, tables.csv, tables.tex and the pictures as PNG.
+    """Write report.html, tables.md, tables.csv, tables.tex and the pictures as PNG; return them, the page first.
 
-    Args:
-        report: What to write.
-        folder: Where to.
-        curves: See ``pictures_of``.
-        track: Passes the pictures on and shows progress.
-
-    Returns:
-        The files, the page first.
+    ``track`` passes the pictures on and shows progress.
 
     Raises:
         ArtifactError: A file cannot be written.
@@ -106,8 +99,8 @@ def save_report(
     written = [folder / PAGE]
     write_text(folder / PAGE, html_page(report, drawn))
     for name, make in TEXTS.items():
-        write_text(folder / FILES[name], make(report))
-        written.append(folder / FILES[name])
+        written.append(folder / f"tables.{SUFFIXES[name]}")
+        write_text(written[-1], make(report))
     for number, (pictures, _) in enumerate(drawn, start=1):
         for index, picture in enumerate(pictures, start=1):
             path = folder / PICTURES / f"{number}-{index}-{picture.kind}.png"

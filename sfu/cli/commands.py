@@ -1,35 +1,41 @@
-"""What ``sfu-features`` and ``sfu-results`` share: the commands ``ls`` and ``rm`` on the entries of a cache."""
+"""What the commands share: how they end, and ``ls`` and ``rm`` on the entries of a cache."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sfu.errors import ArtifactError, SfuError
 from sfu.store import Entry, Store, cache_dir
 
-Command = Callable[[Namespace], None]
+IN_CACHE = "; what is in the cache stays there"
 
 
-def add_ls_and_rm(add_parser: Callable[..., ArgumentParser], kind: str) -> ArgumentParser:
+def add_ls_and_rm(
+    add_parser: Callable[..., ArgumentParser],
+    kind: str,
+    ls: Callable[[Namespace], None],
+    rm: Callable[[Namespace], None],
+) -> ArgumentParser:
     """Add the commands ``ls`` and ``rm`` for a kind of cache; return the parser of ``rm`` for options of its own."""
     listing = add_parser("ls", help="show what is cached, the last used first")
     removing = add_parser("rm", help="remove what is cached")
-    for command in (listing, removing):
-        command.add_argument("--cache", type=Path, default=cache_dir(kind), help="folder (default: %(default)s)")
+    for parser, command in ((listing, ls), (removing, rm)):
+        parser.set_defaults(run=command)
+        parser.add_argument("--cache", type=Path, default=cache_dir(kind), help="folder (default: %(default)s)")
     removing.add_argument("--all", action="store_true", help="everything")
     return removing
 
 
-def run_command(parser: ArgumentParser, commands: Mapping[str, Command], arguments: list[str] | None) -> None:
-    """Parse the arguments and run the command; exit with 1 after a clear message if it fails."""
+def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted: str = "") -> None:
+    """Call the ``run`` of the parsed arguments; exit with 1 after a clear message if it fails, 130 after Ctrl-C."""
     given = parser.parse_args(arguments)
     try:
-        commands[given.command](given)
+        given.run(given)
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; what is in the cache stays there.", file=sys.stderr)
+        print(f"{parser.prog}: interrupted{interrupted}.", file=sys.stderr)
         sys.exit(130)
     except (SfuError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
