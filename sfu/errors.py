@@ -28,7 +28,7 @@ class SolverError(SfuError):
 
 
 class DivergedError(SfuError):
-    """An iteration ran away; its weights are no result."""
+    """An iteration ran away; its weights mean nothing."""
 
 
 class ArtifactError(SfuError):

@@ -42,7 +42,7 @@ def _remove(given: Namespace) -> None:
     if given.all == (given.unused is not None):
         raise ConfigError("rm needs --all or --unused DAYS.")
     if given.unused is not None and not given.unused >= 0:
-        raise ConfigError(f"--unused {given.unused:g} is no number of days. Give 0 or more.")
+        raise ConfigError(f"--unused {given.unused:g} is not a number of days. Give 0 or more.")
     store = Store(given.cache)
     limit = time.time() - _DAY * (given.unused or 0.0)
     try:

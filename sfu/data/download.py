@@ -141,7 +141,7 @@ def _require_published(archive: Archive, path: Path) -> None:
 def _download(archive: Archive, folder: Path, pause_s: float) -> None:
     """Download an archive, or continue where an earlier try stopped."""
     if urllib.parse.urlsplit(archive.url).scheme not in ("http", "https"):
-        raise ConfigError(f"{archive.url} is no http or https address. sfu downloads from no other.")
+        raise ConfigError(f"{archive.url} is not an http or https address. sfu only downloads from these.")
     target = folder / archive.filename
     part = target.with_name(f"{target.name}.part")
     resumed = _size(part) > 0

@@ -106,7 +106,7 @@ def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
         else:
             near = difflib.get_close_matches(str(given), names, n=3) or list(names[:5])
             hint = f"Its names include {', '.join(near)}" if names else "This dataset has numbers only"
-            raise DataError(f"forget.classes={list(classes)}: {given!r} is no class. {hint}.")
+            raise DataError(f"forget.classes={list(classes)}: {given!r} is not a class. {hint}.")
     return numbers
 
 
@@ -172,7 +172,7 @@ def _rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
         if found is None:
             near = difflib.get_close_matches(line, list(places)[:20_000], n=1)
             hint = f" (near: {near[0]})" if near else ""
-            raise DataError(f"{where}: {line!r} is no image of the training part{hint}.")
+            raise DataError(f"{where}: {line!r} is not an image of the training part{hint}.")
         if found < 0:
             raise DataError(f"{where}: several images end in {line!r}. Give more of the path.")
         rows.append(found)

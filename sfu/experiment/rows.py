@@ -40,7 +40,7 @@ def check_augmentations(run: RunContext) -> None:
     """Refuse methods that augment images where there are none.
 
     Raises:
-        ConfigError: Naming the row.
+        ConfigError: The message names the row.
     """
     for name, method in run.methods.items():
         if method.augmentations and run.config.backbone.name == NO_BACKBONE:

@@ -17,7 +17,7 @@ def validate(config: RunConfig) -> None:
     """Refuse names and numbers that cannot work together, and networks that do not exist.
 
     Raises:
-        ConfigError: Naming the key, the value and what is accepted.
+        ConfigError: The message names the key, the value and what is accepted.
     """
     check_run(config)
     check_backbone(config.backbone)

@@ -128,7 +128,7 @@ class Descent:
             return
         self.error = DivergedError(
             f"diverged at step {self.steps} of {total}: |w| went from {self._start:.3g} to {norm:.3g} with "
-            f"lr={self._sgd.lr:g}. These weights are no result. Lower "
+            f"lr={self._sgd.lr:g}. These weights mean nothing. Lower "
             f"lr{'' if self._sgd.clip is not None else ', or set clip'}."
         )
 

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -72,7 +73,8 @@ def _spec(run: RunSettings, name: str) -> RowSpec:
 
 def _method(run: RunSettings, name: str, spec: RowSpec) -> UnlearningMethod:
     """Return the method of a row, or a choice among its grid."""
-    published = spec.kind.from_config(run, spec.curvature, spec.settings)
+    with _named(f"the row '{name}'") if name != spec.kind.registered_name else nullcontext():
+        published = spec.kind.from_config(run, spec.curvature, spec.settings)
     if spec.grid is None or run.tune is Tune.authors:
         return published
     candidates = []
@@ -114,10 +116,8 @@ def _row_settings(raw: Any, what: str) -> RowSettings:
     for key in plain:
         if key not in accepted_names(RowSettings):
             raise ConfigError(not_a_setting(f"{what}.{key}", "a row", accepted_names(RowSettings)))
-    try:
+    with _named(what):
         return RowSettings(**typed(RowSettings, plain))
-    except ConfigError as error:
-        raise ConfigError(f"{what}: {error}") from error
 
 
 def _lay_over(below: CurvatureSettings, layer: Any, name: str) -> CurvatureSettings:
@@ -131,7 +131,7 @@ def _lay_over(below: CurvatureSettings, layer: Any, name: str) -> CurvatureSetti
     if not isinstance(layer, str | Mapping):
         raise ConfigError(f"the row '{name}': curvature={layer!r} must be a name or a mapping.")
     values = _curvature_file(layer, name) if isinstance(layer, str) else dict(layer)
-    try:
+    with _named(f"the row '{name}'"):
         kind = CurvatureSettings.named(str(values.get("estimator", below.estimator)), "curvature.estimator")
         all_of_them = kind is type(below) and isinstance(layer, Mapping)
         kept = {
@@ -140,8 +140,15 @@ def _lay_over(below: CurvatureSettings, layer: Any, name: str) -> CurvatureSetti
             if one.init and (all_of_them or meta_of(one).inherited) and one.name in accepted_names(type(below))
         }
         return curvature_settings({**kept, "estimator": kind.registered_name, **values})
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Begin the message of a refused setting with where it stands."""
+    try:
+        yield
     except ConfigError as error:
-        raise ConfigError(f"the row '{name}': {error}") from error
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def _curvature_file(layer: str, name: str) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def test_what_is_old_or_everything_goes_and_so_does_what_the_killed_left(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["rm"], "rm needs --all or --unused DAYS"), (["rm", "--all", "--unused", "3"], "rm needs --all or --unused DAYS"),
-     (["rm", "--unused", "-1"], r"--unused -1 is no number of days"),
-     (["rm", "--unused", "nan"], r"--unused nan is no number of days")],
+     (["rm", "--unused", "-1"], r"--unused -1 is not a number of days"),
+     (["rm", "--unused", "nan"], r"--unused nan is not a number of days")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stop:

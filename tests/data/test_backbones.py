@@ -253,7 +253,7 @@ def test_old_names_in_a_local_file_are_translated(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "resnet19"}, r"backbone\.name=resnet19 is no classification model.*resnet18"),
+        ({"name": "resnet19"}, r"backbone\.name=resnet19 is not a classification model.*resnet18"),
         ({"library": "keras"}, r"backbone\.library=keras is unknown\. Choose one of timm, torchvision"),
         ({"weights": "nowhere.pth"}, r"backbone\.weights=nowhere\.pth is not a file"),
         ({"size": 0}, r"backbone\.size=0\. Give a whole number of at least 1"),
@@ -320,7 +320,7 @@ def test_timm_models_are_built_without_classifier_with_their_own_transform(monke
     assert local.module[0].weight.eq(1).all()
     with pytest.raises(DataError, match=r"hub unreachable.*set backbone\.weights"):
         build_backbone(config(library="timm", name="tiny", weights="default"))
-    with pytest.raises(ConfigError, match=r"backbone\.name=tinny is no model of timm\. Near: tiny"):
+    with pytest.raises(ConfigError, match=r"backbone\.name=tinny is not a model of timm\. Near: tiny"):
         check_backbone(config(library="timm", name="tinny"))
 
 

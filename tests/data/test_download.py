@@ -147,7 +147,7 @@ def test_without_network_it_says_how_to_do_by_hand(tmp_path):
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/things.tar", "file:///etc/passwd", "data:,x"])
 def test_only_http_is_spoken(server, tmp_path, url):
-    with pytest.raises(ConfigError, match="no http or https address"):
+    with pytest.raises(ConfigError, match="not an http or https address"):
         get(published(server, url=url), tmp_path)
     server.answers = [(302, url)] * 9
     with pytest.raises(DataError, match=r"cannot be downloaded: .*No connection adapters were found"):

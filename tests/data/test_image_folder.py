@@ -172,7 +172,7 @@ def test_csv_over_train_and_test_folders(tmp_path):
         ([""], "Its first line names nothing"),
         (["file,label", "a.jpg,x", "b.jpg,x"], r"holds one class, x\. At least two"),
         (["file,label", "a.jpg,1", "b.jpg,2"], r"class indices 0 \.\. 2, but 1 of these do not occur"),
-        (["file,label", "a.jpg,-1", "b.jpg,0"], "label -1 is no class index from 0"),
+        (["file,label", "a.jpg,-1", "b.jpg,0"], "label -1 is not a class index from 0"),
         (["file,label", *(f"{n}.jpg,x" for n in range(9))], r"line 2: .*line 6: .*and 4 more"),
     ],
 )
@@ -183,7 +183,9 @@ def test_csv_faults_name_file_and_line(pile, lines, message):
 def test_csv_integers_within_a_stated_number_of_classes(pile):
     write_csv(pile, "file,label", "a.jpg,0", "b.jpg,3")
     assert len(config(pile, labels_csv="labels.csv", n_classes=5).images().class_names) == 5
-    refused(pile, r"label 3 is no class index from 0 below dataset\.n_classes=3", labels_csv="labels.csv", n_classes=3)
+    refused(
+        pile, r"label 3 is not a class index from 0 below dataset\.n_classes=3", labels_csv="labels.csv", n_classes=3
+    )
 
 
 def test_csv_that_is_not_there_or_not_text(pile):

@@ -59,7 +59,7 @@ def test_classes_can_be_forgotten_by_name(tmp_path, folder):
     config.forget.classes = ["class-2"]
     assert run(config, tmp_path / "run")["run"]["data"]["n_forget"] == 40
     config.forget.classes = ["clas-2"]
-    with pytest.raises(DataError, match=r"'clas-2' is no class\. Its names include class-2"):
+    with pytest.raises(DataError, match=r"'clas-2' is not a class\. Its names include class-2"):
         run(config, tmp_path / "run")
 
 
@@ -76,7 +76,7 @@ def test_images_can_be_forgotten_by_file_name_and_the_run_says_which_they_were(t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("class-1/999.png", r"'class-1/999\.png' is no image of the training part \(near: class-1/0"),
+        ("class-1/999.png", r"'class-1/999\.png' is not an image of the training part \(near: class-1/0"),
         ("005.png", r"several images end in '005\.png'\. Give more of the path"),
         ("class-1/005.png\ntrain/class-1/005.png", "more than once"),
         ("\n", "is an empty forget set"),

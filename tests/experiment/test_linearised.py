@@ -122,9 +122,7 @@ def test_settings_that_cannot_work_are_named_before_any_work(folder, change, mes
 def test_a_core_that_leaves_a_class_no_user_is_refused_before_it_is_trained(tmp_path, folder):
     config = linearised(folder, "head.core=pretrain")
     config.dataset.core_fraction = 0.999
-    with pytest.raises(
-        ConfigError, match=r"of the 40 training images of class 0 are 40\. The core and the users need"
-    ):
+    with pytest.raises(ConfigError, match=r"of the 40 training images of class 0 are 40\. The core and the users need"):
         run(config, tmp_path / "run")
 
 

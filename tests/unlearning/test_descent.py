@@ -59,7 +59,7 @@ def test_a_descent_that_runs_away_stops_and_says_where():
     context = MethodContext(CONTEXT.seeds, progress=lambda done, total: steps.append(done))
     with pytest.raises(
         DivergedError,
-        match=r"diverged at step \d+ of 50: .*lr=100\. These weights are no result\. Lower lr, or set clip",
+        match=r"diverged at step \d+ of 50: .*lr=100\. These weights mean nothing\. Lower lr, or set clip",
     ):
         NegGrad(lr=100.0, epochs=50).unlearn(request, context)
     assert len(steps) < 49

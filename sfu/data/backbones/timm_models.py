@@ -24,7 +24,7 @@ class TimmModels(BackboneLibrary, name="timm"):
         if not timm.is_model(settings.name):
             near = difflib.get_close_matches(settings.name.split(".")[0], timm.list_models(), n=3)
             hint = f" Near: {', '.join(near)}." if near else ""
-            raise ConfigError(f"backbone.name={settings.name} is no model of timm.{hint}")
+            raise ConfigError(f"backbone.name={settings.name} is not a model of timm.{hint}")
 
     @classmethod
     def build(cls, settings: BackboneSettings) -> Network:

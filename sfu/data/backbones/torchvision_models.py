@@ -31,7 +31,7 @@ class TorchvisionModels(BackboneLibrary, name="torchvision"):
         if settings.name not in known:
             near = difflib.get_close_matches(settings.name, known, n=3) or ["resnet18", "resnet50", "vit_b_16"]
             raise ConfigError(
-                f"backbone.name={settings.name} is no classification model of torchvision. Near: {', '.join(near)}. "
+                f"backbone.name={settings.name} is not a classification model of torchvision. Near: {', '.join(near)}. "
                 "There are also none, pixels, and backbone.library=timm."
             )
 

@@ -80,7 +80,7 @@ def _read_list(path: Path) -> tuple[list[str], np.ndarray]:
         labels = content["labels"].ravel().astype(np.int64)
     except Exception as error:  # on damage scipy raises whatever its parser stumbles on
         raise DataError(
-            f"{path} is no list of Stanford Dogs ({type(error).__name__}: {error}). Remove it, and sfu extracts it "
+            f"{path} is not a list of Stanford Dogs ({type(error).__name__}: {error}). Remove it, and sfu extracts it "
             "again from lists.tar."
         ) from error
     if not files or len(files) != len(labels):

@@ -132,7 +132,7 @@ def _numbered(labels: list[str], path: Path, n_classes: int | None) -> tuple[np.
     outside = sorted({number for number in numbers if not 0 <= number < count})
     if outside:
         raise DataError(
-            f"dataset.labels_csv={path}: label {outside[0]} is no class index from 0"
+            f"dataset.labels_csv={path}: label {outside[0]} is not a class index from 0"
             + ("." if n_classes is None else f" below dataset.n_classes={n_classes}.")
         )
     unused = count - len(set(numbers))
