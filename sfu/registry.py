@@ -18,10 +18,11 @@ Nothing is looked up by a path or a class that a configuration file names.
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Iterable, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from sfu.errors import ConfigError
@@ -48,7 +49,7 @@ class Registered:
         """Declare a kind (``kind=``) or a member of one (``name=``); a subclass with neither is a shared base.
 
         Raises:
-            TypeError: Another class of the kind has this name already.
+            ConfigError: Another class of the kind has this name already.
         """
         super().__init_subclass__(**options)
         if kind is not None:
@@ -57,7 +58,7 @@ class Registered:
         if name is not None:
             known = cls._members.setdefault(name, cls)
             if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise TypeError(
+                raise ConfigError(
                     f"two classes register the {cls.kind} '{name}': {known.__module__}.{known.__qualname__} and "
                     f"{cls.__module__}.{cls.__qualname__}. Rename one of them."
                 )
@@ -117,11 +118,25 @@ def load_plugins() -> None:
             if below.name not in skipped:
                 importlib.import_module(f"{source}.{below.name}")
     while _groups:
-        for entry in metadata.entry_points(group=_groups.pop()):
+        group = _groups.pop()
+        for entry in metadata.entry_points(group=group):
             try:
                 entry.load()
             except Exception as error:
+                _groups.append(group)  # the next look-up fails, too
                 raise ConfigError(
                     f"the plug-in '{entry.name}' ({entry.value}) cannot be imported ({type(error).__name__}: {error}). "
                     "Repair or uninstall the package that declares it."
                 ) from error
+
+
+def plugin_files() -> list[Path]:
+    """Return the Python files of all installed packages and modules that declare plug-ins, sorted."""
+    files: set[Path] = set()
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        spec = importlib.util.find_spec(entry.module.partition(".")[0])
+        if spec is not None and spec.submodule_search_locations:
+            files.update(path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.py"))
+        elif spec is not None and spec.origin is not None:
+            files.add(Path(spec.origin))
+    return sorted(files)

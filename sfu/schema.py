@@ -88,7 +88,7 @@ class Settings:
     prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        """Check every field against its metadata, then call :meth:`check`.
+        """Check every field against its metadata, then call :meth:`check_settings`.
 
         Raises:
             ConfigError: The message names the key, the value and what is accepted.
@@ -168,7 +168,7 @@ def check_number(key: str, value: Any, meta: Meta, *, whole: bool = False) -> No
         ConfigError: The message names the key, the value and what is accepted.
     """
     limits = [
-        f"{word} {limit:g}"
+        f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}"
         for word, limit in (
             ("of at least", meta.at_least), ("above", meta.above), ("at most", meta.at_most), ("below", meta.below),
         )

@@ -8,6 +8,7 @@ import pytest
 
 from sfu import registry
 from sfu.errors import ConfigError
+from sfu.experiment.keys import code_digest
 from sfu.registry import Registered
 
 
@@ -44,7 +45,7 @@ def test_unknown_names_are_refused_with_what_there_is():
 
 
 def test_two_classes_cannot_share_a_name():
-    with pytest.raises(TypeError, match="two classes register the animal 'cat'"):
+    with pytest.raises(ConfigError, match="two classes register the animal 'cat'"):
 
         class Other(Animal, name="cat"):
             pass
@@ -71,5 +72,23 @@ def test_a_plugin_of_another_package_is_loaded_and_a_broken_one_is_named(monkeyp
     assert "dog" in Animal.names()
     monkeypatch.setattr(registry, "_groups", [registry.ENTRY_POINTS])
     monkeypatch.setattr(metadata, "entry_points", lambda group: [Broken()])
-    with pytest.raises(ConfigError, match=r"the plug-in 'broken' \(nowhere.plugin\) cannot be imported"):
-        Animal.names()
+    for _ in range(2):  # the second look-up fails, too
+        with pytest.raises(ConfigError, match=r"the plug-in 'broken' \(nowhere.plugin\) cannot be imported"):
+            Animal.names()
+
+
+def test_results_depend_on_the_code_of_plugins(tmp_path, monkeypatch):
+    (tmp_path / "sfu_extra.py").write_text("x = 1\n")
+    about = tmp_path / "sfu_extra-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sfu-extra\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text("[sfu.plugins]\nextra = sfu_extra\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tmp_path / "sfu_extra.py" in registry.plugin_files()
+    code_digest.cache_clear()
+    before = code_digest()
+    (tmp_path / "sfu_extra.py").write_text("x = 2\n")
+    code_digest.cache_clear()
+    after = code_digest()
+    code_digest.cache_clear()
+    assert before != after

@@ -60,7 +60,7 @@ def keys_text(prefixes: list[str]) -> str:
     """Return every key with its type, default and meaning; only those that begin with one of ``prefixes``, if any."""
     lines = []
     for key, head, meanings in _keys():
-        if not prefixes or any(key == prefix or key.startswith((prefix, f"{prefix}.")) for prefix in prefixes):
+        if not prefixes or key.startswith(tuple(prefixes)):
             lines.append(textwrap.fill(head, WIDTH - 1, subsequent_indent=" " * 8, break_on_hyphens=False))
             lines += [_wrapped("    ", meaning) for meaning in meanings]
     return "\n".join(lines) or f"No key begins with {' or '.join(prefixes)}."

@@ -25,8 +25,14 @@ _UNDER_TORCHRUN = (
 
 def main() -> None:
     """Entry point of ``sfu`` and ``python -m sfu``; exits with 1 after a clear message if anything failed."""
-    if _print_and_return(sys.argv[1:]):
+    try:
+        if _print_and_return(sys.argv[1:]):
+            return
+    except BrokenPipeError:  # sfu --keys | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
+    except SfuError as error:
+        _fail(str(error))
     if launched_by_torchrun():
         _fail(_UNDER_TORCHRUN)
     wants_tracebacks = "HYDRA_FULL_ERROR" in os.environ
@@ -66,11 +72,11 @@ def _print_and_return(arguments: list[str]) -> bool:
     if first == "--version":
         print(f"sfu {__version__}")
     elif first in ("-h", "--help"):
-        print(help_text())
+        print(help_text(), flush=True)
     elif first == "--rows":
-        print(rows_text())
+        print(rows_text(), flush=True)
     elif first == "--keys":
-        print(keys_text(rest))
+        print(keys_text(rest), flush=True)
     else:
         return False
     return True

@@ -77,7 +77,7 @@ class RestrictedHead(Head):
         table_NCX = features_ND.to(parameters_CE).unflatten(1, (self.n_classes, -1))
         return table_NCX[..., 0] + table_NCX[..., 1:] @ (parameters_CE - self.origin_1K)[0]
 
-    def save(self, stem: Path) -> list[Path]:
+    def save(self, stem: str | Path) -> list[Path]:
         raise ArtifactError("a restricted head is never saved; this is a defect in sfu.")
 
 

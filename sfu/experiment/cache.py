@@ -63,16 +63,18 @@ class StageCache:
         Raises:
             ArtifactError: The cache cannot be written.
         """
-        with self.store.locked(key, waiting):
-            entry = self.store.find(key)
-            if entry is not None:
-                if name is not None:
-                    self.reused.append(name)
-                return read(entry)
-            made = make()
-            if worth_caching(made):
-                self.store.put(key, lambda folder: write(made, folder))
-            return made
+        entry = self.store.find(key)  # reading needs no lock, so a cache may be read-only
+        if entry is None:
+            with self.store.locked(key, waiting):
+                entry = self.store.find(key)
+                if entry is None:
+                    made = make()
+                    if worth_caching(made):
+                        self.store.put(key, lambda folder: write(made, folder))
+                    return made
+        if name is not None:
+            self.reused.append(name)
+        return read(entry)
 
     def available(self) -> list[str]:
         """Names of the results that are cached: ``head`` and rows."""

@@ -19,6 +19,7 @@ import sfu
 from sfu.data.load import dataset_content, file_contents
 from sfu.experiment.config import RunConfig, plain
 from sfu.experiment.validate import resolve_device
+from sfu.registry import plugin_files
 from sfu.results.artifacts import METRICS_SCHEMA
 from sfu.store import key_of
 from sfu.unlearning.rows import RowSpec, row_specs
@@ -78,11 +79,13 @@ def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:
 
 @cache
 def code_digest() -> str:
-    """Return the SHA-256 over the source files of sfu that have a part in results."""
+    """Return the SHA-256 over the source files that have a part in results: sfu's, and those of plug-ins."""
     package, digest = Path(sfu.__file__).parent, hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         if path.relative_to(package).parts[0] not in _WITHOUT_RESULTS:
             digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    for path in plugin_files():
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -20,6 +20,7 @@ def validate(config: RunConfig) -> None:
         ConfigError: The message names the key, the value and what is accepted.
     """
     check_run(config)
+    resolve_device(config.device)
     check_backbone(config.backbone)
     if isinstance(config.head, LinearisedSettings):
         check_layers(config.backbone, config.head)

@@ -155,7 +155,7 @@ class Head(Registered, ABC, kind="head"):
 
     @abstractmethod
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
-        """Return labelled rows for this head's loss, on its device and in its dtype; see :class:`sfu.losses.Rows`."""
+        """Return labelled rows for this head's loss, on its device and in its dtype (:class:`sfu.losses.rows.Rows`)."""
 
     @abstractmethod
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class Head(Registered, ABC, kind="head"):
         with torch.no_grad():
             return torch.cat([self.outputs(chunk, parameters_CE) for chunk in features_ND.split(LOGIT_ROWS)])
 
-    def save(self, stem: Path) -> list[Path]:
+    def save(self, stem: str | Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors), ``stem.json`` (settings) and what the kind of head needs beside them.
 
         Return the paths. Read them with :func:`sfu.heads.files.load_head`.
@@ -220,6 +220,7 @@ class Head(Registered, ABC, kind="head"):
         """
         if not self.registered_name:
             raise ArtifactError(f"a {type(self).__name__} cannot be saved, because it has no registered name.")
+        stem = Path(stem)
         tensors, settings = paths_of(stem)
         beside = self._save_beside(stem)
         about = {

@@ -12,7 +12,7 @@ from sfu.heads.base import Head, paths_of
 from sfu.heads.cores.core import Core
 
 
-def load_head(stem: Path, core: Core | None = None) -> Head:
+def load_head(stem: str | Path, core: Core | None = None) -> Head:
     """Read the head that :meth:`sfu.heads.base.Head.save` wrote at ``stem``, of any kind and any earlier version.
 
     Args:
@@ -24,6 +24,7 @@ def load_head(stem: Path, core: Core | None = None) -> Head:
         ArtifactError: A file is missing, damaged or of an unknown kind or schema, the files disagree, or the core is
             not the one that the head belongs to.
     """
+    stem = Path(stem)
     tensors, settings = paths_of(stem)
     try:
         about = json.loads(settings.read_text(encoding="utf-8"))

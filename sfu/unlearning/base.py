@@ -23,7 +23,7 @@ from sfu.curvature.settings import CurvatureSettings
 from sfu.heads.base import Head
 from sfu.registry import Registered, add_modules
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
-from sfu.schema import check_fields, make
+from sfu.schema import check_fields, make, typed
 from sfu.unlearning.settings import RunSettings
 
 add_modules("sfu.unlearning.methods")
@@ -105,7 +105,7 @@ class UnlearningMethod(Registered, ABC, kind="method"):
         Raises:
             ConfigError: The method does not have one of the settings.
         """
-        return make(cls, settings, f"method={cls.registered_name}")
+        return make(cls, typed(cls, settings), f"method={cls.registered_name}")
 
     def check(self, n_forget: int) -> None:
         """Refuse, before anything is trained, a forget set of a size the method cannot handle.

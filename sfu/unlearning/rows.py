@@ -61,7 +61,9 @@ def row_specs(run: RunSettings) -> dict[str, RowSpec]:
 def _spec(run: RunSettings, name: str) -> RowSpec:
     layers = _layers(run, name, seen=())
     method = next((layer.method for layer in reversed(layers) if layer.method), None)
-    kind = UnlearningMethod.named(str(method), f"the row '{name}': method")
+    if method is None:
+        raise ConfigError(f"variants.{name} has neither a base nor a method. Give one of them.")
+    kind = UnlearningMethod.named(method, f"the row '{name}': method")
     curvature = run.curvature
     settings: dict[str, Any] = {}
     for layer in layers:
@@ -87,7 +89,7 @@ def _method(run: RunSettings, name: str, spec: RowSpec) -> UnlearningMethod:
 
 
 def _layers(run: RunSettings, name: str, seen: tuple[str, ...]) -> list[RowSettings]:
-    """Return the row's configuration, the one it is based on first."""
+    """Return the row's configuration, the one it is based on first; ``seen`` are the rows based on it."""
     if name in seen:
         raise ConfigError(f"variants: {' -> '.join((*seen, name))} is a circle of `base`.")
     files = group_options("method")
@@ -98,7 +100,8 @@ def _layers(run: RunSettings, name: str, seen: tuple[str, ...]) -> list[RowSetti
     elif name in UnlearningMethod.names():
         row = RowSettings(method=name)
     else:
-        raise ConfigError(unknown("methods", name, {*files, *run.variants}))
+        key = f"variants.{seen[-1]}.base" if seen else "methods"
+        raise ConfigError(unknown(key, name, {*files, *run.variants, *UnlearningMethod.names()}))
     below = _layers(run, row.base, (*seen, name)) if row.base else []
     return [*below, row]
 

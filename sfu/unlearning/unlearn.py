@@ -60,7 +60,7 @@ def unlearn(
         raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
     config = curvature_settings(curvature)
     method = Newton(config, noise_sigma, steps, batches)
-    if method.access is not Access.FORGET:
+    if method.access is Access.RETAINED:
         raise ConfigError(f"curvature.estimator={config.estimator} needs the retained data, and unlearn has none.")
     if config.augment:
         raise ConfigError(

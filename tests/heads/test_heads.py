@@ -150,3 +150,9 @@ def test_heads_that_are_not_finite_are_refused(value):
         LinearHead(zero + value, zero, 0.0, 5)
     with pytest.raises(DataError, match="must both be"):
         LinearHead(zero, zero[:, :2], 0.0, 5)
+
+
+def test_heads_are_saved_and_read_by_text_paths_too(tmp_path):
+    head = LinearHead(torch.zeros(3, 4), torch.zeros(3, 4), 1e-2, 10)
+    head.save(str(tmp_path / "head"))
+    assert torch.equal(load_head(str(tmp_path / "head")).parameters_CE, head.parameters_CE)

@@ -71,7 +71,7 @@ class Reference(HessianEstimator[ReferenceSettings], name="reference"):
     def estimate(
         self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
     ) -> CurvatureEstimate:
-        alpha = self.weights[0] if weight is None else weight
+        alpha = self.default_weight if weight is None else weight
         mixed = observation.operator.combine([self._public_hessian(observation, request)], [1 - alpha, alpha])
         return CurvatureEstimate(mixed, {"reference_weight": alpha})
 
