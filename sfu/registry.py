@@ -130,6 +130,11 @@ def load_plugins() -> None:
                 ) from error
 
 
+def has_plugins() -> bool:
+    """Return whether an installed package declares plug-ins."""
+    return bool(metadata.entry_points(group=ENTRY_POINTS))
+
+
 def plugin_files() -> list[Path]:
     """Return the Python files of all installed packages and modules that declare plug-ins, sorted."""
     files: set[Path] = set()

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from sfu.config_files import config_dir, group_options
+from sfu.registry import has_plugins
 
 if TYPE_CHECKING:
     from sfu.schema import Choice
@@ -36,17 +37,33 @@ See also sfu-report, sfu-features and sfu-results, each with --help."""
 
 def help_text() -> str:
     """Return the help: what sfu is, the usual commands, and the choices of every group."""
-    groups = [_wrapped(f"  {group:<11}", " ".join(group_options(group))) for group in _GROUPS]
+    groups = [_wrapped(f"  {group:<11}", " ".join(_choices(group))) for group in _GROUPS]
     return "\n".join([_USAGE, "Choices (group=choice):", *groups, "", _MORE])
 
 
+def _choices(group: str) -> list[str]:
+    """The choices of a group; those of installed plug-ins may need PyTorch to be found."""
+    if not has_plugins():
+        return group_options(group)
+    from sfu.experiment.config import GROUPS
+
+    return sorted({*group_options(group), *(GROUPS[group].names() if group in GROUPS else ())})
+
+
 def rows_text() -> str:
-    """Return every row that ``configs/method`` defines, with the first comment of its file."""
+    """Return every row that ``configs/method`` defines, with the first comment of its file, and plug-ins' methods."""
     lines = []
     for name in group_options("method"):
         text = (config_dir() / "method" / f"{name}.yaml").read_text(encoding="utf-8")
         comment = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
         lines.append(_wrapped(f"{name:<26}", " ".join(line.lstrip("# ") for line in comment)))
+    if has_plugins():
+        from sfu.unlearning.base import UnlearningMethod
+
+        for name in UnlearningMethod.names():
+            kind = UnlearningMethod.named(name)
+            if kind.__module__.partition(".")[0] != "sfu":
+                lines.append(_wrapped(f"{name:<26}", (kind.__doc__ or "").strip().partition("\n")[0]))
     return "\n".join(lines)
 
 

@@ -126,7 +126,7 @@ def test_class_methods_in_a_run(tmp_path, feature_file):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"published": "table_9"}, "published=table_9 is not a table .*Choose one of .*table_5"),
+        ({"published": "table_9"}, r"published=table_9 is unknown\. Choose one of .*table_5"),
         ({"tune_budget": 0}, "tune_budget=0"),
     ],
 )

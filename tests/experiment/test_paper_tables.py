@@ -124,5 +124,5 @@ def test_an_unknown_table_is_refused():
     from sfu.errors import ConfigError
     from sfu.experiment.validate import validate
 
-    with pytest.raises(ConfigError, match=r"published=table_9 is not a table .*Choose one of table_1, table_2"):
+    with pytest.raises(ConfigError, match=r"published=table_9 is unknown\. Choose one of table_1, table_2"):
         validate(composed("published=table_9", "dataset=digits", "backbone=none"))
