@@ -68,7 +68,8 @@ def test_from_a_package_of_ones_own(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
     for flag, shown in (("--help", ("rings", "squared_hinge", "cautious", "lines")), ("--rows", ("shrink_weights",))):
         done = subprocess.run(
-            [sys.executable, "-m", "sfu", flag], env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=True,
+            [sys.executable, "-m", "sfu", flag], env=environment, cwd=folder, capture_output=True, text=True,
+            timeout=60, check=True,
         )  # fmt: skip
         assert set(shown) <= set(done.stdout.split())
 

@@ -1,7 +1,8 @@
 """The key of every stage's result: a digest of everything that decides it, known before any data are loaded.
 
 It covers the settings, the seeds, the content of every file that is read, the kind of device, PyTorch's version and the
-code of sfu (except for its reports) and of installed plug-ins, so that a change anywhere leads to another key and never to a stale result.
+code of sfu (except for its reports) and of installed plug-ins, so that a change anywhere leads to another key and never
+to a stale result.
 """
 
 from __future__ import annotations
