@@ -60,10 +60,12 @@ def main() -> None:
         if wants_tracebacks:
             raise
         _fail(explain(error))
-    except RuntimeError as error:
-        if wants_tracebacks or "srun" not in str(error):  # how submitit says that this machine has no Slurm
-            raise
-        _fail("launcher=slurm needs Slurm (srun is not found); try launcher=submitit_local here.")
+    except (RuntimeError, ValueError) as error:
+        if not wants_tracebacks and "srun" in str(error):  # how submitit says that this machine has no Slurm
+            _fail("launcher=slurm needs Slurm, and srun is not found. Use launcher=submitit_local here.")
+        if not wants_tracebacks and "Config group override" in str(error):
+            _fail("a group of settings is null. Name one of its choices, as in dataset=digits.")
+        raise
 
 
 def _print_and_return(arguments: list[str]) -> bool:

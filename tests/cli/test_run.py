@@ -184,6 +184,7 @@ def test_slurm_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
             ["+variants.a={_target_:os.system,base:original}", "methods=[a]"],
             r"variants\.a\._target_ is not a setting of a row",
         ),
+        (["dataset=null"], r"a group of settings is null"),
         (["+evil=1"], r"evil is not a setting of sfu\. It takes dataset"),
         (["+head.adam.momentum=1"], r"head\.adam\.momentum is not a setting of head\.adam\. It takes lr, [^.]*\.\n"),
         (["+dataset._target_=os.system"], r"dataset\._target_ is not a setting"),
