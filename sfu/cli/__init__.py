@@ -1,1 +1,1 @@
-"""The commands."""
+"""The commands ``sfu``, ``sfu-report``, ``sfu-results`` and ``sfu-features``."""

@@ -42,7 +42,7 @@ class Certificate:
         return cls(noise_std, (noise_std * drawn_CE).to(device), 0.0, seed is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all but b."""
+        """Return everything but the noise b, for a JSON file."""
         return {"noise_std": self.noise_std, "residual_bound": self.residual_bound, "seeded": self.seeded}
 
     @classmethod

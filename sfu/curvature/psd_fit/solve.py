@@ -38,7 +38,7 @@ ROUNDING = 1e-13
 
 
 class Status(Enum):
-    """How a fit ended."""
+    """How a PSD fit ended; all but ``CONVERGED`` and ``FAILED`` still have a matrix, with a gap above the tolerance."""
 
     CONVERGED = "converged"
     MAX_ITERATIONS = "max_iterations"
