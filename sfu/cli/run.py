@@ -13,6 +13,7 @@ from sfu.config_files import MAIN_CONFIG, config_dir
 from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import SfuError
 from sfu.experiment.dry_run import FLAG, dry_run, inspect_job
+from sfu.isolation.server import server_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,6 +50,7 @@ def main() -> None:
                 _compose_and_call(lambda config: inspect_job(config, tally))
                 print(tally)
         else:
+            _start_row_server(sys.argv[1:])
             try:
                 _compose_and_call(_run_job)
             finally:
@@ -93,6 +95,13 @@ def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
     register()
     start: Any = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=MAIN_CONFIG)(task)
     start()
+
+
+def _start_row_server(arguments: list[str]) -> None:
+    """Start what forks the processes of rows (:mod:`sfu.experiment.row_process`), to load while this process does."""
+    flags = any(argument.startswith("-") for argument in arguments)  # a sweep, or nothing to run
+    if sys.platform.startswith("linux") and not flags and "isolate=false" not in arguments:
+        server_of("sfu.experiment.row_process")
 
 
 def _run_job(config: DictConfig) -> None:

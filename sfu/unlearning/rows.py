@@ -51,6 +51,11 @@ def make_methods(run: RunSettings) -> dict[str, UnlearningMethod]:
     return {name: _method(run, name, spec) for name, spec in row_specs(run).items()}
 
 
+def make_method(run: RunSettings, name: str) -> UnlearningMethod:
+    """Return the method of one row; raise as :func:`make_methods` does."""
+    return _method(run, name, _spec(run, name))
+
+
 def row_specs(run: RunSettings) -> dict[str, RowSpec]:
     """Return the settings of every row by its name, in order; raise as :func:`make_methods` does."""
     if len(set(run.methods)) != len(run.methods):
