@@ -27,7 +27,7 @@ from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.validate import validate
 from sfu.results.artifacts import METRICS_SCHEMA, finite
 from sfu.unlearning.base import UnlearningMethod
-from sfu.unlearning.rows import make_methods
+from sfu.unlearning.rows import check_row_names, make_methods
 
 _PACKAGES = (
     "torch", "torchvision", "pillow", "numpy", "scipy", "scikit-learn", "hydra-core", "omegaconf", "safetensors",
@@ -67,7 +67,9 @@ def run(
     torch.set_float32_matmul_precision("highest")  # no TF32 in curvature and solves
     with ProgressDisplay(show_progress) as display:
         cache = cache if methods is None else None
-        context = RunContext(config, folder, methods or make_methods(config), display, on_stage, cache)
+        made = methods or make_methods(config)
+        check_row_names(made)
+        context = RunContext(config, folder, made, display, on_stage, cache)
         rows.check_augmentations(context)
         with context.timed("prepare"):
             prepare.load(context)
