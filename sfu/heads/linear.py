@@ -29,7 +29,8 @@ from sfu.losses.rows import Rows, design_matrix
 class LinearHead(Head, name="linear"):
     """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
-    schemas: ClassVar[tuple[int, ...]] = (1, 2)  # 1: before there were other losses than the quadratic
+    schemas: ClassVar[tuple[int, ...]] = (1, 2, 3)
+    """1: before there were other losses than the quadratic; 2: with noise and Hessian among the other tensors."""
     stackable: ClassVar[bool] = True
 
     def _check(self) -> None:
@@ -144,12 +145,12 @@ class LinearHead(Head, name="linear"):
         return {"bias": self.bias, **certificate}
 
     def _tensors(self) -> dict[str, Tensor]:
-        found = {"gradient": self.gradient_CE}
-        if self.data_hessian is not None:
-            found["data_hessian"] = self.data_hessian
-        if self.certificate is not None:
-            found["noise"] = self.certificate.noise_CE
-        return found
+        return {"gradient": self.gradient_CE}
+
+    def _secrets(self) -> dict[str, Tensor]:
+        noise_CE = None if self.certificate is None else self.certificate.secret_CE
+        found = {"data_hessian": self.data_hessian, "noise": noise_CE}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     @classmethod
     def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
@@ -164,5 +165,5 @@ class LinearHead(Head, name="linear"):
             make_loss(**about["loss"]),
             tensors.get("data_hessian"),
             about["weight"],
-            certificate and Certificate.from_json(certificate, tensors["noise"]),
+            certificate and Certificate.from_json(certificate, tensors.get("noise")),
         )
