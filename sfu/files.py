@@ -5,6 +5,7 @@ A file that cannot be written (full disk, no permission) raises :class:`~sfu.err
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shutil
@@ -17,6 +18,11 @@ from sfu.errors import ArtifactError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+SECRET = ".secret"
+"""Ending of files that stay with their owner: what a head holds that could give back a row or break a certificate."""
+_OWNER_ONLY = 0o600
 
 
 @contextmanager
@@ -41,20 +47,27 @@ def write_text(path: Path, text: str) -> None:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file's content."""
+    """Copy a file's content; a copy of a file that only its owner can read is for its owner alone, too."""
     with replacing(path) as temporary:
+        if not source.stat().st_mode & 0o077:
+            temporary.touch(mode=_OWNER_ONLY)
         shutil.copyfile(source, temporary)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors and the metadata ``about`` as safetensors; tensors that share memory are copied."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None, *, private: bool = False
+) -> None:
+    """Write tensors and the metadata ``about`` as safetensors; tensors that share memory are copied.
+
+    A ``private`` file can be read by its owner alone, from the first byte on.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with replacing(path) as temporary:
         try:
-            temporary.touch()
-            mode = temporary.stat().st_mode
+            temporary.touch(_OWNER_ONLY if private else 0o666)
+            mode = _OWNER_ONLY if private else temporary.stat().st_mode
             save_file(
                 {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
                 temporary,
@@ -63,6 +76,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
             temporary.chmod(mode)  # safetensors makes files for their owner alone, whatever the umask
         except SafetensorError as error:
             raise OSError(str(error)) from error
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def human_size(n_bytes: float) -> str:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from sfu.errors import ArtifactError
-from sfu.files import acquire_lock, write_tensors, write_text
+from sfu.files import acquire_lock, file_digest, write_tensors, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,7 +142,7 @@ class Store:
         try:
             made.mkdir(parents=True)
             write(made)
-            digests = {path.name: _digest(path) for path in sorted(made.iterdir())}
+            digests = {path.name: file_digest(path) for path in sorted(made.iterdir())}
             for name, digest in digests.items():
                 self._share(made / name, digest)
             write_text(made / _ABOUT, json.dumps({"key": key, "files": digests}, indent=2) + "\n")
@@ -240,7 +240,7 @@ class Store:
             return
         blob = self.root / f".{digest}.blob"
         with suppress(OSError):  # no hard links here, or another process made it first: a copy will do
-            if blob.exists() and _digest(blob) == digest:
+            if blob.exists() and file_digest(blob) == digest:
                 os.link(blob, linked := path.with_name("linked"))
                 linked.replace(path)
             else:
@@ -257,11 +257,6 @@ def _is_whole(folder: Path, about: bytes) -> bool:
     try:
         found = json.loads(about)
         files = found["files"].items()
-        return found["key"] == folder.name and all(_digest(folder / name) == digest for name, digest in files)
+        return found["key"] == folder.name and all(file_digest(folder / name) == digest for name, digest in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

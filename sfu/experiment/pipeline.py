@@ -29,7 +29,7 @@ from sfu.experiment.validate import validate
 from sfu.isolation.server import server_of
 from sfu.results.artifacts import METRICS_SCHEMA, finite
 from sfu.unlearning.base import UnlearningMethod
-from sfu.unlearning.rows import make_methods
+from sfu.unlearning.rows import check_row_names, make_methods
 
 _PACKAGES = (
     "torch", "torchvision", "pillow", "numpy", "scipy", "scikit-learn", "hydra-core", "omegaconf", "safetensors",
@@ -72,7 +72,9 @@ def run(
         server_of(ROW_PROCESS)  # it loads while the data do
     with ProgressDisplay(show_progress) as display:
         cache = cache if named else None
-        context = RunContext(config, folder, methods or make_methods(config), display, on_stage, cache, named)
+        made = methods or make_methods(config)
+        check_row_names(made)
+        context = RunContext(config, folder, made, display, on_stage, cache, named)
         rows.check_augmentations(context)
         with context.timed("prepare"):
             prepare.load(context)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sfu.data.datasets.base import FeatureDataset, ImageDataset
@@ -22,10 +20,9 @@ from sfu.data.seal import real_places
 from sfu.data.settings import NO_BACKBONE
 from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
-from sfu.experiment.cache import HEAD, StageCache
+from sfu.experiment.cache import HEAD
 from sfu.experiment.context import RunContext
-from sfu.experiment.result_store import GRAM
-from sfu.files import write_tensors, write_text
+from sfu.files import write_text
 from sfu.heads.cores.build_core import build_core
 from sfu.heads.cores.preflight import preflight
 from sfu.heads.files import load_head
@@ -126,8 +123,7 @@ def train(run: RunContext) -> None:
             head = make()
         else:
             head = run.cache.cached(
-                run.cache.keys.head, partial(make, gram=partial(_cached_gram, run.cache)),
-                lambda made, entry: made.save(entry / HEAD),
+                run.cache.keys.head, make, lambda made, entry: made.save(entry / HEAD),
                 lambda entry: load_head(entry / HEAD, run.core).to(run.device), name=HEAD,
                 waiting=run.waiting("the original head"),
             )  # fmt: skip
@@ -192,14 +188,6 @@ def _choose(
     for method in run.methods.values():
         method.check(found.forget_F.numel())
     return found
-
-
-def _cached_gram(cache: StageCache, make: Callable[[], Tensor]) -> Tensor:
-    """The Gram matrix of the training rows, which is the same for every l2."""
-    return cache.cached(
-        cache.keys.gram, make, lambda gram, entry: write_tensors(entry / GRAM, {"gram": gram}),
-        lambda entry: load_file(entry / GRAM)["gram"],
-    )  # fmt: skip
 
 
 def _describe_data(run: RunContext) -> dict[str, object]:

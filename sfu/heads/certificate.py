@@ -6,12 +6,15 @@ Shapes: C classes, E = D features (no bias).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sfu.errors import ArtifactError
+from sfu.files import SECRET
 
 
 @dataclass(frozen=True)
@@ -20,17 +23,36 @@ class Certificate:
 
     Attributes:
         noise_std: Standard deviation of the entries of b.
-        noise_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. Secret: the guarantee
-            is for those who see the weights and not b.
+        secret_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. The guarantee is for
+            those who see the weights and not b. It is ``None`` if the head was read without its secret file.
         residual_bound: Upper bound on the gradient norm of the perturbed sum objective, accumulated over removals;
             ``None`` once another method has moved the head.
         seeded: Whether b was drawn from a seed. Nothing is certified to whoever knows the seed.
     """
 
     noise_std: float
-    noise_CE: Tensor
+    secret_CE: Tensor | None
     residual_bound: float | None
     seeded: bool = False
+
+    @property
+    def noise_CE(self) -> Tensor:
+        """The secret b.
+
+        Raises:
+            ArtifactError: The head was read without its secret file.
+        """
+        if self.secret_CE is None:
+            raise ArtifactError(
+                "the head was trained with head.objective_noise, and its noise is not here. Without it, the head can "
+                f"classify but not be unlearned from. Put the file of its noise ({SECRET}) beside the head, where the "
+                "run that trained it has left it."
+            )
+        return self.secret_CE
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Certificate:
+        """Return it with its secret, if it is there, on another device or in another dtype."""
+        return self if self.secret_CE is None else replace(self, secret_CE=self.secret_CE.to(device, dtype))
 
     @classmethod
     def draw(cls, noise_std: float, shape: tuple[int, int], device: torch.device, seed: int | None) -> Certificate:
@@ -46,6 +68,6 @@ class Certificate:
         return {"noise_std": self.noise_std, "residual_bound": self.residual_bound, "seeded": self.seeded}
 
     @classmethod
-    def from_json(cls, about: Mapping[str, Any], noise_CE: Tensor) -> Certificate:
+    def from_json(cls, about: Mapping[str, Any], noise_CE: Tensor | None) -> Certificate:
         """Read what :meth:`as_json` wrote; before ``seeded`` was written, every b came from a seed."""
         return cls(float(about["noise_std"]), noise_CE, about["residual_bound"], bool(about.get("seeded", True)))

@@ -4,7 +4,7 @@ config.yaml          the resolved configuration
 status.json          running, finished or failed (with the error)
 split.safetensors    forget_indices, retain_indices (training row numbers, int64)
 forget_files.txt     the files of the images to forget, if they are files
-heads/NAME.*         Original and every row's head, safetensors + JSON
+heads/NAME.*         Original and every row's head, safetensors + JSON; NAME.secret, for its owner: noise and Hessian
 metrics.json         the result (schema 1), also as metrics.csv, table.md, figure.png
 trade_off.json       test and forget accuracy along the path of each row, with evaluation.trade_off; also trade_off.png
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfu.errors import ArtifactError
-from sfu.files import write_tensors, write_text
+from sfu.files import SECRET, write_tensors, write_text
 
 if TYPE_CHECKING:
     from sfu.data.split import ForgetSplit
@@ -45,7 +45,7 @@ def remove_results(folder: Path) -> None:
     Raises:
         ArtifactError: A file cannot be removed.
     """
-    heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors")]
+    heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors", SECRET)]
     try:
         for path in [*(folder / name for name in FILES), *heads]:
             path.unlink(missing_ok=True)
