@@ -23,12 +23,42 @@ if TYPE_CHECKING:
 SECRET = ".secret"
 """Ending of files that stay with their owner: what a head holds that could give back a row or break a certificate."""
 _OWNER_ONLY = 0o600
+_in_use: dict[Path, tuple[int, int]] = {}
+
+
+@contextmanager
+def folder_in_use(folder: Path) -> Iterator[None]:
+    """Refuse to write below ``folder`` in this block once it has been removed, or another has taken its place.
+
+    Writing makes missing folders, so a run whose folder is removed would otherwise leave a part of its files.
+    """
+    place = Path(os.path.abspath(folder))
+    _in_use[place] = _identity(place)
+    try:
+        yield
+    finally:
+        del _in_use[place]
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _require_folder(path: Path) -> None:
+    for folder in Path(os.path.abspath(path)).parents:
+        if folder in _in_use and (not folder.is_dir() or _identity(folder) != _in_use[folder]):
+            raise ArtifactError(
+                f"{path} cannot be written, because the folder {folder} was removed or replaced while it was in use. "
+                "Run again, and leave the folder alone meanwhile."
+            )
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, remove it otherwise."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _require_folder(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -38,6 +68,11 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Return the temporary files that processes killed while they wrote have left in a folder."""
+    return [path for path in folder.glob(".*") if path.suffix[1:].isdigit() and path.is_file()]
 
 
 def write_text(path: Path, text: str) -> None:

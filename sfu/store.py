@@ -37,6 +37,7 @@ _ABOUT, _TENSORS = "entry.json", "tensors.safetensors"
 _KEY = re.compile(r"[0-9a-f]{32}")
 _LARGE = 1 << 20  # bytes: larger files are shared by hard links, if the store does that
 _DAY = 86_400.0
+_unwritable: set[Path] = set()
 
 
 def cache_dir(kind: str) -> Path:
@@ -150,6 +151,11 @@ class Store:
                 self._move_into_place(made, temporary / "old", key)
         except OSError as error:
             raise self._unwritable(error) from error
+        except ArtifactError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError):
+                raise
+            raise self._unwritable(cause) from error  # name the cache, not the temporary file
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -183,6 +189,16 @@ class Store:
             raise self._unwritable(error) from error
         with held:
             yield
+
+    @contextmanager
+    def optional(self) -> Iterator[None]:
+        """Go on after a block that cannot write this store, with one warning, since it only makes work faster."""
+        try:
+            yield
+        except ArtifactError as error:
+            if self.root not in _unwritable:
+                log.warning("%s The run goes on without caching.", error)
+            _unwritable.add(self.root)
 
     def entries(self) -> list[Entry]:
         """Return all entries, the last used first; other files and folders are ignored."""

@@ -1,7 +1,7 @@
 """What a run leaves in its folder. Every file is written atomically, so it is either complete or absent.
 
 config.yaml          the resolved configuration
-status.json          running, finished or failed (with the error)
+status.json          running, finished, interrupted or failed (with the error), and the process that runs it
 split.safetensors    forget_indices, retain_indices (training row numbers, int64)
 forget_files.txt     the files of the images to forget, if they are files
 heads/NAME.*         Original and every row's head, safetensors + JSON; NAME.secret, for its owner: noise and Hessian
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfu.errors import ArtifactError
-from sfu.files import SECRET, write_tensors, write_text
+from sfu.files import SECRET, leftovers, write_tensors, write_text
 
 if TYPE_CHECKING:
     from sfu.data.split import ForgetSplit
@@ -39,6 +40,20 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def overwrite_json(path: Path, value: Any) -> None:
+    """Write JSON over a small file where it stands if the disk has no room for a second one; else remove the file."""
+    with suppress(ArtifactError):
+        write_json(path, value)
+        return
+    try:
+        with path.open("r+", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, allow_nan=False)
+            file.truncate()
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+
+
 def remove_results(folder: Path) -> None:
     """Remove what an earlier run left in a folder that is used again, so that no old result stands beside a new one.
 
@@ -47,7 +62,7 @@ def remove_results(folder: Path) -> None:
     """
     heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors", SECRET)]
     try:
-        for path in [*(folder / name for name in FILES), *heads]:
+        for path in [*(folder / name for name in FILES), *heads, *leftovers(folder), *leftovers(folder / "heads")]:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(

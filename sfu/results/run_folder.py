@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sfu.errors import ArtifactError
+from sfu.processes import is_gone
 from sfu.results.artifacts import read_metrics
 
 _NOT_RUNS = frozenset({"wandb", "heads", "tensorboard", ".hydra", ".git"})
@@ -26,6 +27,7 @@ class FoundRun:
         problem: Why this run has no results, or only some; None for a complete one.
         overrides: What was given on the command line.
         job: Its number in a sweep.
+        pid: The number of its process.
         metrics: The content of metrics.json; a run with a failed row has one, too.
         config: The resolved configuration, nested; None where it cannot be read.
     """
@@ -35,6 +37,7 @@ class FoundRun:
     problem: str | None
     overrides: dict[str, str] = field(default_factory=dict)
     job: int | None = None
+    pid: int | None = None
     started: datetime | None = None
     metrics: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
@@ -83,13 +86,14 @@ def read_run(folder: Path, *, with_config: bool = False) -> FoundRun:
             config = _read_config(folder / "config.yaml")
         except (OSError, ValueError) as error:
             problem = problem or f"config.yaml cannot be read ({getattr(error, 'strerror', None) or error})"
-    job = status.get("job")
+    job, pid = status.get("job"), status.get("pid")
     return FoundRun(
         folder,
         state=status["state"],
         problem=problem,
         overrides=dict(item.lstrip("+~").split("=", 1) for item in status["overrides"] if "=" in item),
         job=job if isinstance(job, int) else None,
+        pid=pid if isinstance(pid, int) else None,
         started=status.get("started"),
         metrics=metrics,
         config=config,
@@ -116,14 +120,10 @@ def _read_status(path: Path) -> dict[str, Any]:
 
 def _is_gone(status: dict[str, Any]) -> bool:
     """True if the process that wrote the record is known to have ended; False if that cannot be told."""
-    pid = status.get("pid")
+    pid, born = status.get("pid"), status.get("born")
     if status.get("host") != platform.node() or not isinstance(pid, int) or pid <= 0:
         return False
-    try:
-        os.kill(pid, 0)
-    except (OSError, OverflowError) as error:
-        return isinstance(error, ProcessLookupError)
-    return False
+    return is_gone(pid, born if isinstance(born, str) else None)
 
 
 def _why_unfinished(status: dict[str, Any]) -> str | None:
