@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sfu.errors import DataError
+from sfu.readers import require_modest
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
@@ -31,6 +33,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
             found: object = load_file(path)
         else:
+            _refuse_bomb(path)
             found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"Unsupported \w+: (?:GLOBAL )?(\S+)", str(error))
@@ -54,6 +57,13 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _refuse_bomb(path: Path) -> None:
+    """Refuse a torch file whose members are far larger than the file: it is meant to fill the memory."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            require_modest(archive.infolist(), path)
+
+
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[str, ...], setting: str) -> None:
     """Copy ``tensors`` into ``model``, all of it; names that begin with one of ``ignored`` are skipped.
 
@@ -62,20 +72,34 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[st
     Raises:
         DataError: A tensor is missing, left over or of another shape: the file is of another architecture.
     """
-    own = model.state_dict()
     given = {name: t for name, t in tensors.items() if not name.startswith(ignored)} if ignored else tensors
-    fitting = {name: t for name, t in given.items() if name not in own or t.shape == own[name].shape}
-    result = model.load_state_dict(fitting, strict=False)
-    missing = [name for name in result.missing_keys if name not in given and not name.endswith("num_batches_tracked")]
-    left_over = list(result.unexpected_keys)
-    shapes = sorted(name for name in set(own) & set(given) if own[name].shape != given[name].shape)
-    if missing or left_over or shapes:
-        kinds = (("lacks", missing), ("has besides", left_over), ("has in other shapes", shapes))
-        what = "; ".join(f"{verb} {_some(names)}" for verb, names in kinds if names)
-        raise DataError(f"backbone.weights={setting} does not fit this architecture: it {what}.")
-    bad = [name for name, tensor in own.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+    check_fit(model, given, setting)
+    bad = [name for name, t in model.state_dict().items() if t.is_floating_point() and not torch.isfinite(t).all()]
     if bad:
         raise DataError(f"backbone.weights={setting} has NaN or infinite values in {_some(bad)}.")
+
+
+def check_fit(model: nn.Module, given: Mapping[str, Tensor], setting: str) -> None:
+    """Copy ``given`` into ``model``, or only check names and shapes if that is on the device ``meta``.
+
+    Raises:
+        DataError: A tensor is missing, left over or of another shape: the file is of another architecture.
+    """
+    own = model.state_dict()
+    misfits = sorted(name for name in set(own) & set(given) if not _alike(own[name], given[name]))
+    fitting = {name: t for name, t in given.items() if name not in misfits}
+    without_memory = any(tensor.is_meta for tensor in own.values())
+    result = model.load_state_dict(fitting, strict=False, assign=without_memory)
+    missing = [name for name in result.missing_keys if name not in given and not name.endswith("num_batches_tracked")]
+    left_over = list(result.unexpected_keys)
+    if missing or left_over or misfits:
+        kinds = (("lacks", missing), ("has besides", left_over), ("has in other shapes or types", misfits))
+        what = "; ".join(f"{verb} {_some(names)}" for verb, names in kinds if names)
+        raise DataError(f"backbone.weights={setting} does not fit this architecture: it {what}.")
+
+
+def _alike(own: Tensor, given: Tensor) -> bool:
+    return own.shape == given.shape and own.is_floating_point() == given.is_floating_point()
 
 
 def weights_digest(model: nn.Module) -> str:
