@@ -1,14 +1,14 @@
 """Read files that may be damaged or made to do harm.
 
-Nothing is unpickled, and sizes are checked before memory is used. A record (JSON) is checked against a :class:`Record`, YAML gives plain values, and arrays have the shape that their
-file says and holds. Whatever is wrong with a file becomes one error that names it.
+Nothing is unpickled, and sizes are checked before memory is used. A record (JSON) is checked against a
+:class:`Record`, YAML gives plain values, and arrays have the shape that their file says and holds. Whatever is wrong
+with a file becomes one error that names it.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import os
 import reprlib
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +52,12 @@ class Record(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+
+class Versioned(Record):
+    """A record that says which version of it was written."""
+
+    version: Count = Field(alias="schema")
 
 
 R = TypeVar("R", bound=Record)
@@ -98,14 +104,21 @@ def read_bytes(path: Path, limit: int) -> bytes:
     Raises:
         OSError, ValueError: It cannot be read, is no regular file, or is larger.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= limit:
-            content = file.read(limit + 1)
-            size = len(content)  # a device or a pipe has size 0
-            if size <= limit:
-                return content
+    require_regular(path)
+    size = path.stat().st_size
+    if size <= limit:
+        return path.read_bytes()
     raise ValueError(f"it has {human_size(size)}, and at most {human_size(limit)} are read")
+
+
+def require_regular(path: Path) -> None:
+    """Refuse what is there but no regular file: reading a pipe or a device may never end.
+
+    Raises:
+        ValueError: It is a folder, a pipe or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no regular file")
 
 
 def read_record(path: Path, kind: type[R], remedy: str, error: type[SfuError] = ArtifactError) -> R:
@@ -187,8 +200,9 @@ def read_array(path: Path) -> np.ndarray:
     Raises:
         OSError, ValueError: It cannot be read, is no npy file, or does not hold what its header says.
     """
+    require_regular(path)
     with path.open("rb") as file:
-        return _npy(file, os.fstat(file.fileno()).st_size)
+        return _npy(file, path.stat().st_size)
 
 
 def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
@@ -198,6 +212,7 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
         OSError, ValueError: It cannot be read, or does not hold what it says.
         Exception: What the parsers raise on damaged files; see :func:`refusing`.
     """
+    require_regular(path)
     if path.suffix == ".safetensors":
         from safetensors import safe_open
 
@@ -211,7 +226,7 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
         found = {}
         for key, info in wanted.items():
             with archive.open(info) as file:
-                found[key] = _npy(file, info.file_size)
+                found[key] = _npy(file, info.file_size, key)
         return found
 
 
@@ -234,7 +249,7 @@ def require_modest(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
         )
 
 
-def _npy(file: IO[bytes], size: int) -> np.ndarray:
+def _npy(file: IO[bytes], size: int, what: str = "it") -> np.ndarray:
     """Read an array from a file of ``size`` bytes; its shape must account for every one of them."""
     import numpy as np
 
@@ -242,28 +257,29 @@ def _npy(file: IO[bytes], size: int) -> np.ndarray:
     length = {1: 10 + int.from_bytes(start[8:10], "little"), 2: 12 + int.from_bytes(start[8:12], "little")}
     version = start[6] if start[:6] == b"\x93NUMPY" and len(start) == 12 else 0
     if version not in length:
-        raise ValueError("it is no npy file" if not version else f"it is an npy file of version {version}")
+        raise ValueError(f"{what} is no npy file" + (f" of version 1 or 2, but {version}" if version else ""))
     if length[version] > min(_NPY_HEADER, size):
-        raise ValueError(f"its header has {length[version]:,} bytes")
+        raise ValueError(f"{what} has a header of {length[version]:,} bytes")
     header = io.BytesIO(start + file.read(max(length[version] - len(start), 0)))
     np.lib.format.read_magic(header)
     read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(header)
     if dtype.kind not in "biufc":
-        raise ValueError(f"it holds {dtype}, not numbers; pickled objects are never loaded")
+        raise ValueError(f"{what} holds {dtype}, not numbers; sfu never loads pickled objects")
     n_bytes = math.prod(shape) * dtype.itemsize
     if any(axis < 0 for axis in shape) or n_bytes != size - length[version]:
-        raise ValueError(f"its shape {list(shape)} takes {n_bytes:,} bytes, but it holds {size - length[version]:,}")
+        held = size - length[version]
+        raise ValueError(f"{what} has shape {list(shape)}, which takes {n_bytes:,} bytes, but holds {held:,}")
     values = np.empty(n_bytes, np.uint8)
     view, done = memoryview(cast(Any, values)), 0
     while done < n_bytes:
         piece = file.read(min(_PIECE, n_bytes - done))
         if not piece:
-            raise EOFError("it is cut short")
+            raise ValueError(f"{what} is cut short")
         view[done : done + len(piece)] = piece
         done += len(piece)
     if file.read(1):  # at the end, a zip member's checksum is compared
-        raise ValueError("it holds more than it says")
+        raise ValueError(f"{what} holds more than it says")
     return values.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
@@ -276,6 +292,7 @@ def read_tensors(path: Path, remedy: str, error: type[SfuError] = ArtifactError)
     from safetensors.torch import load_file
 
     with refusing(path, remedy, error):
+        require_regular(path)
         return load_file(path)
 
 

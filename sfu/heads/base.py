@@ -27,7 +27,7 @@ from sfu.losses.base import Layout, Loss, make_loss
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
-from sfu.readers import Above0, Count, Record, Scalar, Size
+from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
 
 add_modules("sfu.heads.linear")
@@ -37,10 +37,9 @@ LOGIT_ROWS = 8192
 _DTYPES = (torch.float32, torch.float64)
 
 
-class HeadRecord(Record):
+class HeadRecord(Versioned):
     """What the JSON file of every head holds; a kind of head adds what it needs."""
 
-    version: Count = Field(alias="schema")
     kind: str
     n_classes: Annotated[Count, Field(gt=0)]
     n_features: Annotated[Count, Field(gt=0)]

@@ -7,9 +7,13 @@ from pathlib import Path
 from sfu.errors import ArtifactError, SfuError
 from sfu.heads.base import Head, HeadRecord, paths_of
 from sfu.heads.cores.core import Core
-from sfu.readers import TEXT_BYTES, parse_record, read_bytes, read_tensors, refusing
+from sfu.readers import TEXT_BYTES, Versioned, parse_record, read_bytes, read_tensors, refusing
 
 _REMEDY = "Save the head again, or take another copy of its files."
+
+
+class _Kind(Versioned):
+    kind: str
 
 
 def load_head(stem: str | Path, core: Core | None = None) -> Head:
@@ -47,7 +51,7 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
 def _read_settings(path: Path) -> tuple[HeadRecord, type[Head]]:
     with refusing(path, _REMEDY):
         text = read_bytes(path, TEXT_BYTES)
-        known = parse_record(text, HeadRecord)
+        known = parse_record(text, _Kind)
         kind = Head.named(known.kind, "kind")
         if known.version in kind.records:
             return parse_record(text, kind.records[known.version]), kind
