@@ -169,9 +169,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
         if schema == METRICS_SCHEMA:
             parse_record(text, MetricsRecord)
             return dict(finite(json.loads(text)))
-    raise ArtifactError(
-        f"{path} has schema {schema}; this sfu reads schema {METRICS_SCHEMA}. Use the sfu that wrote it."
-    )
+    raise ArtifactError(f"{path} has schema {schema}, and this sfu reads {METRICS_SCHEMA}. Use the sfu that wrote it.")
 
 
 def finite(value: Any) -> Any:
