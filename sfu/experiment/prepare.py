@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sfu.data.datasets.base import FeatureDataset, ImageDataset
@@ -32,6 +32,7 @@ from sfu.heads.files import load_head
 from sfu.heads.normal_equations import checkpoint_of
 from sfu.heads.settings import LinearisedSettings
 from sfu.heads.train import train_head
+from sfu.readers import floats, read_tensors, refusing
 from sfu.request import ForgetRequest
 from sfu.results.artifacts import save_split
 from sfu.unlearning.classes import refuse_instances, whole_classes
@@ -198,8 +199,14 @@ def _cached_gram(cache: StageCache, make: Callable[[], Tensor]) -> Tensor:
     """The Gram matrix of the training rows, which is the same for every l2."""
     return cache.cached(
         cache.keys.gram, make, lambda gram, entry: write_tensors(entry / GRAM, {"gram": gram}),
-        lambda entry: load_file(entry / GRAM)["gram"],
+        lambda entry: _read_gram(entry / GRAM),
     )  # fmt: skip
+
+
+def _read_gram(path: Path) -> Tensor:
+    remedy = "Remove it with sfu-results rm, and it is computed again."
+    with refusing(path, remedy):
+        return floats(read_tensors(path, remedy), "gram", 2)
 
 
 def _describe_data(run: RunContext) -> dict[str, object]:

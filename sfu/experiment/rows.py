@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sfu.data.features.store import VIEWS, views_folder
@@ -25,8 +24,9 @@ from sfu.experiment.resources import Usage, measured
 from sfu.files import write_tensors, write_text
 from sfu.heads.base import Head
 from sfu.heads.files import load_head
+from sfu.readers import Record, Size, floats, read_record, read_tensors, refusing
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
-from sfu.results.artifacts import write_json
+from sfu.results.artifacts import Cell, finite, write_json
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.tuning import nearest
@@ -34,6 +34,24 @@ from sfu.unlearning.tuning import nearest
 log = logging.getLogger(__name__)
 
 _ROW, _PATH, _TRIAL = "row.json", "path.safetensors", "trial-{}"
+_REMEDY = "Remove it with sfu-results rm, and it is computed again."
+
+
+class _TrialRecord(Record):
+    """What ``row.json`` says of a result besides its head and path."""
+
+    applied: bool
+    predicted_distance_gain: float | None
+    details: dict[str, Cell]
+    note: str | None
+    trials: list[_TrialRecord]
+
+
+class _RowRecord(_TrialRecord):
+    """The content of ``row.json``."""
+
+    seconds: Size
+    peak_memory_mb: Size
 
 
 def check_augmentations(run: RunContext) -> None:
@@ -121,14 +139,13 @@ def run_method(
 def write_row(row: RowResult, folder: Path) -> None:
     """Write a row that succeeded."""
     assert row.unlearned is not None
-    write_text(folder / _ROW, json.dumps(asdict(row.usage) | _write_result(row.unlearned, folder, HEAD)) + "\n")
+    write_text(folder / _ROW, json.dumps(finite(asdict(row.usage) | _write_result(row.unlearned, folder, HEAD))) + "\n")
 
 
 def read_row(folder: Path, run: RunContext) -> RowResult:
     """Read what :func:`write_row` wrote."""
-    about = json.loads((folder / _ROW).read_text(encoding="utf-8"))
-    usage = Usage(about.pop("seconds"), about.pop("peak_memory_mb"))
-    return RowResult(usage, _read_result(about, folder, HEAD, run))
+    about = read_record(folder / _ROW, _RowRecord, _REMEDY)
+    return RowResult(Usage(about.seconds, about.peak_memory_mb), _read_result(about, folder, HEAD, run))
 
 
 def _augment(run: RunContext) -> dict[str, Tensor]:
@@ -197,11 +214,17 @@ def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str
     }  # fmt: skip
 
 
-def _read_result(about: dict[str, Any], folder: Path, stem: str, run: RunContext) -> UnlearningResult:
+def _read_result(about: _TrialRecord, folder: Path, stem: str, run: RunContext) -> UnlearningResult:
     head, path = load_head(folder / stem, run.core).to(run.device), folder / f"{stem}.{_PATH}"
-    points = tuple(load_file(path)["path"].to(run.device)) if path.is_file() else ()
-    trials = [_read_result(trial, folder, _TRIAL.format(n), run) for n, trial in enumerate(about.pop("trials"))]
-    return UnlearningResult(head, path=points, trials=tuple(trials), **about)
+    points: tuple[Tensor, ...] = ()
+    if path.is_file():
+        with refusing(path, _REMEDY):
+            points = tuple(floats(read_tensors(path, _REMEDY), "path", 3).to(run.device))
+            if points and points[0].shape != head.parameters_CE.shape:
+                raise ValueError(f"its points are {list(points[0].shape)}, not {list(head.parameters_CE.shape)}")
+    trials = [_read_result(trial, folder, _TRIAL.format(n), run) for n, trial in enumerate(about.trials)]
+    gain, details = about.predicted_distance_gain, about.details
+    return UnlearningResult(head, about.applied, gain, details, about.note, points, tuple(trials))  # type: ignore[arg-type]
 
 
 def _describe_row(method: UnlearningMethod, result: RowResult, scores: dict[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_every_run_is_in_a_table_or_named_with_its_trouble(tmp_path: Path) -> No
     assert told["killed"] == ("killed", "killed midway")
     assert told["failed"] == ("failed", "SingularHessianError: head.l2 = 0")
     assert told["newer"][1] == "metrics.json has schema 2, and this sfu reads 1. Use the sfu that wrote it."
-    assert told["damaged"][1].startswith("metrics.json cannot be read (Unterminated")
+    assert told["damaged"][1].startswith("metrics.json cannot be read (Invalid JSON")
     assert told["settingless"][1].startswith("config.yaml cannot be read")
     (section,) = report.sections
     half = next(g for g in section.table.groups if g.overrides == {"forget.fraction": "0.1"})
