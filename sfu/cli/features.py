@@ -128,7 +128,7 @@ def _compose(settings: list[str]) -> RunConfig:
 
     from sfu.config_files import MAIN_CONFIG, config_dir
     from sfu.experiment.config import register, typed_config
-    from sfu.experiment.explain import explain
+    from sfu.experiment.explain import explain, wrong_choice
 
     register()
     try:
@@ -136,6 +136,11 @@ def _compose(settings: list[str]) -> RunConfig:
             config = typed_config(compose(MAIN_CONFIG, overrides=settings))
     except HydraException as error:
         raise ConfigError(explain(error)) from error
+    except (ValueError, TypeError) as error:
+        problem = wrong_choice(settings)
+        if problem is None:
+            raise
+        raise ConfigError(problem) from error
     return config
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Iterable
 from dataclasses import is_dataclass
 from typing import Any, cast
 
+from sfu.config_files import group_options
 from sfu.errors import SfuError
 from sfu.experiment.config import GROUPS, RunConfig
 from sfu.registry import unknown
@@ -46,6 +48,28 @@ def explain(error: BaseException) -> str:
     return "\n".join(
         line for line in lines if not line.startswith(("object_type=", "reference_type=", "To append to your config"))
     )
+
+
+def wrong_choice(arguments: Iterable[str]) -> str | None:
+    """Say which group of settings was given something else than the name of a choice; ``None`` if none was.
+
+    Hydra raises ``ValueError`` or ``TypeError`` for it, which name no key.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+    from hydra.errors import HydraException
+
+    for text in arguments:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException:
+            continue
+        group, value = override.key_or_group, override._value
+        options = group_options(group) if group in (*GROUPS, "backbone", "experiment") else []
+        values = value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value]
+        if options and not all(isinstance(one, str | QuotedString) for one in values):
+            return f"{text} does not name a choice of {group}. Name one of {', '.join(options)}."
+    return None
 
 
 def _unknown_key(full_key: str, text: str) -> str | None:

@@ -37,11 +37,19 @@ NEAREST, FURTHEST = 0.5, 6.0
 _OTHERS = (draw.BLUE, draw.VERMILLION, draw.ORANGE, draw.PURPLE, draw.SKY, draw.GREY, "#6A3D9A", "#8C510A")
 
 
+def read_steps(path: Path) -> dict[str, Steps]:
+    """Read a trade_off.json.
+
+    Raises:
+        ArtifactError: It is missing or damaged.
+    """
+    with refusing(path, "Run again, with evaluation.trade_off=true."):
+        return {name: dict(steps) for name, steps in read_json(path, dict[str, StepsRecord]).items()}
+
+
 def save_trade_off_plot(metrics: Metrics, path: str | Path) -> Path:
     """Draw ``trade_off.json``, which lies beside ``path``: all of it, and the neighbourhood of Retrained enlarged."""
-    file = Path(path).with_name("trade_off.json")
-    with refusing(file, "Run again, with evaluation.trade_off=true."):
-        paths = {name: dict(steps) for name, steps in read_json(file, dict[str, StepsRecord]).items()}
+    paths = read_steps(Path(path).with_name("trade_off.json"))
     rows = table_of_run(metrics).groups[0].rows
     figure = draw.new_figure(11.5, 5.0 + 0.2 * (len(paths) // 4))
     panels = figure.subplots(1, 2)
