@@ -22,22 +22,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from uuid import uuid4
+
+from pydantic import ConfigDict, Field
 
 from sfu.errors import ArtifactError
 from sfu.files import acquire_lock, file_digest, write_tensors, write_text
+from sfu.readers import Record, parse_record, read_bytes, read_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _ABOUT, _TENSORS = "entry.json", "tensors.safetensors"
 _KEY = re.compile(r"[0-9a-f]{32}")
+_ABOUT_BYTES = 1 << 20
+_LAST_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which Python has no dates
 _LARGE = 1 << 20  # bytes: larger files are shared by hard links, if the store does that
 _DAY = 86_400.0
 _unwritable: set[Path] = set()
+_REMEDY = "Remove it, so that it is made again."
 
 
 def cache_dir(kind: str) -> Path:
@@ -53,13 +60,22 @@ def key_of(record: object) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]
 
 
+class EntryRecord(Record):
+    """The content of ``entry.json``: the key, the SHA-256 of each file, and what else describes the entry."""
+
+    model_config = ConfigDict(extra="allow")
+
+    key: str
+    files: dict[Annotated[str, Field(pattern=r"^[^/\\]+$")], str] | None = None
+
+
 @dataclass(frozen=True)
 class Entry:
     """An entry as it lies on the disk.
 
     Attributes:
         folder: Its folder; the name is the key.
-        about: The content of ``entry.json``; empty if that is missing or damaged.
+        about: What describes the entry in ``entry.json``; empty if that is missing or damaged.
         used: When it was last used.
     """
 
@@ -70,13 +86,11 @@ class Entry:
     @classmethod
     def read(cls, folder: Path) -> Entry:
         """Describe the entry in ``folder`` without checking its files."""
-        path = folder / _ABOUT
-        try:
-            about = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            about = {}
+        path, about = folder / _ABOUT, {}
+        with suppress(OSError, ValueError):
+            about = parse_record(read_bytes(path, _ABOUT_BYTES), EntryRecord).model_extra or {}
         used = (path if path.is_file() else folder).stat().st_mtime
-        return cls(folder, about if isinstance(about, dict) else {}, datetime.fromtimestamp(used, UTC))
+        return cls(folder, about, datetime.fromtimestamp(min(max(used, 0.0), _LAST_TIME), UTC))
 
     @property
     def key(self) -> str:
@@ -117,11 +131,26 @@ class Store:
         if not _is_whole(folder, about):
             if self._read_about(key) != about:  # another process replaced the entry meanwhile
                 return self.find(key)
-            log.warning("the cached entry %s is damaged and will be made again", folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            _drop(folder, "its files are not those it was made of")
             return None
         self.touch(key)
         return folder
+
+    def read(self, key: str, read: Callable[[Path], T]) -> T | None:
+        """Return what ``read`` makes of an entry's folder; ``None`` if there is none.
+
+        An entry that ``read`` refuses with :class:`ArtifactError` is dropped, although its digests are right.
+        """
+        about, folder = self._read_about(key), self.find(key)
+        if folder is None:
+            return None
+        try:
+            return read(folder)
+        except ArtifactError as error:
+            if self._read_about(key) != about:
+                return self.read(key, read)
+            _drop(folder, str(error))
+            return None
 
     def has(self, key: str) -> bool:
         """Return whether there is an entry, without checking its digests."""
@@ -168,13 +197,7 @@ class Store:
 
     def read_tensors(self, key: str) -> dict[str, Tensor] | None:
         """Return the tensors of an entry written by :meth:`write_tensors`, or ``None`` if there is none."""
-        from safetensors.torch import load
-
-        folder = self.find(key)
-        try:
-            return None if folder is None else load((folder / _TENSORS).read_bytes())
-        except FileNotFoundError:  # another process is replacing the entry
-            return None
+        return self.read(key, lambda folder: read_tensors(folder / _TENSORS, _REMEDY))
 
     def write_tensors(self, key: str, tensors: Mapping[str, Tensor]) -> None:
         """Make an entry of tensors, or replace the one that is there."""
@@ -237,9 +260,11 @@ class Store:
 
     def _read_about(self, key: str) -> bytes | None:
         try:
-            return (self.root / key / _ABOUT).read_bytes()
-        except OSError:
+            return read_bytes(self.root / key / _ABOUT, _ABOUT_BYTES)
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError):
+            return b""
 
     def _move_into_place(self, made: Path, old: Path, key: str) -> None:
         folder = self.root / key
@@ -271,8 +296,14 @@ class Store:
 
 def _is_whole(folder: Path, about: bytes) -> bool:
     try:
-        found = json.loads(about)
-        files = found["files"].items()
-        return found["key"] == folder.name and all(file_digest(folder / name) == digest for name, digest in files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = parse_record(about, EntryRecord)
+        if found.files is None or found.key != folder.name:
+            return False
+        return all(file_digest(folder / name) == digest for name, digest in found.files.items())
+    except (OSError, ValueError):
         return False
+
+
+def _drop(folder: Path, why: str) -> None:
+    log.warning("the cached entry %s is damaged and will be made again (%s)", folder, why)
+    shutil.rmtree(folder, ignore_errors=True)

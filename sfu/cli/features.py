@@ -33,8 +33,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _list(given: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    from sfu.data.features.store import cached_features, count_chunks
+    from sfu.data.features.store import about_features, cached_features, count_chunks
 
     entries = cached_features(given.cache)
     if not entries:
@@ -45,14 +46,13 @@ def _list(given: Namespace) -> None:
         number = name in ("images", "size", "chunks")
         table.add_column(name, justify="right" if number else "left", no_wrap=name == "key")
     for entry in entries:
-        record, shown = entry.about.get("record", {}), entry.about.get("shown", {})
-        crop = record.get("transform", {}).get("crop")
-        there, needed = count_chunks(entry)
+        about, (there, needed) = about_features(entry), count_chunks(entry)
+        record, crop = about.record, about.record.transform.crop
         table.add_row(
             entry.key[:12],
-            str(shown.get("dataset", "?")),
-            f"{record.get('backbone', '?')}" + (f" {crop} px" if crop else ""),
-            f"{record.get('n_images', 0):,}",
+            Text(about.shown.dataset),  # a name is no markup
+            Text(record.backbone + (f" {crop} px" if crop else "")),
+            "?" if record.n_images is None else f"{record.n_images:,}",
             human_size(size_of([entry])),
             f"{there}/{needed or '?'}",
             f"{entry.used:%Y-%m-%d}",
@@ -128,7 +128,7 @@ def _compose(settings: list[str]) -> RunConfig:
 
     from sfu.config_files import MAIN_CONFIG, config_dir
     from sfu.experiment.config import register, typed_config
-    from sfu.experiment.explain import explain
+    from sfu.experiment.explain import explain, wrong_choice
 
     register()
     try:
@@ -136,6 +136,11 @@ def _compose(settings: list[str]) -> RunConfig:
             config = typed_config(compose(MAIN_CONFIG, overrides=settings))
     except HydraException as error:
         raise ConfigError(explain(error)) from error
+    except (ValueError, TypeError) as error:
+        problem = wrong_choice(settings)
+        if problem is None:
+            raise
+        raise ConfigError(problem) from error
     return config
 
 

@@ -58,7 +58,7 @@ def _main() -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from sfu.experiment.explain import explain
+    from sfu.experiment.explain import explain, wrong_choice
 
     try:
         if FLAG in sys.argv[1:]:
@@ -72,11 +72,12 @@ def _main() -> None:
         if wants_tracebacks:
             raise
         _fail(explain(error))
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         if not wants_tracebacks and "srun" in str(error):  # how submitit says that this machine has no Slurm
             _fail("launcher=slurm needs Slurm, and srun is not found. Use launcher=submitit_local here.")
-        if not wants_tracebacks and "Config group override" in str(error):
-            _fail("a group of settings is null. Name one of its choices, as in dataset=digits.")
+        problem = None if wants_tracebacks else wrong_choice(sys.argv[1:])
+        if problem is not None:
+            _fail(problem)
         raise
 
 

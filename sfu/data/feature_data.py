@@ -129,7 +129,8 @@ def check_features(array: np.ndarray, what: str) -> np.ndarray:
         raise DataError(f"{what} has dtype {array.dtype}. Give real numbers.")
     if array.ndim != 2 or 0 in array.shape:
         raise DataError(f"{what} has shape {list(array.shape)}. Give a non-empty [rows, features] array.")
-    kept = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    with np.errstate(over="ignore"):  # what becomes infinite is refused below
+        kept = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
     finite = np.isfinite(kept)
     if not finite.all():
         rows = np.flatnonzero(~finite.all(axis=1))

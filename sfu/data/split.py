@@ -6,7 +6,6 @@ Shapes: N training rows, F forget rows, R = N - F retained rows.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,14 @@ import torch
 from torch import Tensor
 
 from sfu.errors import ConfigError, DataError
+from sfu.readers import Whole, read_array, read_bytes, read_json, refusing
 
 if TYPE_CHECKING:
     from sfu.data.settings import ForgetSettings
 
 DEFAULT_FRACTION = 0.1
 _DEPTH = 4  # how many last parts of a path may name an image
+_SMALL_FILE, _BYTES_PER_ROW = 1 << 16, 64  # of a list of row numbers
 
 
 @dataclass(frozen=True)
@@ -126,18 +127,14 @@ def _rows_of_classes(classes: list[int], labels_N: Tensor, n_classes: int) -> Te
 
 def _read_indices(path: Path, n_train: int) -> Tensor:
     where = f"forget.indices={path}"
-    try:
+    limit = _SMALL_FILE + _BYTES_PER_ROW * n_train  # whatever is longer names a row twice
+    with refusing(where, "Give row numbers: .txt (one a line), .json (a list) or .npy.", DataError):
         if path.suffix == ".npy":
-            values = np.load(path, allow_pickle=False)
+            values = read_array(path)
         elif path.suffix == ".json":
-            values = np.array(json.loads(path.read_text()))
+            values = np.array(read_json(path, list[Whole], limit), dtype=np.int64)
         else:
-            values = np.array([int(word) for word in path.read_text().split()], dtype=np.int64)
-    except (OSError, ValueError, OverflowError) as error:
-        raise DataError(
-            f"{where} cannot be read as row numbers ({error}). Give .txt (one row number a line), "
-            ".json (a list) or .npy."
-        ) from error
+            values = np.array([int(word) for word in read_bytes(path, limit).split()], dtype=np.int64)
     if values.size == 0:
         raise DataError(f"{where} is an empty forget set. Forget at least one row.")
     if values.ndim != 1 or values.dtype.kind not in "iu":
@@ -145,6 +142,8 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= n_train:
         raise DataError(f"{where} names rows {low} .. {high}. The training rows are 0 .. {n_train - 1}.")
+    if values.size > n_train:
+        raise DataError(f"{where} holds {values.size} numbers for {n_train} training rows. List every row once.")
     unique, counts = np.unique(values, return_counts=True)
     if unique.size != values.size:
         raise DataError(f"{where} names row {int(unique[counts > 1][0])} more than once. List every row once.")
@@ -159,10 +158,9 @@ def _rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
     where = f"forget.files={path}"
     if not names or not Path(names[0]).suffix:
         raise ConfigError(f"{where}: this dataset has no files to name. Use forget.indices.")
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{where} cannot be read ({error}). Give one file name a line.") from error
+    limit = _SMALL_FILE + 4 * sum(map(len, names))  # a name is of up to 4 bytes a character
+    with refusing(where, "Give one file name a line, each once.", DataError):
+        lines = [line.strip() for line in read_bytes(path, limit).decode().splitlines() if line.strip()]
     if not lines:
         raise DataError(f"{where} is an empty forget set. Name at least one image.")
     places = _places(names)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sfu.errors import ArtifactError
 from sfu.experiment.keys import StageKeys
 from sfu.files import copy_file
 from sfu.heads.cores.network import CORE_PREFIX
@@ -57,18 +58,19 @@ class StageCache:
             key: The stage's key.
             make: Computes the result.
             write: Writes a result into a folder.
-            read: Reads a result from the folder of an entry.
+            read: Reads a result from the folder of an entry. One that it refuses with :class:`ArtifactError` is made
+                again.
             name: What to call the result in :attr:`reused`.
             waiting: Called when another process is computing the same entry.
             worth_caching: Whether to cache a result.
         """
-        entry = self.store.find(key)  # reading needs no lock, so a cache may be read-only
-        if entry is None:
+        found = self.store.read(key, read)  # reading needs no lock, so a cache may be read-only
+        if found is None:
             with ExitStack() as stack:
                 with self.store.optional():
                     stack.enter_context(self.store.locked(key, waiting))
-                entry = self.store.find(key)
-                if entry is None:
+                found = self.store.read(key, read)
+                if found is None:
                     made = make()
                     if worth_caching(made):
                         with self.store.optional():
@@ -76,7 +78,7 @@ class StageCache:
                     return made
         if name is not None:
             self.reused.append(name)
-        return read(entry)
+        return found
 
     def available(self) -> list[str]:
         """Names of the results that are cached: ``head`` and rows."""
@@ -88,19 +90,25 @@ class StageCache:
 
     def restore_run(self, folder: Path) -> dict[str, Any] | None:
         """Copy a cached run into ``folder`` and return its metrics, or ``None`` if any part of it is not cached."""
-        run = self.store.find(self.keys.run)
+        metrics = self.store.read(self.keys.run, self._read_metrics)
         entries = {name: self.store.find(key) for name, key in {"original": self.keys.head, **self.keys.rows}.items()}
         heads = {name: entry for name, entry in entries.items() if entry is not None}
-        if run is None or len(heads) < len(entries):
+        if metrics is None or len(heads) < len(entries):
             return None
-        _copy_run_files(run, folder)
+        _copy_run_files(self.store.root / self.keys.run, folder)
         for name, entry in heads.items():
             for path in entry.glob("*.*"):
                 if path.stem == HEAD:
                     copy_file(path, folder / "heads" / f"{name}{path.suffix}")
                 elif path.name.startswith(CORE_PREFIX) and not (folder / "heads" / path.name).is_file():
                     copy_file(path, folder / "heads" / path.name)
-        return read_metrics(folder / "metrics.json")
+        return metrics
+
+    def _read_metrics(self, entry: Path) -> dict[str, Any]:
+        metrics = read_metrics(entry / "metrics.json")
+        if set(metrics["rows"]) != set(self.keys.rows) or not metrics.get("run"):
+            raise ArtifactError(f"{entry} does not hold the rows of this run.")
+        return metrics
 
     def save_run(self, folder: Path) -> None:
         """Cache the figures of a complete run from its folder."""

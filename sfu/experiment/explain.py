@@ -6,9 +6,11 @@ import io
 import re
 import traceback
 import typing
+from collections.abc import Iterable
 from dataclasses import is_dataclass
 from typing import Any, cast
 
+from sfu.config_files import group_options
 from sfu.errors import SfuError
 from sfu.experiment.config import GROUPS, RunConfig
 from sfu.registry import unknown
@@ -56,6 +58,28 @@ def _open_file(error: BaseException) -> str | None:
         for value in frame.f_locals.values():
             if isinstance(value, io.TextIOBase) and isinstance(name := getattr(value, "name", None), str):
                 return name
+    return None
+
+
+def wrong_choice(arguments: Iterable[str]) -> str | None:
+    """Say which group of settings was given something else than the name of a choice; ``None`` if none was.
+
+    Hydra raises ``ValueError`` or ``TypeError`` for it, which name no key.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+    from hydra.errors import HydraException
+
+    for text in arguments:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException:
+            continue
+        group, value = override.key_or_group, override._value
+        options = group_options(group) if group in (*GROUPS, "backbone", "experiment") else []
+        values = value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value]
+        if options and not all(isinstance(one, str | QuotedString) for one in values):
+            return f"{text} does not name a choice of {group}. Name one of {', '.join(options)}."
     return None
 
 

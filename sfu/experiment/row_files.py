@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from torch import Tensor
 
 from sfu.experiment.cache import HEAD
 from sfu.experiment.context import RowResult
@@ -17,12 +17,33 @@ from sfu.experiment.resources import Usage, measured
 from sfu.files import write_tensors, write_text
 from sfu.heads.cores.core import Core
 from sfu.heads.files import load_head
+from sfu.readers import Record, Size, floats, read_record, read_tensors, refusing
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
+from sfu.results.artifacts import Cell, finite
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
 log = logging.getLogger(__name__)
 
 _ROW, _PATH, _TRIAL = "row.json", "path.safetensors", "trial-{}"
+_REMEDY = "Remove it with sfu-results rm, and it is computed again."
+
+
+class _TrialRecord(Record):
+    """What ``row.json`` says of a result besides its head and path."""
+
+    applied: bool
+    predicted_distance_gain: float | None
+    details: dict[str, Cell]
+    note: str | None
+    trials: list[_TrialRecord]
+
+
+class _RowRecord(_TrialRecord):
+    """The content of ``row.json``."""
+
+    seconds: Size
+    peak_memory_mb: Size
+    isolation: str | None
 
 
 def run_method(
@@ -45,15 +66,18 @@ def write_row(row: RowResult, folder: Path) -> None:
     """Write a row that succeeded."""
     assert row.unlearned is not None
     about = {**asdict(row.usage), "isolation": row.isolation, **_write_result(row.unlearned, folder, HEAD)}
-    write_text(folder / _ROW, json.dumps(about) + "\n")
+    write_text(folder / _ROW, json.dumps(finite(about)) + "\n")
 
 
 def read_row(folder: Path, core: Core | None, device: torch.device) -> RowResult:
-    """Read what :func:`write_row` wrote; linearised heads have the ``core``."""
-    about = json.loads((folder / _ROW).read_text(encoding="utf-8"))
-    usage = Usage(about.pop("seconds"), about.pop("peak_memory_mb"))
-    isolation = about.pop("isolation")
-    return RowResult(usage, _read_result(about, folder, HEAD, core, device), isolation=isolation)
+    """Read what :func:`write_row` wrote; linearised heads have the ``core``.
+
+    Raises:
+        ArtifactError: A file is missing or damaged, or a value is wrong.
+    """
+    about = read_record(folder / _ROW, _RowRecord, _REMEDY)
+    result = _read_result(about, folder, HEAD, core, device)
+    return RowResult(Usage(about.seconds, about.peak_memory_mb), result, isolation=about.isolation)
 
 
 def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str, Any]:
@@ -70,11 +94,15 @@ def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str
 
 
 def _read_result(
-    about: dict[str, Any], folder: Path, stem: str, core: Core | None, device: torch.device
+    about: _TrialRecord, folder: Path, stem: str, core: Core | None, device: torch.device
 ) -> UnlearningResult:
     head, path = load_head(folder / stem, core).to(device), folder / f"{stem}.{_PATH}"
-    points = tuple(load_file(path)["path"].to(device)) if path.is_file() else ()
-    trials = [
-        _read_result(trial, folder, _TRIAL.format(n), core, device) for n, trial in enumerate(about.pop("trials"))
-    ]
-    return UnlearningResult(head, path=points, trials=tuple(trials), **about)
+    points: tuple[Tensor, ...] = ()
+    if path.is_file():
+        with refusing(path, _REMEDY):
+            points = tuple(floats(read_tensors(path, _REMEDY), "path", 3).to(device))
+            if points and points[0].shape != head.parameters_CE.shape:
+                raise ValueError(f"its points are {list(points[0].shape)}, not {list(head.parameters_CE.shape)}")
+    trials = [_read_result(trial, folder, _TRIAL.format(n), core, device) for n, trial in enumerate(about.trials)]
+    gain, details = about.predicted_distance_gain, about.details
+    return UnlearningResult(head, about.applied, gain, details, about.note, points, tuple(trials))  # type: ignore[arg-type]

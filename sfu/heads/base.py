@@ -12,9 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
@@ -22,16 +23,50 @@ from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
 from sfu.heads.cores.core import Core
 from sfu.heads.settings import HeadSettings
-from sfu.losses.base import Layout, Loss
+from sfu.losses.base import Layout, Loss, make_loss
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
+from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
 
 add_modules("sfu.heads.linear")
 add_modules("sfu.heads.linearised")
 
 LOGIT_ROWS = 8192
+_DTYPES = (torch.float32, torch.float64)
+
+
+class HeadRecord(Versioned):
+    """What the JSON file of every head holds; a kind of head adds what it needs."""
+
+    kind: str
+    n_classes: Annotated[Count, Field(gt=0)]
+    n_features: Annotated[Count, Field(gt=0)]
+    l2: Size
+    n_train: Annotated[Count, Field(gt=0)]
+
+
+class TrainedRecord(HeadRecord):
+    """The JSON file of a head with one of the losses of :mod:`sfu.losses`."""
+
+    loss: dict[str, Scalar | list[float]]
+    weight: Above0 | None
+
+    def make_loss(self) -> Loss:
+        """Return the loss.
+
+        Raises:
+            ConfigError: There is no such loss or setting.
+            ValueError: A setting is of another type.
+        """
+        made = make_loss(**self.loss)  # type: ignore[arg-type]
+        for key, given in self.loss.items():
+            value = getattr(made, key)
+            value = list(value) if isinstance(value, tuple) else value
+            if value != given or isinstance(value, bool) != isinstance(given, bool):
+                raise ValueError(f"loss.{key}={given!r} is not of the type of {value!r}")
+        return made
 
 
 @dataclass(frozen=True)
@@ -65,8 +100,8 @@ class Head(Registered, ABC, kind="head"):
     weight: float | None = None
     certificate: Certificate | None = None
 
-    schemas: ClassVar[tuple[int, ...]] = (1,)
-    """Versions of the files that can be read; the last is written."""
+    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: HeadRecord}
+    """What the JSON files of each version hold that can be read; the last version is written."""
     stackable: ClassVar[bool] = False
     """Whether ``torch.func.vmap`` over the parameters makes one product of the outputs of many heads."""
 
@@ -83,10 +118,20 @@ class Head(Registered, ABC, kind="head"):
                 "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
                 "times class weight. Give weight=."
             )
+        if self.parameters_CE.dtype not in _DTYPES or self.gradient_CE.dtype not in _DTYPES:
+            raise DataError(
+                f"the head's parameters are {self.parameters_CE.dtype} and its gradient is {self.gradient_CE.dtype}. "
+                "Give both as torch.float32 or torch.float64."
+            )
         if self.parameters_CE.ndim != 2 or self.parameters_CE.shape != self.gradient_CE.shape:
             raise DataError(
                 f"the head's parameters are {list(self.parameters_CE.shape)} and its gradient is "
                 f"{list(self.gradient_CE.shape)}. They must both be [classes, features (+ 1 with bias)]."
+            )
+        if self.certificate is not None and self.certificate.noise_CE.shape != self.parameters_CE.shape:
+            raise DataError(
+                f"the certificate's noise is {list(self.certificate.noise_CE.shape)}, but the head's parameters are "
+                f"{list(self.parameters_CE.shape)}. Give the noise that the head was trained with."
             )
         self._check()
         if not (torch.isfinite(self.parameters_CE).all() and torch.isfinite(self.gradient_CE).all()):
@@ -225,7 +270,7 @@ class Head(Registered, ABC, kind="head"):
         tensors, settings, secret = paths_of(stem)
         beside = self._save_beside(stem)
         about = {
-            "schema": self.schemas[-1], "kind": self.registered_name, "loss": self.loss.as_json(),
+            "schema": max(self.records), "kind": self.registered_name, "loss": self.loss.as_json(),
             "n_classes": self.n_classes, "n_features": self.n_features, "l2": self.l2, "n_train": self.n_train,
             "weight": self.weight, **self._settings(),
         }  # fmt: skip
@@ -255,11 +300,11 @@ class Head(Registered, ABC, kind="head"):
         return []
 
     @classmethod
-    def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
-        """Return the head of the JSON and the tensors that :meth:`save` wrote at ``stem``, secret ones if present.
+    def restored(cls, about: Any, tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
+        """Return the head of the record (one of :attr:`records`) and the tensors that :meth:`save` wrote at ``stem``.
 
         Raises:
-            ArtifactError: Something is missing or does not belong to the head.
+            SfuError, ValueError: Something is missing, not finite, or does not belong to the head.
         """
         raise NotImplementedError(f"{cls.__name__} is not saved.")
 

@@ -5,7 +5,7 @@ Shapes: C classes, E = D features (no bias).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.errors import ArtifactError
+from sfu.errors import ArtifactError, DataError
 from sfu.files import SECRET
+from sfu.readers import Above0, Record, Size
+
+
+class CertificateRecord(Record):
+    """What a head's JSON file says of its certificate; before ``seeded`` was written, every b came from a seed."""
+
+    noise_std: Above0
+    residual_bound: Size | None
+    seeded: bool = True
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,14 @@ class Certificate:
     secret_CE: Tensor | None
     residual_bound: float | None
     seeded: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise :class:`DataError` unless the deviation is above 0, and the bound at least 0 and finite."""
+        if not (math.isfinite(self.noise_std) and self.noise_std > 0):
+            raise DataError(f"noise_std={self.noise_std} certifies nothing. Give a finite number above 0.")
+        bound = self.residual_bound
+        if bound is not None and not (math.isfinite(bound) and bound >= 0):
+            raise DataError(f"residual_bound={bound} bounds no norm. Give a finite number of at least 0, or None.")
 
     @property
     def noise_CE(self) -> Tensor:
@@ -66,8 +83,3 @@ class Certificate:
     def as_json(self) -> dict[str, Any]:
         """Return everything but the noise b, for a JSON file."""
         return {"noise_std": self.noise_std, "residual_bound": self.residual_bound, "seeded": self.seeded}
-
-    @classmethod
-    def from_json(cls, about: Mapping[str, Any], noise_CE: Tensor | None) -> Certificate:
-        """Read what :meth:`as_json` wrote; before ``seeded`` was written, every b came from a seed."""
-        return cls(float(about["noise_std"]), noise_CE, about["residual_bound"], bool(about.get("seeded", True)))

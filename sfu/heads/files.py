@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
-from sfu.errors import ArtifactError
+from sfu.errors import ArtifactError, SfuError
 from sfu.files import file_digest
-from sfu.heads.base import Head, paths_of
+from sfu.heads.base import Head, HeadRecord, paths_of
 from sfu.heads.cores.core import Core
+from sfu.readers import TEXT_BYTES, Versioned, parse_record, read_bytes, read_tensors, refusing, require_regular
+
+_REMEDY = "Save the head again, or take another copy of its files."
+
+
+class _Kind(Versioned):
+    kind: str
 
 
 def load_head(stem: str | Path, core: Core | None = None) -> Head:
@@ -30,36 +35,46 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
     """
     stem = Path(stem)
     tensors, settings, secret = paths_of(stem)
+    for path in (settings, tensors):
+        if not path.exists():
+            raise ArtifactError(f"there is no head at {stem}: {path} is missing. Give the path without the suffix.")
     try:
-        about = json.loads(settings.read_text(encoding="utf-8"))
-        kind = Head.named(about["kind"], "kind")
-        if about["schema"] not in kind.schemas:
-            readable = ", ".join(map(str, kind.schemas))
-            raise ArtifactError(
-                f"{settings} has schema {about['schema']}, but this sfu reads schema {readable} of {about['kind']} "
-                "heads. Use the sfu that wrote it."
-            )
+        about, kind = _read_settings(settings)
         # copies are aligned in memory as new tensors are, so products with them give the same bits
-        arrays = {name: tensor.clone() for name, tensor in load_file(tensors).items()}
-        if secret.is_file():
+        arrays = {name: tensor.clone() for name, tensor in read_tensors(tensors, _REMEDY).items()}
+        if secret.exists():
             arrays |= _read_secrets(secret, tensors)
-        head = kind.restored(about, arrays, stem, core)
+        with refusing(tensors, _REMEDY):
+            head = kind.restored(about, arrays, stem, core)
     except ArtifactError:
         raise
-    except FileNotFoundError as error:
-        raise ArtifactError(f"there is no head at {stem}: {error.filename or tensors} is missing.") from error
-    except Exception as error:
-        raise ArtifactError(f"the head at {stem} cannot be read ({type(error).__name__}: {error}).") from error
-    if (head.n_classes, head.n_features) != (about["n_classes"], about["n_features"]):
-        raise ArtifactError(f"{settings} and {tensors} do not belong together, because their shapes differ.")
+    except SfuError as error:
+        raise ArtifactError(f"the head at {stem} cannot be read ({str(error).rstrip('.')}). {_REMEDY}") from error
+    if (head.n_classes, head.n_features) != (about.n_classes, about.n_features):
+        raise ArtifactError(f"{settings} and {tensors} do not belong together, because their shapes differ. {_REMEDY}")
     return head
 
 
 def _read_secrets(path: Path, tensors: Path) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        if (file.metadata() or {}).get("head") != file_digest(tensors):
-            raise ArtifactError(
-                f"{path} belongs to another head than {tensors}. Remove it, or put back the head that it was written "
-                "with."
-            )
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    with refusing(path, _REMEDY):
+        require_regular(path)
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("head") != file_digest(tensors):
+                raise ArtifactError(
+                    f"{path} belongs to another head than {tensors}. Remove it, or put back the head that it was "
+                    "written with."
+                )
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+
+
+def _read_settings(path: Path) -> tuple[HeadRecord, type[Head]]:
+    with refusing(path, _REMEDY):
+        text = read_bytes(path, TEXT_BYTES)
+        known = parse_record(text, _Kind)
+        kind = Head.named(known.kind, "kind")
+        if known.version in kind.records:
+            return parse_record(text, kind.records[known.version]), kind
+    raise ArtifactError(
+        f"{path} has schema {known.version}, but this sfu reads schema {', '.join(map(str, kind.records))} of "
+        f"{known.kind} heads. Use the sfu that wrote it."
+    )

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from sfu.errors import DataError
-from sfu.heads.base import Head
-from sfu.heads.certificate import Certificate
+from sfu.heads.base import Head, HeadRecord, TrainedRecord
+from sfu.heads.certificate import Certificate, CertificateRecord
 from sfu.heads.cores.core import Core
 from sfu.heads.plain_layer import check_outputs, require_plain, write_weights
 from sfu.heads.settings import HeadSettings
@@ -23,13 +23,29 @@ from sfu.losses.base import Layout, Loss, make_loss
 from sfu.losses.chunks import outputs_of
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows, design_matrix
+from sfu.readers import Above0, floats
+
+
+class FirstRecord(HeadRecord):
+    """The JSON file of a linear head before there were other losses than the quadratic."""
+
+    bias: bool
+    loss: Literal["quadratic"] = "quadratic"
+    target_scale: Above0
+
+
+class LinearRecord(TrainedRecord):
+    """The JSON file of a linear head."""
+
+    bias: bool
+    certificate: CertificateRecord | None = None
 
 
 @dataclass(frozen=True)
 class LinearHead(Head, name="linear"):
     """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
-    schemas: ClassVar[tuple[int, ...]] = (1, 2, 3)
+    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: FirstRecord, 2: LinearRecord, 3: LinearRecord}
     """1: before there were other losses than the quadratic; 2: with noise and Hessian among the other tensors."""
     stackable: ClassVar[bool] = True
 
@@ -153,17 +169,17 @@ class LinearHead(Head, name="linear"):
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     @classmethod
-    def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
-        known = tensors["parameters"], tensors["gradient"], float(about["l2"]), int(about["n_train"])
-        if about["schema"] == 1:
-            loss = Quadratic(target_scale=float(about["target_scale"]))
-            return cls(*known, bool(about["bias"]), loss, tensors.get("second"))
-        certificate = about.get("certificate")
-        return cls(
-            *known,
-            bool(about["bias"]),
-            make_loss(**about["loss"]),
-            tensors.get("data_hessian"),
-            about["weight"],
-            certificate and Certificate.from_json(certificate, tensors.get("noise")),
+    def restored(cls, about: Any, tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
+        known = floats(tensors, "parameters", 2), floats(tensors, "gradient", 2), about.l2, about.n_train, about.bias
+        summary = "second" if isinstance(about, FirstRecord) else "data_hessian"
+        hessian = floats(tensors, summary, tensors[summary].ndim) if summary in tensors else None
+        if isinstance(about, FirstRecord):
+            return cls(*known, Quadratic(target_scale=about.target_scale), hessian)
+        given = about.certificate
+        certificate = given and Certificate(
+            given.noise_std,
+            floats(tensors, "noise", 2) if "noise" in tensors else None,
+            given.residual_bound,
+            given.seeded,
         )
+        return cls(*known, about.make_loss(), hessian, about.weight, certificate)

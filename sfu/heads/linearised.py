@@ -9,19 +9,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from sfu.errors import ArtifactError, ConfigError, DataError
-from sfu.heads.base import Head
+from sfu.heads.base import Head, HeadRecord, TrainedRecord
 from sfu.heads.cores.core import Core
 from sfu.heads.cores.network import load_core, save_core
 from sfu.heads.cores.rows import TangentRows
 from sfu.heads.settings import HeadSettings
-from sfu.losses.base import Layout, Loss, make_loss
+from sfu.losses.base import Layout, Loss
 from sfu.losses.rows import Rows
+from sfu.readers import Count, Record, floats
+
+
+class CoreRecord(Record):
+    """The digest of a core and, if it is saved, how to build it (:class:`~sfu.heads.cores.network.SourceRecord`)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    top_digest: Annotated[str, Field(min_length=1)]
+
+
+class LinearisedRecord(TrainedRecord):
+    """The JSON file of a linearised head."""
+
+    n_parameters: Count
+    components: list[str]
+    core: CoreRecord
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,8 @@ class LinearisedHead(Head, name="linearised"):
     """
 
     core: Core = field(kw_only=True)
+
+    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: LinearisedRecord}
 
     def _check(self) -> None:
         if self.parameters_CE.shape != (1, self.core.n_parameters):
@@ -106,18 +126,18 @@ class LinearisedHead(Head, name="linearised"):
         return save_core(self.core, stem.parent)
 
     @classmethod
-    def restored(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
-        found = core or load_core(about["core"], stem)
-        if found.digest != about["core"]["top_digest"]:
+    def restored(cls, about: Any, tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
+        found = core or load_core(about.core.model_extra or {}, stem)
+        if found.digest != about.core.top_digest:
             raise ArtifactError(
-                f"the head at {stem} belongs to a core of digest {about['core']['top_digest'][:12]}, not "
+                f"the head at {stem} belongs to a core of digest {about.core.top_digest[:12]}, not "
                 f"{found.digest[:12]}: other weights, or another architecture."
             )
-        parameters_CE = tensors["parameters"]
+        parameters_CE = floats(tensors, "parameters", 2)
+        gradient_CE = floats(tensors, "gradient", 2) if "gradient" in tensors else torch.zeros_like(parameters_CE)
         return cls(
-            parameters_CE, tensors.get("gradient", torch.zeros_like(parameters_CE)), float(about["l2"]),
-            int(about["n_train"]), loss=make_loss(**about["loss"]), weight=about["weight"], core=found,
-        )  # fmt: skip
+            parameters_CE, gradient_CE, about.l2, about.n_train, loss=about.make_loss(), weight=about.weight, core=found
+        )
 
 
 class _Push(torch.autograd.Function):

@@ -22,6 +22,7 @@ from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.build import products_of
 from sfu.operators.conjugate_gradients import conjugate_gradients
+from sfu.readers import floats
 from sfu.store import Store, cache_dir, key_of
 
 _STALLED = 0.5  # a solve that leaves more of the gradient than this has stalled
@@ -46,10 +47,12 @@ class Checkpoint:
 
     def read(self, like_CE: Tensor) -> Tensor | None:
         """Return the cached parameters, if there are any of this shape."""
-        found = (self.store.read_tensors(self.key) or {}).get("parameters")
-        if found is None or found.shape != like_CE.shape or not torch.isfinite(found).all():
+        found = self.store.read_tensors(self.key)
+        try:
+            cached_CE = None if found is None else floats(found, "parameters", 2)
+        except ValueError:
             return None
-        return found.to(like_CE)
+        return None if cached_CE is None or cached_CE.shape != like_CE.shape else cached_CE.to(like_CE)
 
     def write(self, parameters_CE: Tensor) -> None:
         """Cache the parameters, if it is time to."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
@@ -59,10 +59,19 @@ class PublishedTable:
 @cache
 def published_tables() -> dict[str, PublishedTable]:
     """Return all tables of the paper by name."""
-    import yaml
+    from sfu.readers import Percent, Record, read_yaml, refusing
 
-    raw: Any = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
-    return {name: PublishedTable(name, **table) for name, table in raw.items()}
+    class TableRecord(Record):
+        title: str
+        setting: str
+        by: str | None
+        ours: dict[str, list[str]]
+        rows: dict[str, dict[str, list[Percent]]]
+
+    path = Path(__file__).with_name("published.yaml")
+    with refusing(path, "Install sfu again."):
+        tables = {name: TableRecord.model_validate(table) for name, table in read_yaml(path).items()}
+    return {name: PublishedTable(name, **dict(table)) for name, table in tables.items()}
 
 
 def published_table(name: str) -> PublishedTable:

@@ -17,8 +17,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ConfigDict
+
 from sfu.errors import ArtifactError
 from sfu.files import SECRET, leftovers, write_tensors, write_text
+from sfu.readers import (
+    TEXT_BYTES,
+    Count,
+    Percent,
+    Record,
+    Scalar,
+    Size,
+    Versioned,
+    Whole,
+    parse_record,
+    read_bytes,
+    refusing,
+)
 
 if TYPE_CHECKING:
     from sfu.data.split import ForgetSplit
@@ -28,6 +43,88 @@ FILES = (
     *("config.yaml", "status.json", "split.safetensors", "forget_files.txt"),
     *("metrics.json", "metrics.csv", "table.md", "figure.png", "trade_off.json", "trade_off.png"),
 )
+
+Cell = Scalar | list[Any] | dict[str, Any]
+"""What a row may say; lists and mappings are not shown."""
+
+
+class RowRecord(Record):
+    """One row of metrics.json; metrics that sfu does not know are kept."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Cell]
+
+    access: str | None = None
+    tuning: str | None = None
+    applied: bool | None = None
+    note: str | None = None
+    error: str | None = None
+    details: dict[str, Cell] | None = None
+    test_accuracy: Percent | None = None
+    remain_accuracy: Percent | None = None
+    forget_accuracy: Percent | None = None
+    mia: Percent | None = None
+    mia_std: Size | None = None
+    distance: Size | None = None
+    agreement: Percent | None = None
+    forget_kl: Size | None = None
+    retain_gradient_norm: Size | None = None
+    seconds: Size | None = None
+    peak_memory_mb: Size | None = None
+    isolation: str | None = None
+
+
+class _Named(Record):
+    name: str | None = None
+
+
+class _Data(_Named):
+    path: str | None = None
+    n_train: Count | None = None
+    n_forget: Count | None = None
+    n_retain: Count | None = None
+    n_test: Count | None = None
+    n_features: Count | None = None
+    n_classes: Count | None = None
+    class_names: list[str] | None = None
+    backbone: _Named | None = None
+
+
+class _Forget(Record):
+    kind: str | None = None
+    classes: list[Scalar] | None = None
+    fraction: float | None = None
+
+
+class _Head(Record):
+    l2: Size | None = None
+    bias: bool | None = None
+    loss: _Named | None = None
+
+
+class RunRecord(_Named):
+    """What metrics.json says of the run, as far as sfu reads it."""
+
+    sfu_version: str | None = None
+    versions: dict[str, str] | None = None
+    device: str | None = None
+    dtype: str | None = None
+    threads: Count | None = None
+    seconds: Size | None = None
+    overrides: list[str] | None = None
+    published: str | None = None
+    reused: list[str] | None = None
+    seeds: dict[str, Whole] | None = None
+    data: _Data | None = None
+    forget: _Forget | None = None
+    head: _Head | None = None
+
+
+class MetricsRecord(Versioned):
+    """The content of metrics.json."""
+
+    run: RunRecord | None = None
+    rows: dict[str, RowRecord]
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -81,14 +178,14 @@ def read_metrics(path: Path) -> dict[str, Any]:
     Raises:
         ArtifactError: It is missing, damaged, or of another schema.
     """
-    try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read ({error}).") from error
-    schema = metrics.get("schema") if isinstance(metrics, dict) else None
-    if schema != METRICS_SCHEMA:
-        raise ArtifactError(f"{path} has schema {schema}; this sfu reads schema {METRICS_SCHEMA}.")
-    return dict(metrics)
+    remedy = "Run again, or take another copy of it."
+    with refusing(path, remedy):
+        text = read_bytes(path, TEXT_BYTES)
+        schema = parse_record(text, Versioned).version
+        if schema == METRICS_SCHEMA:
+            parse_record(text, MetricsRecord)
+            return dict(finite(json.loads(text)))
+    raise ArtifactError(f"{path} has schema {schema}, and this sfu reads {METRICS_SCHEMA}. Use the sfu that wrote it.")
 
 
 def finite(value: Any) -> Any:

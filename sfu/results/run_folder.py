@@ -2,20 +2,62 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sfu.errors import ArtifactError
 from sfu.processes import is_gone
+from sfu.readers import Count, Record, read_record, read_yaml, refusing
 from sfu.results.artifacts import read_metrics
 
 _NOT_RUNS = frozenset({"wandb", "heads", "tensorboard", ".hydra", ".git"})
 """Folders inside a run that hold no runs."""
+
+
+_REMEDY = "Run again, or remove the folder."
+
+
+class StatusRecord(Record):
+    """The content of status.json."""
+
+    state: Literal["running", "finished", "failed", "interrupted"]
+    started: datetime
+    overrides: list[str]
+    error: str | None = None
+    job: Count | None = None
+    host: str | None = None
+    pid: int | None = None
+    born: str | None = None
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether the process that wrote it is known to have ended without a word."""
+        if self.state != "running" or self.host != platform.node() or self.pid is None or self.pid <= 0:
+            return False
+        return is_gone(self.pid, self.born)
+
+    @property
+    def problem(self) -> str | None:
+        """Why there are no results, or only some; None for a finished run."""
+        if self.state == "running":
+            return "killed midway" if self.is_killed else "not finished: still running, or killed"
+        return None if self.state == "finished" else ((self.error or "").strip() or self.state).splitlines()[0]
+
+    def describe(self, folder: Path) -> FoundRun:
+        """Return the run without its results."""
+        return FoundRun(
+            folder,
+            state="killed" if self.is_killed else self.state,
+            problem=self.problem,
+            overrides=dict(item.lstrip("+~").split("=", 1) for item in self.overrides if "=" in item),
+            job=self.job,
+            pid=self.pid,
+            started=self.started if self.started.tzinfo else self.started.replace(tzinfo=UTC),
+        )
 
 
 @dataclass(frozen=True)
@@ -71,75 +113,26 @@ def run_folders(*paths: Path) -> list[Path]:
 
 def read_run(folder: Path, *, with_config: bool = False) -> FoundRun:
     """Read what a run left (its config.yaml only on request); whatever is wrong with it becomes its ``problem``."""
+    path, metrics, config, problem = folder / "status.json", None, None, None
+    found = FoundRun(folder, "finished", None)  # a folder without a status holds the numbers of a finished run
     try:
-        status = _read_status(folder / "status.json")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return FoundRun(folder, "unknown", f"status.json is damaged ({type(error).__name__}: {error})")
-    metrics, problem = None, _why_unfinished(status)
+        if path.exists():
+            status = read_record(path, StatusRecord, _REMEDY)
+            found, problem = status.describe(folder), status.problem
+    except ArtifactError as error:
+        return FoundRun(folder, "unknown", _brief(error, folder))
     try:
         metrics = read_metrics(folder / "metrics.json")
     except ArtifactError as error:
-        problem = problem or str(error).replace(f"{folder}{os.sep}", "")
-    config = None
-    if with_config:
-        try:
-            config = _read_config(folder / "config.yaml")
-        except (OSError, ValueError) as error:
-            problem = problem or f"config.yaml cannot be read ({getattr(error, 'strerror', None) or error})"
-    job, pid = status.get("job"), status.get("pid")
-    return FoundRun(
-        folder,
-        state=status["state"],
-        problem=problem,
-        overrides=dict(item.lstrip("+~").split("=", 1) for item in status["overrides"] if "=" in item),
-        job=job if isinstance(job, int) else None,
-        pid=pid if isinstance(pid, int) else None,
-        started=status.get("started"),
-        metrics=metrics,
-        config=config,
-    )
-
-
-def _read_status(path: Path) -> dict[str, Any]:
-    """Read status.json; a folder without one holds the numbers of a finished run.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError: It is damaged.
-    """
-    if not path.exists():
-        return {"state": "finished", "overrides": []}
-    status = dict(json.loads(path.read_text(encoding="utf-8")))
-    started = datetime.fromisoformat(status["started"])
-    status["started"] = started if started.tzinfo else started.replace(tzinfo=UTC)
-    if not isinstance(status["state"], str) or not all(isinstance(item, str) for item in status["overrides"]):
-        raise ValueError("state and overrides must be text")
-    if status["state"] == "running" and _is_gone(status):
-        status["state"] = "killed"
-    return status
-
-
-def _is_gone(status: dict[str, Any]) -> bool:
-    """True if the process that wrote the record is known to have ended; False if that cannot be told."""
-    pid, born = status.get("pid"), status.get("born")
-    if status.get("host") != platform.node() or not isinstance(pid, int) or pid <= 0:
-        return False
-    return is_gone(pid, born if isinstance(born, str) else None)
-
-
-def _why_unfinished(status: dict[str, Any]) -> str | None:
-    known = {"finished": None, "killed": "killed midway", "running": "not finished: still running, or killed"}
-    state = status["state"]
-    return known[state] if state in known else str(status.get("error") or state).strip().splitlines()[0]
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where it is there
+        problem = problem or _brief(error, folder)
     try:
-        config = yaml.load(path.read_text(encoding="utf-8"), loader)  # safe: plain values alone
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    if not isinstance(config, dict):
-        raise ValueError("it holds no mapping")
-    return {str(key): value for key, value in config.items()}
+        if with_config:
+            with refusing(folder / "config.yaml", _REMEDY):
+                config = read_yaml(folder / "config.yaml")
+    except ArtifactError as error:
+        problem = problem or _brief(error, folder)
+    return replace(found, problem=problem, metrics=metrics, config=config)
+
+
+def _brief(error: ArtifactError, folder: Path) -> str:
+    return str(error).replace(f"{folder}{os.sep}", "")

@@ -192,4 +192,4 @@ def test_csv_that_is_not_there_or_not_text(pile):
     with pytest.raises(DataError, match=r"dataset\.labels_csv=gone\.csv is not a file \(looked for .*pile/gone\.csv"):
         config(pile, labels_csv="gone.csv").source_files()
     (pile / "labels.csv").write_bytes(os.urandom(50) + b"\xff\xfe\0")
-    refused(pile, "cannot be read as CSV in UTF-8", labels_csv="labels.csv")
+    refused(pile, "cannot be read .*Write it as CSV in UTF-8", labels_csv="labels.csv")

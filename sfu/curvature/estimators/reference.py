@@ -18,7 +18,7 @@ from torch import Tensor
 from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator
 from sfu.curvature.observations import HessianObservation
 from sfu.curvature.settings import ReferenceSettings
-from sfu.data.datasets.features import read_arrays
+from sfu.data.datasets.features import read_feature_file
 from sfu.data.feature_data import check_features
 from sfu.errors import ConfigError, DataError
 from sfu.operators.base import CurvatureOperator
@@ -89,7 +89,7 @@ class Reference(HessianEstimator[ReferenceSettings], name="reference"):
 
     def _read(self, request: ForgetRequest, normalize_rows: bool) -> Tensor:
         key, head = self.settings.reference_key, request.head
-        arrays = read_arrays(self._path, (key,), "curvature.reference_path")
+        arrays = read_feature_file(self._path, (key,), "curvature.reference_path")
         if key not in arrays:
             raise DataError(f"curvature.reference_path={self._path} has no array '{key}'. Set curvature.reference_key.")
         features = torch.from_numpy(check_features(arrays[key], f"curvature.reference_path={self._path}: {key}"))

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict
 
 from sfu.data.images.files import file_state
 from sfu.errors import ArtifactError
 from sfu.files import write_text
+from sfu.readers import Record, Scalar, read_record
 from sfu.store import Store, cache_dir, key_of
 
 if TYPE_CHECKING:
@@ -26,8 +30,21 @@ _RECORD = "record.json"
 
 def recall(config: BackboneSettings) -> dict[str, Any] | None:
     """Return the record of the backbone of ``config``, or ``None`` if it was not built before."""
-    folder = Store(cache_dir("backbones")).find(_key(config))
-    return None if folder is None else json.loads((folder / _RECORD).read_bytes())
+    return Store(cache_dir("backbones")).read(_key(config), _read)
+
+
+class _Backbone(Record):
+    model_config = ConfigDict(extra="allow")
+
+    backbone: str
+    weights: str
+    transform: dict[str, Scalar | list[float]]
+    dtype: str
+    pooling: str
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    return read_record(folder / _RECORD, _Backbone, "Remove it, and it is made again.").model_dump()
 
 
 def remember(config: BackboneSettings, record: dict[str, Any]) -> None:

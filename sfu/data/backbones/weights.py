@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from sfu.errors import DataError
+from sfu.readers import require_modest
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
@@ -31,7 +34,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
             found: object = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            found = torch.load(_checked(path), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"Unsupported \w+: (?:GLOBAL )?(\S+)", str(error))
         if found is None:
@@ -54,6 +57,19 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _checked(path: Path) -> Path | BytesIO:
+    """Return what can be loaded with the memory that a file of this size deserves.
+
+    Files of today are zip files: members far larger than the file are refused. Older ones are read into memory, which
+    gives no more bytes than it has, whatever length the file asks for.
+    """
+    if not zipfile.is_zipfile(path):
+        return BytesIO(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        require_modest(archive.infolist(), path)
+    return path
+
+
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[str, ...], setting: str) -> None:
     """Copy ``tensors`` into ``model``, all of it; names that begin with one of ``ignored`` are skipped.
 
@@ -62,20 +78,34 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[st
     Raises:
         DataError: A tensor is missing, left over or of another shape: the file is of another architecture.
     """
-    own = model.state_dict()
     given = {name: t for name, t in tensors.items() if not name.startswith(ignored)} if ignored else tensors
-    fitting = {name: t for name, t in given.items() if name not in own or t.shape == own[name].shape}
-    result = model.load_state_dict(fitting, strict=False)
-    missing = [name for name in result.missing_keys if name not in given and not name.endswith("num_batches_tracked")]
-    left_over = list(result.unexpected_keys)
-    shapes = sorted(name for name in set(own) & set(given) if own[name].shape != given[name].shape)
-    if missing or left_over or shapes:
-        kinds = (("lacks", missing), ("has besides", left_over), ("has in other shapes", shapes))
-        what = "; ".join(f"{verb} {_some(names)}" for verb, names in kinds if names)
-        raise DataError(f"backbone.weights={setting} does not fit this architecture: it {what}.")
-    bad = [name for name, tensor in own.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+    check_fit(model, given, setting)
+    bad = [name for name, t in model.state_dict().items() if t.is_floating_point() and not torch.isfinite(t).all()]
     if bad:
         raise DataError(f"backbone.weights={setting} has NaN or infinite values in {_some(bad)}.")
+
+
+def check_fit(model: nn.Module, given: Mapping[str, Tensor], setting: str) -> None:
+    """Copy ``given`` into ``model``, or only check names and shapes if that is on the device ``meta``.
+
+    Raises:
+        DataError: A tensor is missing, left over or of another shape: the file is of another architecture.
+    """
+    own = model.state_dict()
+    misfits = sorted(name for name in set(own) & set(given) if not _alike(own[name], given[name]))
+    fitting = {name: t for name, t in given.items() if name not in misfits}
+    without_memory = any(tensor.is_meta for tensor in own.values())
+    result = model.load_state_dict(fitting, strict=False, assign=without_memory)
+    missing = [name for name in result.missing_keys if name not in given and not name.endswith("num_batches_tracked")]
+    left_over = list(result.unexpected_keys)
+    if missing or left_over or misfits:
+        kinds = (("lacks", missing), ("has besides", left_over), ("has in other shapes or types", misfits))
+        what = "; ".join(f"{verb} {_some(names)}" for verb, names in kinds if names)
+        raise DataError(f"backbone.weights={setting} does not fit this architecture: it {what}.")
+
+
+def _alike(own: Tensor, given: Tensor) -> bool:
+    return own.shape == given.shape and own.is_floating_point() == given.is_floating_point()
 
 
 def weights_digest(model: nn.Module) -> str:

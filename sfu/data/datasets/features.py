@@ -5,7 +5,6 @@ Without ``test_features`` and ``test_labels`` a seeded stratified test part is h
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 from sfu.data.datasets.base import FeatureDataset
 from sfu.data.raw_arrays import RawArrays, stratified_test_split
 from sfu.errors import ConfigError, DataError
+from sfu.readers import read_arrays, refusing
 from sfu.schema import setting
 
 _TRAIN = ("train_features", "train_labels")
@@ -29,7 +29,7 @@ class FeatureFile(FeatureDataset, name="features"):
 
     def load(self, seed: int) -> RawArrays:
         path = self._path()
-        arrays = read_arrays(path, _TRAIN + _TEST, "dataset.path")
+        arrays = read_feature_file(path, _TRAIN + _TEST, "dataset.path")
         lacking = [key for key in _TRAIN if key not in arrays]
         if lacking:
             raise DataError(
@@ -58,28 +58,14 @@ class FeatureFile(FeatureDataset, name="features"):
         return path
 
 
-def read_arrays(path: Path, keys: tuple[str, ...], setting: str) -> dict[str, np.ndarray]:
+def read_feature_file(path: Path, keys: tuple[str, ...], setting: str) -> dict[str, np.ndarray]:
     """Return those of ``keys`` that an npz or safetensors file holds. Nothing is ever unpickled.
 
     Raises:
         ConfigError: The file is of another type; ``setting`` names the config key in the message.
-        DataError: It is damaged, or holds pickled objects.
+        DataError: It is damaged, holds something else than numbers, or unpacks to far more than its own size.
     """
     if path.suffix not in _SUFFIXES:
         raise ConfigError(f"{setting}={path} ends in '{path.suffix}'. sfu reads {' and '.join(_SUFFIXES)}.")
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return {key: file[key] for key in keys if key in file.files}
-        with safe_open(path, framework="np") as file:
-            present = set(file.keys())
-            return {key: file.get_tensor(key) for key in keys if key in present}
-    except (
-        OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, SafetensorError,
-    ) as error:  # fmt: skip
-        raise DataError(
-            f"{setting}={path} cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error}). It is damaged or "
-            "holds pickled objects, which sfu never loads. Write it again with numpy.savez or safetensors."
-        ) from error
+    with refusing(f"{setting}={path}", "Write it again with numpy.savez or safetensors.", DataError):
+        return read_arrays(path, keys)

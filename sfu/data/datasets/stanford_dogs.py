@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sfu.data.datasets.base import PublicDataset
+from sfu.data.mat import read_mat
 from sfu.errors import DataError
+from sfu.readers import refusing
 from sfu.schema import setting
 
 if TYPE_CHECKING:
@@ -72,20 +74,16 @@ class StanfordDogs(PublicDataset, name="stanford_dogs"):
 
 def _read_list(path: Path) -> tuple[list[str], np.ndarray]:
     """File names relative to Images, and labels from 1."""
-    from scipy.io import loadmat
-
-    try:
-        content = loadmat(path, variable_names=("file_list", "labels"))
-        files = [str(cell.item()) for cell in content["file_list"].ravel()]
-        labels = content["labels"].ravel().astype(np.int64)
-    except Exception as error:  # on damage scipy raises whatever its parser stumbles on
-        raise DataError(
-            f"{path} is not a list of Stanford Dogs ({type(error).__name__}: {error}). Remove it, and sfu extracts it "
-            "again from lists.tar."
-        ) from error
-    if not files or len(files) != len(labels):
-        raise DataError(f"{path} names {len(files)} files and {len(labels)} labels. It must have one label a file.")
-    return files, labels
+    with refusing(path, "Remove it, and sfu extracts it again from lists.tar.", DataError):
+        content = read_mat(path, ("file_list", "labels"))
+        files, labels = content.get("file_list"), content.get("labels")
+        if not (isinstance(files, list) and all(isinstance(name, str) for name in files)):
+            raise ValueError("it has no file_list of texts")
+        if not isinstance(labels, np.ndarray) or not files or len(files) != len(labels):
+            raise ValueError("it has not one label for every file of its file_list")
+        if not np.array_equal(labels, labels.astype(np.int64)):
+            raise ValueError("its labels are not whole numbers")
+        return files, labels.astype(np.int64)
 
 
 def _breeds(files: list[str], labels_N: np.ndarray, root: Path) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sfu.errors import ArtifactError
 from sfu.files import write_tensors, write_text
+from sfu.readers import Count, Record, floats, read_json, read_tensors, refusing
 from sfu.store import Entry, Store, cache_dir, key_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ READERS = 4  # threads that read chunks
 _SCHEMA = 2
 _FEATURES, _DAMAGED = "features.safetensors", "damaged.json"
 _EXTRA_SPACE = 1.05
+_REMEDY = "Remove it with sfu-features rm, and it is extracted again."
 
 
 def cache_root(config: BackboneSettings) -> Path:
@@ -117,20 +119,12 @@ class FeatureStore:
 
     def read(self, index: int) -> Features | None:
         """Return a chunk, or ``None`` if it is missing or damaged."""
-        from safetensors.torch import load_file
-
-        damaged = self.damaged(index)
-        if damaged is None:
-            return None
-        tensors = load_file(self.folder / self._chunk_key(index) / _FEATURES)
-        return Features(tensors["features"], tensors["rows"], damaged)
+        return self._chunks.read(self._chunk_key(index), lambda folder: _read_chunk(folder, self.rows(index)))
 
     def damaged(self, index: int) -> dict[int, str] | None:
         """Return what is wrong with images of a chunk, or ``None`` if the chunk is missing or damaged."""
-        folder = self._chunks.find(self._chunk_key(index))
-        if folder is None:
-            return None
-        return {int(row): what for row, what in json.loads((folder / _DAMAGED).read_bytes()).items()}
+        chunk = self.read(index)
+        return None if chunk is None else chunk.damaged
 
     def has(self, index: int) -> bool:
         """Return whether a chunk is there, without checking its content."""
@@ -159,6 +153,53 @@ class FeatureStore:
         return key_of([self.key, rows.start, rows.stop])
 
 
+def _read_chunk(folder: Path, rows: range) -> Features:
+    """Read a chunk of these rows.
+
+    Raises:
+        ArtifactError: It is not what :meth:`FeatureStore.write` writes.
+    """
+    with refusing(folder, _REMEDY):
+        known = read_json(folder / _DAMAGED, dict[str, str])
+        damaged = {int(row): what for row, what in known.items()}
+        tensors = read_tensors(folder / _FEATURES, _REMEDY)
+        features_MD, rows_M = floats(tensors, "features", 2), tensors["rows"]
+        wanted = [row for row in rows if row not in damaged]
+        if rows_M.dtype != torch.int64 or rows_M.tolist() != wanted or len(wanted) != len(features_MD):
+            raise ValueError(f"its rows are not those of {rows.start} .. {rows.stop - 1} that can be decoded")
+        return Features(features_MD, rows_M, damaged)
+
+
+class _Transform(Record):
+    crop: Count | None = None
+
+
+class _Record(Record):
+    backbone: str = "?"
+    n_images: Count | None = None
+    transform: _Transform = _Transform()
+
+
+class _Shown(Record):
+    dataset: str = "?"
+    chunks: Count | None = None
+
+
+class AboutFeatures(Record):
+    """What ``entry.json`` says of cached features to people."""
+
+    record: _Record = _Record()
+    shown: _Shown = _Shown()
+
+
+def about_features(entry: Entry) -> AboutFeatures:
+    """Return what an entry says of itself; nothing if that is missing or damaged."""
+    try:
+        return AboutFeatures.model_validate(entry.about)
+    except ValueError:
+        return AboutFeatures()
+
+
 def cached_features(root: Path) -> list[Entry]:
     """Return the entries of a feature cache, the last used first."""
     entries = [*Store(root).entries(), *Store(root / VIEWS).entries()]
@@ -167,7 +208,7 @@ def cached_features(root: Path) -> list[Entry]:
 
 def count_chunks(entry: Entry) -> tuple[int, int]:
     """Return how many chunks of an entry are there and how many it needs (0 if that is unknown)."""
-    return len(Store(entry.folder).entries()), int(entry.about.get("shown", {}).get("chunks", 0))
+    return len(Store(entry.folder).entries()), about_features(entry).shown.chunks or 0
 
 
 def is_unfinished(entry: Entry) -> bool:

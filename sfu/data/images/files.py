@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sfu.errors import ArtifactError, DataError
+from sfu.readers import read_bytes, refusing
 from sfu.store import Store, cache_dir, key_of
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -68,10 +69,9 @@ def file_digests(
     """
     states = [file_state(path) for path in paths]
     key, store = key_of(states), Store(cache_dir("fingerprints"))
-    folder = store.find(key)
-    if folder is not None:
-        body = (folder / _DIGESTS).read_bytes()
-        return [body[start : start + _SIZE] for start in range(0, len(body), _SIZE)]
+    cached = store.read(key, lambda folder: _read_digests(folder / _DIGESTS, len(paths)))
+    if cached is not None:
+        return cached
     if reading is not None:
         reading(len(paths))
     last_change_ns = max((max(state.modified_ns, state.changed_ns) for state in states), default=0)
@@ -85,6 +85,14 @@ def file_digests(
         with suppress(ArtifactError):
             store.put(key, lambda folder: (folder / _DIGESTS).write_bytes(b"".join(digests)))
     return digests
+
+
+def _read_digests(path: Path, n_files: int) -> list[bytes]:
+    with refusing(path, "Remove it, and it is made again."):
+        body = read_bytes(path, n_files * _SIZE)
+        if len(body) != n_files * _SIZE:
+            raise ValueError(f"it holds {len(body)} bytes for {n_files} files")
+        return [body[start : start + _SIZE] for start in range(0, len(body), _SIZE)]
 
 
 class FileState(NamedTuple):

@@ -15,6 +15,7 @@ from sfu.data.images.files import files_below, is_image
 from sfu.data.images.image_set import ImageSet
 from sfu.data.images.images import FileImages
 from sfu.errors import DataError
+from sfu.readers import refusing, require_regular
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,7 @@ def read_labels_csv(path: Path, folder: Path, n_classes: int | None) -> ImageSet
         DataError: The file cannot be read, lacks a column, or has wrong rows; the message names their lines.
     """
     present = set(files_below(folder))
-    rows, has_split = _read_rows(path)
-    first_lines: dict[str, int] = {}
-    found = (_problem(row, present, folder, first_lines.setdefault(row.file, row.line), has_split) for row in rows)
-    problems = [f"line {row.line}: {problem}" for row, problem in zip(rows, found, strict=True) if problem]
-    if problems:
-        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
-        raise DataError(f"dataset.labels_csv={path}: {'; '.join(problems[:_SHOWN])}{more}. Correct these rows.")
+    rows, has_split = _read_rows(path, present, folder)
     rows.sort()
     files = [row.file for row in rows]
     left_out = sum(is_image(file) for file in present.difference(files))
@@ -78,32 +73,49 @@ def _parts_by_folder(files: list[str], path: Path) -> np.ndarray | None:
     return first_N == "test"
 
 
-def _read_rows(path: Path) -> tuple[list[_Row], bool]:
-    try:
+def _read_rows(path: Path, present: Set[str], folder: Path) -> tuple[list[_Row], bool]:
+    """Read the rows, of which no more are held than there are files; also return whether they have a split.
+
+    Raises:
+        DataError: The file cannot be read, lacks a column, has wrong rows or none.
+    """
+    rows: list[_Row] = []
+    problems: list[str] = []
+    n_problems, lines = 0, dict[str, int]()
+    with refusing(f"dataset.labels_csv={path}", "Write it as CSV in UTF-8.", DataError):
+        require_regular(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="", restval="")
-            columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            reader = csv.reader(file)
+            columns = [name.strip() for name in next(reader, [])]
             lacking = [name for name in ("file", "label") if name not in columns]
             if lacking:
                 raise DataError(
                     f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
-                    f"{', '.join(columns) or 'nothing'}. It must name file,label and optionally split, separated by "
-                    "commas."
+                    f"{', '.join(columns)[:200] or 'nothing'}. It must name file,label and optionally split, separated "
+                    "by commas."
                 )
-            rows = [
-                _Row(_file(cells["file"]), cells["label"].strip(), cells.get("split", "").strip(), reader.line_num)
-                for cells in reader
-                if any(cells.values())
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"dataset.labels_csv={path} cannot be read as CSV in UTF-8 ({error}).") from error
+            has_split = "split" in columns
+            places = [columns.index(name) if name in columns else len(columns) for name in ("file", "label", "split")]
+            for cells in reader:
+                if not any(cells):
+                    continue
+                file_name, label, split = (cells[place].strip() if place < len(cells) else "" for place in places)
+                row = _Row(os.path.normpath(file_name) if file_name else "", label, split, reader.line_num)
+                problem = _problem(row, present, folder, lines.get(row.file, row.line), has_split)
+                if row.file in present:
+                    lines.setdefault(row.file, row.line)
+                if problem is None:
+                    rows.append(row)
+                    continue
+                n_problems += 1
+                if len(problems) < _SHOWN:
+                    problems.append(f"line {row.line}: {problem}")
+    if problems:
+        more = f" (and {n_problems - _SHOWN} more)" if n_problems > _SHOWN else ""
+        raise DataError(f"dataset.labels_csv={path}: {'; '.join(problems)}{more}. Correct these rows.")
     if not rows:
         raise DataError(f"dataset.labels_csv={path} holds no row below its header.")
-    return rows, "split" in columns
-
-
-def _file(cell: str) -> str:
-    return os.path.normpath(cell.strip()) if cell.strip() else ""
+    return rows, has_split
 
 
 def _problem(row: _Row, present: Set[str], folder: Path, first: int, has_split: bool) -> str | None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import asdict, dataclass, fields, replace
+import math
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
-from safetensors.torch import load_file
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from sfu.data.backbones.backbone import DTYPES, Backbone, build_backbone
 from sfu.data.backbones.torchvision_models import TorchvisionModels, quiet
 from sfu.data.backbones.transform import ImageTransform
-from sfu.data.backbones.weights import load_weights, tensors_digest, weights_digest
+from sfu.data.backbones.weights import check_fit, load_weights, tensors_digest, weights_digest
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, ConfigError, DataError, SfuError
 from sfu.files import write_tensors
@@ -27,9 +28,12 @@ from sfu.heads.cores.core import Core
 from sfu.heads.cores.small_maps import use_small_maps
 from sfu.heads.cores.split_network import split_network
 from sfu.heads.settings import LinearisedSettings
+from sfu.readers import Count, Record, read_tensors, refusing
 
 CORE_PREFIX = "core-"
 """Start of the name of the file of a core, which lies beside the heads that share it."""
+_LARGEST = 1 << 24  # numbers of an activation; those of torchvision's models have at most 2 million
+_REMEDY = "Save the head again, or take another copy of its files."
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,20 @@ class Source:
     layers: int
     negative_slope: float
     dtype: str
+
+
+class SourceRecord(Record):
+    """A :class:`Source` in a head's JSON file, the digest of all weights, and the shape of an activation."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    architecture: str
+    n_classes: Annotated[Count, Field(gt=1)]
+    layers: Annotated[Count, Field(gt=0)]
+    negative_slope: Annotated[float, Field(ge=0, lt=1)]
+    dtype: Literal["float32", "float64"]
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    shape: Annotated[list[Annotated[Count, Field(gt=0)]], Field(min_length=1, max_length=3)]
 
 
 @dataclass(frozen=True)
@@ -167,21 +185,28 @@ def load_core(about: dict[str, Any], stem: Path) -> Core:
     """
     if "digest" not in about:
         raise ArtifactError(f"the head at {stem} has a core of your own, which is not saved. Give it as `core`.")
-    path = stem.with_name(_core_name(about["digest"]))
+    with refusing(f"the core of the head at {stem}", _REMEDY):
+        known = SourceRecord.model_validate(about)
+    path = stem.with_name(_core_name(known.digest))
     if not path.is_file():
         raise ArtifactError(f"the core of the head at {stem} is missing: {path} belongs beside it.")
-    weights: dict[str, Tensor] = load_file(path)
-    source = Source(**{field.name: about[field.name] for field in fields(Source)})
+    weights = read_tensors(path, _REMEDY)
+    source = Source(known.architecture, known.n_classes, known.layers, known.negative_slope, known.dtype)
     try:
+        with torch.device("meta"):  # a large network is built only for a file that holds its weights
+            check_fit(_classifier(source.architecture, source.n_classes), weights, str(path))
         whole = _fresh(source, 0)
         load_weights(whole, weights, (), str(path))
         network = _split(whole, source, ImageTransform())
     except SfuError as error:
         raise ArtifactError(f"{path}: {error}") from error
-    if network.digest() != about["digest"]:
+    if network.digest() != known.digest:
         raise ArtifactError(f"{path} does not hold the core that its name says: its weights were changed or damaged.")
-    example = torch.zeros(2, *about["shape"])
-    core = Core.of(network.top, example, components=network.components, source=about, whole=network.state())
+    with refusing(f"the core of the head at {stem}", _REMEDY):
+        if math.prod(known.shape) > _LARGEST:
+            raise ValueError(f"shape={known.shape} is larger than any activation")
+        example = torch.zeros(2, *known.shape)
+        core = Core.of(network.top, example, components=network.components, source=about, whole=network.state())
     return core.to(torch.device("cpu"), DTYPES[source.dtype])
 
 

@@ -6,11 +6,13 @@ low the forget accuracy falls: a method that ends below Retrained went on after 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
+from sfu.readers import Percent, Record, read_json, refusing
 from sfu.reporting.pictures import drawing as draw
 from sfu.reporting.words import run_headline
 from sfu.results.aggregate import MethodResult, table_of_run
@@ -21,15 +23,33 @@ if TYPE_CHECKING:
 
 Steps = Mapping[str, Sequence[float]]
 
+
+class StepsRecord(Record):
+    """One row of trade_off.json: accuracies in per cent after each step."""
+
+    test_accuracy: Annotated[list[Percent], Field(min_length=1)]
+    forget_accuracy: Annotated[list[Percent], Field(min_length=1)]
+
+
 OURS = ("unlearned_minus", "closed_form")
 NEAREST, FURTHEST = 0.5, 6.0
 """Bounds of half the width of the enlarged panel, in points around Retrained."""
 _OTHERS = (draw.BLUE, draw.VERMILLION, draw.ORANGE, draw.PURPLE, draw.SKY, draw.GREY, "#6A3D9A", "#8C510A")
 
 
+def read_steps(path: Path) -> dict[str, Steps]:
+    """Read a trade_off.json.
+
+    Raises:
+        ArtifactError: It is missing or damaged.
+    """
+    with refusing(path, "Run again, with evaluation.trade_off=true."):
+        return {name: dict(steps) for name, steps in read_json(path, dict[str, StepsRecord]).items()}
+
+
 def save_trade_off_plot(metrics: Metrics, path: str | Path) -> Path:
     """Draw ``trade_off.json``, which lies beside ``path``: all of it, and the neighbourhood of Retrained enlarged."""
-    paths: dict[str, Any] = json.loads(Path(path).with_name("trade_off.json").read_text(encoding="utf-8"))
+    paths = read_steps(Path(path).with_name("trade_off.json"))
     rows = table_of_run(metrics).groups[0].rows
     figure = draw.new_figure(11.5, 5.0 + 0.2 * (len(paths) // 4))
     panels = figure.subplots(1, 2)

@@ -52,8 +52,8 @@ def test_every_run_is_in_a_table_or_named_with_its_trouble(tmp_path: Path) -> No
     told = {report.name_of(run): (run.state, run.problem) for run in report.troubled}
     assert told["killed"] == ("killed", "killed midway")
     assert told["failed"] == ("failed", "SingularHessianError: head.l2 = 0")
-    assert told["newer"][1] == "metrics.json has schema 2; this sfu reads schema 1."
-    assert told["damaged"][1].startswith("metrics.json cannot be read (Unterminated")
+    assert told["newer"][1] == "metrics.json has schema 2, and this sfu reads 1. Use the sfu that wrote it."
+    assert told["damaged"][1].startswith("metrics.json cannot be read (Invalid JSON")
     assert told["settingless"][1].startswith("config.yaml cannot be read")
     (section,) = report.sections
     half = next(g for g in section.table.groups if g.overrides == {"forget.fraction": "0.1"})
