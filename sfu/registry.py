@@ -31,6 +31,8 @@ ENTRY_POINTS = "sfu.plugins"
 _sources: list[tuple[str, tuple[str, ...]]] = []
 """Modules and packages of sfu that are still to be imported, and what is left out of them."""
 _groups = [ENTRY_POINTS]
+_broken: list[str] = []
+"""What :func:`load_what_can_be` passed over, in sentences."""
 
 
 class Registered:
@@ -90,6 +92,8 @@ class Registered:
 def unknown(key: str, value: object, accepted: Iterable[str]) -> str:
     """Say that ``key=value`` is unknown, what is accepted, and which of it is nearest."""
     names = sorted(accepted)
+    if _broken:
+        return f"{key}={value} is unknown in this process. {' '.join(_broken)}"
     return f"{key}={value} is unknown. Choose one of {', '.join(names)}.{did_you_mean(str(value), names)}"
 
 
@@ -113,10 +117,8 @@ def load_plugins() -> None:
     """
     while _sources:
         source, skipped = _sources.pop(0)
-        module = importlib.import_module(source)
-        for below in pkgutil.iter_modules(getattr(module, "__path__", ())):
-            if below.name not in skipped:
-                importlib.import_module(f"{source}.{below.name}")
+        for name in _modules_of(source, skipped):
+            importlib.import_module(name)
     while _groups:
         group = _groups.pop()
         for entry in metadata.entry_points(group=group):
@@ -128,6 +130,36 @@ def load_plugins() -> None:
                     f"the plug-in '{entry.name}' ({entry.value}) cannot be imported ({type(error).__name__}: {error}). "
                     "Repair or uninstall the package that declares it."
                 ) from error
+
+
+def plugin_modules() -> list[str]:
+    """Return the modules that installed packages name as plug-ins."""
+    return [entry.module for entry in metadata.entry_points(group=ENTRY_POINTS)]
+
+
+def load_what_can_be(plugins: Iterable[str]) -> None:
+    """Import as :func:`load_plugins` does, with ``plugins`` for those of other packages; pass over what cannot be.
+
+    Looking up a member that is missing then says why.
+    """
+    _groups.clear()
+    names = list(plugins)
+    while names or _sources:
+        names += [name for source, skipped in _sources for name in _modules_of(source, skipped)]
+        _sources.clear()
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                _broken.append(f"{name} cannot be imported ({type(error).__name__}: {error}).")
+        names = []
+
+
+def _modules_of(source: str, skipped: Sequence[str]) -> list[str]:
+    """Return a module's name, or those of the modules in a package."""
+    module = importlib.import_module(source)
+    below = [one.name for one in pkgutil.iter_modules(getattr(module, "__path__", ())) if one.name not in skipped]
+    return [source, *(f"{source}.{name}" for name in below)]
 
 
 def has_plugins() -> bool:

@@ -5,6 +5,7 @@ Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -210,6 +211,11 @@ class ForgetRequest:
     def without_summary(self) -> ForgetRequest:
         """Return the request without the curvature stored with the head."""
         return self if self.head.data_hessian is None else replace(self, head=self.head.without_summary())
+
+    def private(self) -> ForgetRequest:
+        """Return the request with copies of the head and of all rows. A linearised head's network stays shared."""
+        core = getattr(self.head, "core", None)
+        return copy.deepcopy(self, {} if core is None else {id(core): core})
 
     def in_float64(self) -> ForgetRequest:
         """Return the request with the head in float64, in which curvature and solves are computed."""

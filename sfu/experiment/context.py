@@ -114,4 +114,4 @@ class RunContext:
     def method_context(self, tick: Tick | None = None) -> MethodContext:
         """Return what methods may use besides their request."""
         normalize, keep_path = self.config.dataset.normalize_rows, self.config.evaluation.trade_off
-        return MethodContext(self.seeds, tick, normalize_rows=normalize, keep_path=keep_path)
+        return MethodContext(dict(self.seeds), tick, normalize_rows=normalize, keep_path=keep_path)

@@ -20,6 +20,7 @@ import sfu
 from sfu.data.load import dataset_content, file_contents
 from sfu.experiment.config import RunConfig, plain
 from sfu.experiment.validate import resolve_device
+from sfu.isolation.sandbox import protections
 from sfu.registry import plugin_files
 from sfu.results.artifacts import METRICS_SCHEMA
 from sfu.store import key_of
@@ -70,6 +71,7 @@ def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:
     record = {
         "stage": "row", **base, "method": spec.kind.registered_name, "settings": spec.settings, "used": used,
         "path": config.evaluation.trade_off,
+        "isolation": protections(isolate=config.isolate),
         "tuning": [config.tune, config.tune_budget, spec.grid] if tuned else None,
         "files": _contents(spec.curvature.files()) if "curvature" in used else [],
     }  # fmt: skip

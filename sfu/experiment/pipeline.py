@@ -24,8 +24,9 @@ from sfu.experiment.cache import StageCache
 from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RunContext
 from sfu.experiment.progress import ProgressDisplay
-from sfu.experiment.row_process import ROW_PROCESS, can_isolate
+from sfu.experiment.row_process import ROW_PROCESS
 from sfu.experiment.validate import validate
+from sfu.isolation.sandbox import NOTHING, protections
 from sfu.isolation.server import server_of
 from sfu.results.artifacts import METRICS_SCHEMA, finite
 from sfu.unlearning.base import UnlearningMethod
@@ -68,7 +69,7 @@ def run(
         torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest")  # no TF32 in curvature and solves
     named = methods is None
-    if named and config.isolate and can_isolate():
+    if named and protections(isolate=config.isolate) != NOTHING:
         server_of(ROW_PROCESS)  # it loads while the data do
     with ProgressDisplay(show_progress) as display:
         cache = cache if named else None

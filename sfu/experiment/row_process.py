@@ -16,9 +16,12 @@ import pickle
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +35,14 @@ from sfu.experiment.progress import Tick
 from sfu.experiment.resources import Usage
 from sfu.experiment.row_files import read_row, run_method, write_row
 from sfu.heads.cores.core import Core
-from sfu.isolation.sandbox import available, restrict
+from sfu.isolation.sandbox import protections, restrict
 from sfu.isolation.server import LONGEST_REPLY, Channel, ChildDied, serve, server_of
+from sfu.registry import load_what_can_be, plugin_modules
 from sfu.request import ForgetRequest, MethodContext
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.rows import make_method
+
+log = logging.getLogger(__name__)
 
 ROW_PROCESS = __name__
 """The module whose server forks the processes of rows."""
@@ -70,32 +76,36 @@ class RowTask:
     sealed: Sequence[Path]
 
 
-def can_isolate() -> bool:
-    """Whether this system can run rows in processes of their own."""
-    return sys.platform.startswith("linux")
+def packed(task: RowTask) -> bytes | None:
+    """Return a task as bytes; ``None`` if another process cannot import its method or head."""
+    try:
+        return pickle.dumps(replace(task, context=replace(task.context, progress=None)))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        log.debug("%s cannot be sent to a process of its own: %s", task.name, error)
+        return None
 
 
 def run_in_process(
-    task: RowTask, *, files: Sequence[str], closed: Sequence[Path], core: Core | None, tick: Tick
+    payload: bytes, *, device: torch.device, files: Sequence[str], closed: Sequence[Path], core: Core | None, tick: Tick
 ) -> RowResult:
     """Run a row; an error there, or the end of its process, ends the row and not the run.
 
     Args:
-        task: What the row is given.
+        payload: The task, :func:`packed`.
+        device: Where the row computes.
         files: Files that it may read.
         closed: Files and folders that the row must not read even if they lie among Python's packages.
         core: The core of linearised heads, which result files name and do not hold.
         tick: Called with (done, total).
-
-    Raises:
-        pickle.PicklingError, AttributeError, TypeError: The task cannot be sent to another process.
     """
-    payload = pickle.dumps(replace(task, context=replace(task.context, progress=None)))
-    kept_from = ", ".join(["process", *(name for name, closed in asdict(available()).items() if closed)])
-    device = task.request.head.parameters_CE.device
+    kept_from = protections(isolate=True)
+    readable = _readable(device.type)
+    modules = _modules_elsewhere(readable)
+    code = [Path(place) for file, folders in modules.values() for place in folders or filter(None, [file])]
     with tempfile.TemporaryDirectory(prefix="sfu-row-") as scratch:
         places = {
-            "read": [str(path) for path in (*_readable(device.type), *map(Path, files))],
+            "read": [str(path) for path in (*readable, *code, *map(Path, files))],
+            "modules": modules, "plugins": plugin_modules(),
             "closed": [str(path) for path in (*closed, *_data_of_packages())],
             "write": [scratch, "/dev/null", *(_nvidia_devices() if device.type == "cuda" else [])],
             "scratch": scratch, "folder": os.getcwd(), "threads": torch.get_num_threads(),
@@ -132,11 +142,13 @@ def _child(channel: Channel) -> None:
     scratch = Path(about["scratch"])
     os.chdir(about["folder"])
     tempfile.tempdir = about["scratch"]
+    os.environ["JOBLIB_MULTIPROCESSING"] = "0"  # it would warn that it may make no semaphores
+    sys.meta_path.insert(0, _KnownModules(about["modules"]))
     restrict(map(Path, about["read"]), closed=map(Path, about["closed"]), write=map(Path, about["write"]))
     torch.set_num_threads(about["threads"])
     torch.set_float32_matmul_precision("highest")
     _send_log_records(channel)
-    result = _run_task(payload, channel)
+    result = _run_task(payload, about["plugins"], channel)
     if result.unlearned is not None:
         try:
             write_row(result, scratch)
@@ -145,13 +157,14 @@ def _child(channel: Channel) -> None:
     channel.send(json.dumps({"error": result.error, **asdict(result.usage)}).encode())
 
 
-def _run_task(payload: bytes, channel: Channel) -> RowResult:
+def _run_task(payload: bytes, plugins: list[str], channel: Channel) -> RowResult:
     """Build the method and run it. What it reaches for is refused in words before the kernel refuses it."""
 
     def tick(done: int, total: int) -> None:
         channel.send(json.dumps({"done": done, "total": total}).encode())
 
     try:
+        load_what_can_be(plugins)
         task: RowTask = pickle.loads(payload)
         with sealed(task.sealed):
             method = make_method(task.config, task.method) if isinstance(task.method, str) else task.method
@@ -188,16 +201,41 @@ def _send_log_records(channel: Channel) -> None:
 
 
 def _readable(device: str) -> list[Path]:
-    """Return what imports need: Python, the packages, the configuration, and the packages that are imported already."""
+    """Return what imports need of Python, installed packages and the configuration, and what the device needs."""
     roots = [Path(place) for place in (*_SYSTEM, *(_CUDA if device == "cuda" else ()))]
-    roots += [*_package_folders(), Path(sys.base_prefix) / "lib", config_dir()]
-    inside = tuple(os.path.realpath(root) + os.sep for root in roots)
+    return [*roots, *_package_folders(), Path(sys.base_prefix) / "lib", config_dir()]
+
+
+def _modules_elsewhere(readable: Sequence[Path]) -> dict[str, tuple[str | None, list[str]]]:
+    """Return file and folders of the modules and packages that are imported already and lie outside of ``readable``."""
+    inside = tuple(os.path.realpath(root) + os.sep for root in readable)
+    found = {}
     for name, module in list(sys.modules.items()):
-        if "." in name or name == "__main__":
+        spec = getattr(module, "__spec__", None)
+        if "." in name or name == "__main__" or not isinstance(spec, ModuleSpec):
             continue
-        folders = list(getattr(module, "__path__", ())) or [getattr(module, "__file__", None)]
-        roots += [Path(place) for place in folders if place and not os.path.realpath(place).startswith(inside)]
-    return roots
+        file, folders = spec.origin if spec.has_location else None, list(spec.submodule_search_locations or ())
+        places = folders or ([file] if file else [])
+        if places and not os.path.realpath(places[0]).startswith(inside):
+            found[name] = file, folders
+    return found
+
+
+class _KnownModules(MetaPathFinder):
+    """Finds the modules that the caller has imported, where the folder around them cannot be listed."""
+
+    def __init__(self, modules: Mapping[str, tuple[str | None, list[str]]]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name not in self._modules:
+            return None
+        file, folders = self._modules[name]
+        if file is not None:
+            return spec_from_file_location(name, file, submodule_search_locations=folders or None)
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = folders
+        return spec
 
 
 @cache

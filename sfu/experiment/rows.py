@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import pickle
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfu.data.backbones.weights import weights_digest
 from sfu.data.features.store import VIEWS, views_folder
 from sfu.data.images.images import AugmentedImages
 from sfu.data.seal import sealed
@@ -22,8 +21,9 @@ from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment.context import RowResult, RunContext
 from sfu.experiment.progress import Tick
 from sfu.experiment.row_files import read_row, run_method, write_row
-from sfu.experiment.row_process import RowTask, can_isolate, run_in_process
+from sfu.experiment.row_process import RowTask, packed, run_in_process
 from sfu.heads.base import Head
+from sfu.isolation.sandbox import NOTHING, protections
 from sfu.request import Access, ForgetRequest, RetainedSet
 from sfu.results.artifacts import write_json
 from sfu.store import cache_dir
@@ -134,15 +134,20 @@ def _compute_row(
 ) -> RowResult:  # fmt: skip
     """Run a row: a source-free one in a process of its own, if there can be one, and any other on its own copies."""
     context = run.method_context(tick)
-    if retained is None and run.config.isolate and can_isolate():
+    if retained is None and protections(isolate=run.config.isolate) != NOTHING:
         task = RowTask(name, name if run.methods_named else method, run.config, request, context, run.sealed_paths)
-        try:
+        if (payload := packed(task)) is not None:
             closed = [*run.sealed_paths, cache_dir(""), run.folder]
-            return run_in_process(task, files=method.files, closed=closed, core=run.core, tick=tick)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            log.debug("%s cannot be sent to a process of its own: %s", name, error)
-    result = run_method(name, method, copy.deepcopy(request), context, retained)
-    return result if retained is not None else replace(result, isolation="none")
+            return run_in_process(
+                payload, device=run.device, files=method.files, closed=closed, core=run.core, tick=tick
+            )
+    result = run_method(name, method, request.private(), context, retained)
+    if run.core is not None and weights_digest(run.core.top) != run.core.digest:
+        raise SfuError(
+            f"The row {name} changed the weights of the network below the head, which other rows use. No figure of "
+            "this run would mean anything. Have the method work on a copy (copy.deepcopy(head.core))."
+        )
+    return result if retained is not None else replace(result, isolation=NOTHING)
 
 
 def _retained_set(run: RunContext) -> RetainedSet:

@@ -15,9 +15,11 @@ import platform
 import stat
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+
+NOTHING = "none"
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on every architecture
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
@@ -69,6 +71,17 @@ class _Program(ctypes.Structure):
 def available() -> Enforced:
     """Return what this machine's kernel can enforce."""
     return Enforced(files=landlock_version() > 0, network=_can_filter())
+
+
+def protections(*, isolate: bool) -> str:
+    """Return what protects data from a row here, with commas between: ``process``, ``files``, ``network``, or ``none``.
+
+    Args:
+        isolate: Whether rows are to run in processes of their own at all.
+    """
+    if not (isolate and sys.platform.startswith("linux")):
+        return NOTHING
+    return ", ".join(["process", *(name for name, closed in asdict(available()).items() if closed)])
 
 
 @cache

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from sfu.curvature.settings import CurvatureSettings
+from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.registry import Registered, add_modules
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
@@ -108,8 +109,13 @@ class UnlearningMethod(Registered, ABC, kind="method"):
             settings: The ``settings`` of the method's yaml; by default the fields of the dataclass.
 
         Raises:
-            ConfigError: The method does not have one of the settings.
+            ConfigError: The method does not have one of the settings, or is no dataclass.
         """
+        if "__dataclass_fields__" not in vars(cls):
+            raise ConfigError(
+                f"the method '{cls.registered_name}' ({cls.__module__}.{cls.__qualname__}) is not a dataclass, so its "
+                "settings are unknown. Write @dataclass(frozen=True) above the class."
+            )
         return make(cls, typed(cls, settings), f"method={cls.registered_name}")
 
     def check(self, n_forget: int) -> None:

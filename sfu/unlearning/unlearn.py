@@ -75,4 +75,4 @@ def unlearn(
         views_VFD=None if views is None else torch.as_tensor(views),
         weights_F=None if weights is None else torch.as_tensor(weights),
     )
-    return method.unlearn(request, MethodContext(seeds))
+    return method.unlearn(request.private(), MethodContext(seeds))
