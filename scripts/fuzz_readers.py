@@ -89,8 +89,10 @@ def nasty(draw: random.Random) -> Any:
     """Return a JSON value that something may stumble on."""
     return draw.choice(
         (
-            None, True, False, 0, -1, 1, -5, 900, 1293.9, 2**31, 2**63, 10**400, -0.5, 1e308, "NUMBER", "", " ", "\n", "false",
-            "0", "NaN", "[bold]x[/red]", "\x1b[31m", "../../etc", "a/b", "x" * 100_000, [], {}, [[]], [None], {"": None},
+            None, True, False, 0, -1, 1, -5, 900, 1293.9, 2**31, 2**63, 10**400, -0.5, 1e308, "NUMBER", "", " ",
+            "\n", "false",
+            "0", "NaN", "[bold]x[/red]", "\x1b[31m", "../../etc", "a/b", "x" * 100_000, [], {}, [[]], [None],
+            {"": None},
             {"a": {"a": [1, True, "x"]}}, [1] * 50_000, ["x"] * 50_000, {str(n): n for n in range(20_000)}, "DEEP",
             "\ud800", "2026-11-27", "nan", 0.1, 3, "float16", "psd_fit", "running", "killed",
         )
@@ -160,11 +162,15 @@ def on_yaml(data: bytes, draw: random.Random) -> bytes:
         draw.choice(
             (
                 laughs, "x: &x [*x]", "x: &x {a: *x}", "<<: *nothing", "x: !!python/object/apply:os.system [id]",
-                "x: !!int ''", "x: !!bool maybe", "x: !!timestamp y", "x: !!float z", "x: !!binary '%'", "x: !!set {a, b}",
+                "x: !!int ''", "x: !!bool maybe", "x: !!timestamp y", "x: !!float z", "x: !!binary '%'",
+                "x: !!set {a, b}",
                 "x: 0x" + "f" * 20_000, "x: 1:" + "59:" * 3000 + "1", "x: " + "9" * 5000, "x: 2026-99-99", "x: .inf",
-                "? [a, b]\n: c", "? {a: b}\n: c", "x: " + "[" * 500, "x: " + "[" * 200 + "]" * 200, "x: {" * 60, "%YAML 9.9",
-                "--- \n--- ", "\t", "x: |\n" + " " * 3000, "x: \x01", "seed: [[[]]]", "methods: {a: 1}", "1: 2", "null: 3",
-                "x: [" + "a," * 200_000 + "]", "- 1", "x: 'unfinished", "&a &b c", "dataset: 3", "variants: !!omap [a: 1]",
+                "? [a, b]\n: c", "? {a: b}\n: c", "x: " + "[" * 500, "x: " + "[" * 200 + "]" * 200, "x: {" * 60,
+                "%YAML 9.9",
+                "--- \n--- ", "\t", "x: |\n" + " " * 3000, "x: \x01", "seed: [[[]]]", "methods: {a: 1}", "1: 2",
+                "null: 3",
+                "x: [" + "a," * 200_000 + "]", "- 1", "x: 'unfinished", "&a &b c", "dataset: 3",
+                "variants: !!omap [a: 1]",
             )
         ),
     )  # fmt: skip
@@ -204,7 +210,8 @@ def npy_bytes(draw: random.Random, array: np.ndarray) -> bytes:
     """Write an npy file whose header may lie."""
     shape: Any = draw.choice(
         (
-            array.shape, array.shape, (2**40,), (2**31, 2**31), (-1,), (-4, -4), (0, 10**30), (), (1,) * 70, (True,), (10**400,),
+            array.shape, array.shape, (2**40,), (2**31, 2**31), (-1,), (-4, -4), (0, 10**30), (), (1,) * 70, (True,),
+            (10**400,),
             (array.size,), (array.size + 1,), (array.size - 1,), array.shape[::-1], [3], None, "x",
         )
     )  # fmt: skip
@@ -361,8 +368,10 @@ def on_text(data: bytes, draw: random.Random) -> bytes:
         place = draw.randrange(len(lines) + 1)
         new = draw.choice(
             (
-                "", " ", "-1", "1.5", "1e3", "9" * 5000, "one", "nan", "0x1", "1_0", "\x00", '"', "a,b,c,d,e", '"a\nb",0,train',
-                "../../etc/passwd,0", "/etc/passwd,1,test", "x" * 200_000, "," * 50_000, "[/red],\x1b[31m", "１", "true",
+                "", " ", "-1", "1.5", "1e3", "9" * 5000, "one", "nan", "0x1", "1_0", "\x00", '"', "a,b,c,d,e",
+                '"a\nb",0,train',
+                "../../etc/passwd,0", "/etc/passwd,1,test", "x" * 200_000, "," * 50_000, "[/red],\x1b[31m",
+                "\uff11", "true",
             )
         )  # fmt: skip
         lines[place : place + draw.randrange(2)] = [new] * draw.choice((1, 1, 1, 1000))
@@ -374,7 +383,7 @@ def on_text(data: bytes, draw: random.Random) -> bytes:
 
 @dataclass(frozen=True)
 class Format:
-    """Valid files by name, how each is changed, the reader (of the folder), and how many shares of the inputs it gets."""
+    """Valid files by name, how each is changed, who reads the folder, and how many shares of the inputs it gets."""
 
     files: dict[str, bytes]
     change: dict[str, Callable[[bytes, random.Random], bytes]]
@@ -409,7 +418,8 @@ def _row(accuracy: float, access: str) -> dict[str, Any]:
         "mia_gap",
     )
     return {
-        **dict.fromkeys(percents, accuracy), **dict.fromkeys(others, 0.5), "access": access, "applied": True, "tuning": None,
+        **dict.fromkeys(percents, accuracy), **dict.fromkeys(others, 0.5), "access": access, "applied": True,
+        "tuning": None,
         "details": {"rho": 1e-3, "solver_status": "converged"}, "note": "a note",
     }  # fmt: skip
 
@@ -419,7 +429,8 @@ METRICS: dict[str, Any] = {
     "run": {
         "name": "digits", "sfu_version": "0.1.0", "versions": {"python": "3.11.7"}, "device": "cpu", "dtype": "float64",
         "seconds": 12.3, "overrides": ["head.l2=5e-4"], "published": None, "seeds": {"seed": 0, "split": 1},
-        "data": {"name": "digits", "path": None, "n_train": 1437, "n_forget": 144, "n_classes": 10, "backbone": {"name": "x"}},
+        "data": {"name": "digits", "path": None, "n_train": 1437, "n_forget": 144, "n_classes": 10,
+        "backbone": {"name": "x"}},
         "forget": {"kind": "classes", "fraction": None, "classes": [3, "cat"]},
         "head": {"l2": 5e-4, "bias": True, "loss": {"name": "softmax", "class_weights": None}}, "threads": 2,
     },
@@ -427,7 +438,8 @@ METRICS: dict[str, Any] = {
 }  # fmt: skip
 CONFIG: dict[str, Any] = {
     "dataset": {"name": "digits", "path": None}, "backbone": {"name": "none"}, "head": {"l2": 5e-4, "bias": False},
-    "loss": {"name": "quadratic"}, "forget": {"fraction": 0.1, "classes": [1, 2]}, "methods": ["original", "jit"], "seed": 0,
+    "loss": {"name": "quadratic"}, "forget": {"fraction": 0.1, "classes": [1, 2]}, "methods": ["original", "jit"],
+    "seed": 0,
 }  # fmt: skip
 STATUS: dict[str, Any] = {
     "state": "finished", "started": "2026-11-27T23:08:00+00:00", "overrides": ["seed=0", "+head.l2=1"], "job": 0,
@@ -460,14 +472,14 @@ def _runs() -> Format:
     }  # fmt: skip
     files = {f"{name}/{file}": content for name in ("good", "bad") for file, content in whole.items()}
     change = {"bad/status.json": on_json, "bad/metrics.json": on_json, "bad/config.yaml": on_yaml}
-    return Format(files, change, read, shares=8)
+    return Format(files, change, read, shares=2)
 
 
 def _metrics() -> Format:
     from sfu.results.artifacts import read_metrics
 
     files = {"metrics.json": json.dumps(METRICS).encode()}
-    return Format(files, {"metrics.json": on_json}, lambda folder: read_metrics(folder / "metrics.json"))
+    return Format(files, {"metrics.json": on_json}, lambda folder: read_metrics(folder / "metrics.json"), 8)
 
 
 def _yaml() -> Format:
@@ -507,7 +519,7 @@ def _heads() -> Format:
 
     files = _written(lambda folder: _head().save(folder / "head"))
     change = {name: on_json if name.endswith(".json") else on_safetensors for name in files}
-    return Format(files, change, lambda folder: load_head(folder / "head"), 8)
+    return Format(files, change, lambda folder: load_head(folder / "head"), 12)
 
 
 def _linearised() -> Format:
@@ -580,10 +592,11 @@ def _forget_files() -> Format:
     from sfu.data.split import make_split
 
     names = [f"/data/{label}/{n:04}.jpg" for n in range(10) for label in ("cat", "dog")]
-    text = "".join(f"{name}\n" for name in (names[0], "dog/0003.jpg", names[7])).encode()
+    text = "".join(f"{name}\n" for name in (names[0], "dog/0003.jpg", names[4])).encode()
     return Format(
         {"a.txt": text}, {"a.txt": on_text},
-        lambda folder: make_split(ForgetSettings(files=str(folder / "a.txt")), torch.arange(20) % 2, 2, 0, (), names), 2,
+        lambda folder: make_split(ForgetSettings(files=str(folder / "a.txt")), torch.arange(20) % 2, 2, 0, (),
+        names), 2,
     )  # fmt: skip
 
 
@@ -712,7 +725,8 @@ def _memo() -> Format:
     from sfu.data.backbones import memo
 
     record = {
-        "backbone": "x", "weights": "0" * 64, "transform": {"crop": 8, "mean": [0.5], "antialias": True}, "dtype": "float32",
+        "backbone": "x", "weights": "0" * 64, "transform": {"crop": 8, "mean": [0.5], "antialias": True},
+        "dtype": "float32",
         "pooling": "avg",
     }  # fmt: skip
     files = {"record.json": json.dumps(record).encode()}
@@ -775,7 +789,7 @@ def _images() -> Format:
     def read(folder: Path) -> object:
         return [decode_image((folder / name).read_bytes()) for name in files]
 
-    return Format(files, dict.fromkeys(files, mutated_bytes), read, 6)
+    return Format(files, dict.fromkeys(files, mutated_bytes), read, 10)
 
 
 FORMATS: dict[str, Callable[[], Format]] = {
@@ -784,7 +798,8 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "indices_npy": lambda: _indices(".npy"), "indices_json": lambda: _indices(".json"),
     "indices_txt": lambda: _indices(".txt"), "forget_files": _forget_files, "labels_csv": _labels,
     "weights_safetensors": lambda: _weights(".safetensors"), "weights_torch": lambda: _weights(".pt"),
-    "weights_legacy": lambda: _weights(".pt", zipped=False), "features": _chunks, "rows": _rows, "whole_runs": _whole_runs,
+    "weights_legacy": lambda: _weights(".pt", zipped=False), "features": _chunks, "rows": _rows,
+    "whole_runs": _whole_runs,
     "gram": _digests, "memo": _memo, "mat": _dogs, "tar": _tar, "images": _images,
 }  # fmt: skip
 
@@ -809,6 +824,11 @@ def write_input(made: Format, folder: Path, name: str, number: int) -> None:
             about = json.loads(files[entry])
             about["files"] = {n: hashlib.sha256(content).hexdigest() for n, content in inside.items()}
             files[entry] = json.dumps(about).encode()
+    write_files(folder, files)
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files by name into a folder."""
     for file, content in files.items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -891,6 +911,10 @@ def outcome_of(made: Format, folder: Path) -> tuple[str, str]:
 
 def _work(name: str, made: Format, numbers: range, root: Path, out: int) -> None:
     """Read some inputs, and write a line of JSON for each; in a process of its own, which may be killed."""
+    valid = root / f"{name}-valid"
+    write_files(valid, made.files)
+    made.read(valid)  # what is imported on the way is no input's memory
+    shutil.rmtree(valid)
     for number in numbers:
         folder = root / f"{name}-{number}"
         write_input(made, folder, name, number)
