@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import io
 import json
+import math
 import os
 import random
 import select
@@ -87,21 +88,26 @@ def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
 
 def nasty(draw: random.Random) -> Any:
     """Return a JSON value that something may stumble on."""
+    if draw.random() < 0.04:
+        kind = draw.randrange(4)
+        large = "x" * 100_000, [1] * 50_000, ["x"] * 50_000
+        return large[kind] if kind < len(large) else {str(n): n for n in range(20_000)}
+    if draw.random() < 0.15:
+        return draw.choice(([], {}, [[]], [None], {"": None}, {"a": {"a": [1, True, "x"]}}))
     return draw.choice(
         (
-            None, True, False, 0, -1, 1, -5, 900, 1293.9, 2**31, 2**63, 10**400, -0.5, 1e308, "NUMBER", "", " ",
-            "\n", "false",
-            "0", "NaN", "[bold]x[/red]", "\x1b[31m", "../../etc", "a/b", "x" * 100_000, [], {}, [[]], [None],
-            {"": None},
-            {"a": {"a": [1, True, "x"]}}, [1] * 50_000, ["x"] * 50_000, {str(n): n for n in range(20_000)}, "DEEP",
-            "\ud800", "2026-11-27", "nan", 0.1, 3, "float16", "psd_fit", "running", "killed",
+            None, True, False, 0, -1, 1, -5, 900, 1293.9, 2**31, 2**63, 10**400, -0.5, 1e308, 0.1, 3, "NUMBER",
+            "DEEP", "",
+            " ", "\n", "false", "0", "NaN", "nan", "[bold]x[/red]", "\x1b[31m", "../../etc", "a/b", "\ud800",
+            "2026-11-27",
+            "float16", "psd_fit", "running", "killed",
         )
     )  # fmt: skip
 
 
 def _nodes(value: Any) -> Iterator[tuple[Any, Any]]:
     places = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in list(places):
+    for key, item in list(places)[:100]:
         yield value, key
         yield from _nodes(item)
 
@@ -388,7 +394,7 @@ class Format:
     files: dict[str, bytes]
     change: dict[str, Callable[[bytes, random.Random], bytes]]
     read: Callable[[Path], object]
-    shares: int = 4
+    shares: float = 4
     sealed: str = ""
     """Where entry.json must be made anew after a change, so that digests are right."""
 
@@ -472,7 +478,7 @@ def _runs() -> Format:
     }  # fmt: skip
     files = {f"{name}/{file}": content for name in ("good", "bad") for file, content in whole.items()}
     change = {"bad/status.json": on_json, "bad/metrics.json": on_json, "bad/config.yaml": on_yaml}
-    return Format(files, change, read, shares=2)
+    return Format(files, change, read, 0.8)
 
 
 def _metrics() -> Format:
@@ -536,7 +542,7 @@ def _linearised() -> Format:
     files = _written(lambda folder: LinearisedHead(parameters, parameters, 1e-3, 50, core=core).save(folder / "head"))
     change = {name: on_json if name.endswith(".json") else on_safetensors for name in files}
     change["head.json "] = change["head.json"]  # drawn twice as often
-    return Format(files, change, lambda folder: load_head(folder / "head"), 1)
+    return Format(files, change, lambda folder: load_head(folder / "head"), 0.3)
 
 
 def _arrays() -> dict[str, np.ndarray]:
@@ -981,7 +987,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed, started = 0, time.perf_counter()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as temporary:
         for name, share in shares.items():
-            n_inputs = -(-given.inputs * share // sum(shares.values()))
+            n_inputs = math.ceil(given.inputs * share / sum(shares.values()))
             clock = time.perf_counter()
             for number, outcome, trace in fuzz(name, range(given.first, given.first + n_inputs), Path(temporary)):
                 counts[name][outcome] += 1

@@ -60,6 +60,8 @@ class TrainedRecord(HeadRecord):
             ConfigError: There is no such loss or setting.
             ValueError: A setting is of another type.
         """
+        if not isinstance(self.loss.get("name"), str):
+            raise ValueError("loss has no name")
         made = make_loss(**self.loss)  # type: ignore[arg-type]
         for key, given in self.loss.items():
             value = getattr(made, key)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -156,8 +157,8 @@ def certified():
         ({"schema": "2"}, "schema='2'"),
         ({"kind": 3}, "kind=3"),
         ({"loss": "quadratic"}, "loss='quadratic'"),
-        ({"loss": {}}, "name"),
-        ({"loss": {"name": "quadratic", "target_scale": "1.0"}}, r"loss\.target_scale='1\.0' is not of the type of 1\.0"),
+        ({"loss": {}}, "loss has no name"),
+        ({"loss": {"name": "quadratic", "target_scale": "1.0"}}, r"scale='1\.0' is not of the type of 1\.0"),
         ({"loss": {"name": "quadratic", "target_scale": -1.0}}, r"loss\.target_scale=-1\.0"),
         ({"certificate": []}, "certificate"),
         ({"certificate": {"noise_std": -1.0, "residual_bound": 0.1}}, r"certificate\.noise_std=-1\.0"),
