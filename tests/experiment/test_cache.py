@@ -187,7 +187,6 @@ def test_a_malformed_row_with_right_digests_is_made_again(feature_file, tmp_path
     metrics, cache = cached_run(config, tmp_path / "b")
     assert cache.reused == ["head"]
     assert next(iter(change)) in caplog.text
-    assert metrics["rows"]["original"]["applied"] is True
     assert cached_run(config, tmp_path / "c")[1].reused == ["head", "original"]
 
 
