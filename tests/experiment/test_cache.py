@@ -184,7 +184,7 @@ def test_a_malformed_row_with_right_digests_is_made_again(feature_file, tmp_path
     config = configured(feature_file, methods=["original"])
     cached_run(config, tmp_path / "a")
     replace_file(stage_keys(config).rows["original"], "row.json", lambda about: about | change)
-    metrics, cache = cached_run(config, tmp_path / "b")
+    _, cache = cached_run(config, tmp_path / "b")
     assert cache.reused == ["head"]
     assert next(iter(change)) in caplog.text
     assert cached_run(config, tmp_path / "c")[1].reused == ["head", "original"]
