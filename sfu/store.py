@@ -28,7 +28,7 @@ from uuid import uuid4
 from pydantic import ConfigDict, Field
 
 from sfu.errors import ArtifactError
-from sfu.files import acquire_lock, write_tensors, write_text
+from sfu.files import acquire_lock, file_digest, write_tensors, write_text
 from sfu.readers import Record, parse_record, read_bytes, read_tensors
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ _ABOUT_BYTES = 1 << 20
 _LAST_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which Python has no dates
 _LARGE = 1 << 20  # bytes: larger files are shared by hard links, if the store does that
 _DAY = 86_400.0
+_unwritable: set[Path] = set()
 _REMEDY = "Remove it, so that it is made again."
 
 
@@ -171,7 +172,7 @@ class Store:
         try:
             made.mkdir(parents=True)
             write(made)
-            digests = {path.name: _digest(path) for path in sorted(made.iterdir())}
+            digests = {path.name: file_digest(path) for path in sorted(made.iterdir())}
             for name, digest in digests.items():
                 self._share(made / name, digest)
             write_text(made / _ABOUT, json.dumps({"key": key, "files": digests}, indent=2) + "\n")
@@ -179,6 +180,11 @@ class Store:
                 self._move_into_place(made, temporary / "old", key)
         except OSError as error:
             raise self._unwritable(error) from error
+        except ArtifactError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError):
+                raise
+            raise self._unwritable(cause) from error  # name the cache, not the temporary file
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -206,6 +212,16 @@ class Store:
             raise self._unwritable(error) from error
         with held:
             yield
+
+    @contextmanager
+    def optional(self) -> Iterator[None]:
+        """Go on after a block that cannot write this store, with one warning, since it only makes work faster."""
+        try:
+            yield
+        except ArtifactError as error:
+            if self.root not in _unwritable:
+                log.warning("%s The run goes on without caching.", error)
+            _unwritable.add(self.root)
 
     def entries(self) -> list[Entry]:
         """Return all entries, the last used first; other files and folders are ignored."""
@@ -265,7 +281,7 @@ class Store:
             return
         blob = self.root / f".{digest}.blob"
         with suppress(OSError):  # no hard links here, or another process made it first: a copy will do
-            if blob.exists() and _digest(blob) == digest:
+            if blob.exists() and file_digest(blob) == digest:
                 os.link(blob, linked := path.with_name("linked"))
                 linked.replace(path)
             else:
@@ -283,7 +299,7 @@ def _is_whole(folder: Path, about: bytes) -> bool:
         found = parse_record(about, EntryRecord)
         if found.files is None or found.key != folder.name:
             return False
-        return all(_digest(folder / name) == digest for name, digest in found.files.items())
+        return all(file_digest(folder / name) == digest for name, digest in found.files.items())
     except (OSError, ValueError):
         return False
 
@@ -291,8 +307,3 @@ def _is_whole(folder: Path, about: bytes) -> bool:
 def _drop(folder: Path, why: str) -> None:
     log.warning("the cached entry %s is damaged and will be made again (%s)", folder, why)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sfu.errors import ArtifactError, SfuError
+from sfu.processes import exit_code_of, signals_as_exceptions
 from sfu.store import Entry, Store, cache_dir
 
 IN_CACHE = "; what is in the cache stays there"
@@ -30,13 +31,17 @@ def add_ls_and_rm(
 
 
 def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted: str = "") -> None:
-    """Call the ``run`` of the parsed arguments; exit with 1 after a clear message if it fails, 130 after Ctrl-C."""
+    """Call the ``run`` of the parsed arguments; exit with 1 after a clear message if it fails.
+
+    It exits with 130 after Ctrl-C and with 143 after SIGTERM.
+    """
     given = parser.parse_args(arguments)
     try:
-        given.run(given)
-    except KeyboardInterrupt:
+        with signals_as_exceptions():
+            given.run(given)
+    except KeyboardInterrupt as stop:
         print(f"{parser.prog}: interrupted{interrupted}.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(exit_code_of(stop))
     except (SfuError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -13,9 +14,13 @@ from sfu.config_files import MAIN_CONFIG, config_dir
 from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import SfuError
 from sfu.experiment.dry_run import FLAG, dry_run, inspect_job
+from sfu.isolation.server import server_of
+from sfu.processes import die_with_parent, exit_code_of, signals_as_exceptions
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from sfu.experiment.sweep import Sweep
 
 _UNDER_TORCHRUN = (
     "an experiment is one process. Under torchrun, extract the features first "
@@ -24,7 +29,19 @@ _UNDER_TORCHRUN = (
 
 
 def main() -> None:
-    """Entry point of ``sfu`` and ``python -m sfu``; exits with 1 after a clear message if anything failed."""
+    """Entry point of ``sfu`` and ``python -m sfu``; exits with 1 after a clear message if anything failed.
+
+    It exits with 130 after Ctrl-C and with 143 after SIGTERM.
+    """
+    try:
+        with signals_as_exceptions(_stop_jobs):
+            _main()
+    except KeyboardInterrupt as stop:
+        print("sfu: interrupted. Results that were finished are saved.", file=sys.stderr)
+        sys.exit(exit_code_of(stop))
+
+
+def _main() -> None:
     try:
         if _print_and_return(sys.argv[1:]):
             return
@@ -49,13 +66,8 @@ def main() -> None:
                 _compose_and_call(lambda config: inspect_job(config, tally))
                 print(tally)
         else:
-            try:
-                _compose_and_call(_run_job)
-            finally:
-                _report_sweep()
-    except KeyboardInterrupt:
-        print("sfu: interrupted. Results that were finished are saved.", file=sys.stderr)
-        sys.exit(130)
+            _start_row_server(sys.argv[1:])
+            _run_jobs()
     except (SfuError, HydraException, OmegaConfBaseException, OSError) as error:
         if wants_tracebacks:
             raise
@@ -96,10 +108,45 @@ def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
     start()
 
 
+def _start_row_server(arguments: list[str]) -> None:
+    """Start what forks the processes of rows (:mod:`sfu.experiment.row_process`), to load while this process does."""
+    flags = any(argument.startswith("-") for argument in arguments)  # a sweep, or nothing to run
+    if sys.platform.startswith("linux") and not flags and "isolate=false" not in arguments:
+        server_of("sfu.experiment.row_process")
+
+
+def _run_jobs() -> None:
+    """Run the job, or the jobs of a sweep and then its table, whether or not all of them succeeded.
+
+    Raises:
+        ArtifactError: All jobs succeeded, but the table cannot be written.
+    """
+    try:
+        _compose_and_call(_run_job)
+    except BaseException:
+        try:
+            _report_sweep()
+        except (SfuError, OSError) as error:
+            print(f"sfu: the sweep's table could not be saved: {error}", file=sys.stderr)
+        raise
+    _report_sweep()
+
+
 def _run_job(config: DictConfig) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:  # a worker of launcher=local_2
+        die_with_parent(parent.pid)
     from sfu.experiment.job import run_job
 
-    run_job(config)
+    with signals_as_exceptions():
+        run_job(config)
+
+
+def _stop_jobs() -> None:
+    module = sys.modules.get("sfu.experiment.sweep")  # slow to import, and imported once a sweep has started
+    sweep: Sweep | None = None if module is None else module.current_sweep()
+    if sweep is not None:
+        sweep.stop_jobs()
 
 
 def _report_sweep() -> None:
@@ -107,8 +154,9 @@ def _report_sweep() -> None:
     from sfu.experiment.sweep import report_sweep, take_sweep
 
     sweep = take_sweep()
-    if sweep is not None and sweep[0].is_dir():
-        report_sweep(*sweep)
+    if sweep is not None and sweep.folder.is_dir():
+        sweep.settle()
+        report_sweep(sweep)
 
 
 def _fail(message: str) -> None:

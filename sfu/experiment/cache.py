@@ -7,6 +7,7 @@ heads come from the other entries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,7 +51,8 @@ class StageCache:
     ) -> Result:
         """Read the entry of a stage, or call ``make`` and cache what it returns.
 
-        Only one process computes an entry at a time; the others wait and read it.
+        Only one process computes an entry at a time; the others wait and read it. If the cache cannot be written, it is
+        computed all the same, and not cached.
 
         Args:
             key: The stage's key.
@@ -61,18 +63,18 @@ class StageCache:
             name: What to call the result in :attr:`reused`.
             waiting: Called when another process is computing the same entry.
             worth_caching: Whether to cache a result.
-
-        Raises:
-            ArtifactError: The cache cannot be written.
         """
         found = self.store.read(key, read)  # reading needs no lock, so a cache may be read-only
         if found is None:
-            with self.store.locked(key, waiting):
+            with ExitStack() as stack:
+                with self.store.optional():
+                    stack.enter_context(self.store.locked(key, waiting))
                 found = self.store.read(key, read)
                 if found is None:
                     made = make()
                     if worth_caching(made):
-                        self.store.put(key, lambda folder: write(made, folder))
+                        with self.store.optional():
+                            self.store.put(key, lambda folder: write(made, folder))
                     return made
         if name is not None:
             self.reused.append(name)
@@ -110,7 +112,8 @@ class StageCache:
 
     def save_run(self, folder: Path) -> None:
         """Cache the figures of a complete run from its folder."""
-        self.store.put(self.keys.run, lambda entry: _copy_run_files(folder, entry))
+        with self.store.optional():
+            self.store.put(self.keys.run, lambda entry: _copy_run_files(folder, entry))
 
 
 def _copy_run_files(source: Path, target: Path) -> None:

@@ -79,6 +79,11 @@ class RunConfig(Settings):
     threads: int | None = setting(
         None, "CPU threads; null: as many as PyTorch takes by itself.", at_least=1, affects_results=False
     )
+    isolate: bool = setting(
+        True,
+        "Run source-free rows in processes of their own, which can open no other data; false only to debug.",
+        affects_results=False,
+    )
     published: str | None = setting(
         None, "Table of the paper to set beside the result of a sweep: table_1, ..., table_s2.", affects_results=False
     )

@@ -28,11 +28,17 @@ from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 
 @dataclass(frozen=True)
 class RowResult:
-    """The outcome of one method: what it returned, or the error that stopped it."""
+    """The outcome of one method: what it returned, or the error that stopped it.
+
+    Attributes:
+        isolation: What protected the data from a source-free row (:data:`sfu.results.rows.PROTECTIONS`), with commas
+            between; ``None`` for a row with data.
+    """
 
     usage: Usage
     unlearned: UnlearningResult | None
     error: str | None = None
+    isolation: str | None = None
 
 
 @dataclass(repr=False)
@@ -46,6 +52,7 @@ class RunContext:
         display: Progress on the terminal.
         on_stage: Called with the name and the seconds of every finished stage.
         cache: Results of earlier runs; none by default.
+        methods_named: Whether the methods are the configuration's, which names can build again.
         images: The dataset before features are extracted, if it holds images.
         trunk: The backbone of a linearised head, below its ``core``.
         data: Features and labels; absent between the discard and the reload.
@@ -62,6 +69,7 @@ class RunContext:
     display: ProgressDisplay = field(default_factory=lambda: ProgressDisplay(False))
     on_stage: Callable[[str, float], None] = lambda name, seconds: None
     cache: StageCache | None = None
+    methods_named: bool = False
 
     seeds: dict[str, int] = field(init=False)
     device: torch.device = field(init=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import traceback
 import typing
 from collections.abc import Iterable
 from dataclasses import is_dataclass
@@ -33,9 +35,9 @@ def explain(error: BaseException) -> str:
     if wrong_type and key:
         given, reason = wrong_type.groups()
         return f"{given}: {reason.rstrip('.')}. `sfu --keys {key.group(1)}` says what it takes."
-    if isinstance(error, OSError) and error.filename:
+    if isinstance(error, OSError) and (path := error.filename or _open_file(error)):
         return (
-            f"cannot use {error.filename} ({error.strerror}). If it is the output folder, choose one you can write to "
+            f"cannot use {path} ({error.strerror}). If it is the output folder, choose one you can write to "
             "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER with -m)."
         )
     missing = re.search(
@@ -48,6 +50,15 @@ def explain(error: BaseException) -> str:
     return "\n".join(
         line for line in lines if not line.startswith(("object_type=", "reference_type=", "To append to your config"))
     )
+
+
+def _open_file(error: BaseException) -> str | None:
+    """The file that was open where an error was raised: that of a full disk does not name it."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if isinstance(value, io.TextIOBase) and isinstance(name := getattr(value, "name", None), str):
+                return name
+    return None
 
 
 def wrong_choice(arguments: Iterable[str]) -> str | None:

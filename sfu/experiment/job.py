@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -15,15 +16,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sfu.errors import SfuError
+from sfu.errors import ArtifactError, SfuError
 from sfu.experiment.cache import StageCache
 from sfu.experiment.config import Reuse, RunConfig, plain, typed_config
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.pipeline import run
 from sfu.experiment.result_store import result_store
 from sfu.experiment.validate import validate
-from sfu.files import write_text
-from sfu.results.artifacts import remove_results, write_json
+from sfu.files import folder_in_use, write_text
+from sfu.processes import Stopped, birth_of
+from sfu.results.artifacts import overwrite_json, remove_results, write_json
 from sfu.unlearning.settings import Tune
 
 
@@ -109,11 +111,17 @@ def _failures(metrics: dict[str, Any]) -> dict[str, str]:
 
 
 def _draw(save: Callable[[dict[str, Any], Path], Path], metrics: dict[str, Any], path: Path) -> None:
-    """Draw a figure, unless the cache had it. If that fails, warn and go on: the figures in metrics.json are safe."""
+    """Draw a figure, unless the cache had it. If drawing fails, warn and go on: metrics.json has the numbers.
+
+    Raises:
+        ArtifactError: The file cannot be written.
+    """
     if path.is_file():
         return
     try:
         save(metrics, path)
+    except ArtifactError:
+        raise
     except Exception as error:
         print(f"sfu: {path.name} could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
 
@@ -155,20 +163,27 @@ def _recorded(folder: Path, overrides: list[str], job: int | None) -> Iterator[N
     path, clock = folder / "status.json", time.perf_counter()
     status = {
         "state": "running", "started": datetime.now(UTC).isoformat(), "overrides": overrides, "job": job,
-        "host": platform.node(), "pid": os.getpid(),  # tell a run that was killed from one under way
+        "host": platform.node(), "pid": os.getpid(), "born": birth_of(os.getpid()),  # tell a run that was killed
     }  # fmt: skip
-    write_json(path, status)
-    status["state"] = "finished"
     try:
-        yield
+        write_json(path, status)
+        with folder_in_use(folder):
+            yield
+            write_json(path, {**status, "state": "finished", "seconds": time.perf_counter() - clock})
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        what = "interrupted" if stopped else f"{type(error).__name__}: {error}"
-        status |= {"state": "interrupted" if stopped else "failed", "error": what}
         _release_locals(error)
+        ended = {**status, **_how_it_ended(error), "seconds": time.perf_counter() - clock}
+        if path.is_file():  # else it could not be written, or the folder was removed
+            overwrite_json(path, ended)
         raise
-    finally:
-        write_json(path, {**status, "seconds": time.perf_counter() - clock})
+
+
+def _how_it_ended(error: BaseException) -> dict[str, str]:
+    if isinstance(error, Stopped):
+        return {"state": "interrupted", "error": f"interrupted by {signal.Signals(error.signum).name}"}
+    if isinstance(error, KeyboardInterrupt):
+        return {"state": "interrupted", "error": "interrupted"}
+    return {"state": "failed", "error": f"{type(error).__name__}: {error}"}
 
 
 def _release_locals(error: BaseException) -> None:

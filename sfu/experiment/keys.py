@@ -31,9 +31,8 @@ _WITHOUT_RESULTS = ("reporting",)
 
 @dataclass(frozen=True)
 class StageKeys:
-    """Keys of one run's results: the Gram matrix, the original head, every row, and the run as a whole."""
+    """Keys of one run's results: the original head, every row, and the run as a whole."""
 
-    gram: str
     head: str
     rows: dict[str, str]
     run: str
@@ -57,13 +56,12 @@ def stage_keys(config: RunConfig) -> StageKeys:
         "loss": _effective(config.loss),
         "seeds": {name: seed for name, seed in seeds.items() if name != "evaluation"},
     }
-    gram = key_of({"stage": "gram", **base, "head": [config.head.name, config.head.bias]})
     lists = [path for path in (config.forget.indices, config.forget.files) if path is not None]
     forget = {**_effective(config.forget), "lists": _contents(lists)}
     rows = {name: _row_key(config, spec, {**base, "forget": forget}) for name, spec in row_specs(config).items()}
     evaluated = {"evaluation": _effective(config.evaluation), "seed": seeds["evaluation"], "schema": METRICS_SCHEMA}
     run = key_of({"stage": "run", "rows": list(rows.items()), **evaluated})
-    return StageKeys(gram, key_of({"stage": "head", **base}), rows, run)
+    return StageKeys(key_of({"stage": "head", **base}), rows, run)
 
 
 def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:

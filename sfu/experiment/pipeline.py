@@ -24,10 +24,12 @@ from sfu.experiment.cache import StageCache
 from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RunContext
 from sfu.experiment.progress import ProgressDisplay
+from sfu.experiment.row_process import ROW_PROCESS, can_isolate
 from sfu.experiment.validate import validate
+from sfu.isolation.server import server_of
 from sfu.results.artifacts import METRICS_SCHEMA, finite
 from sfu.unlearning.base import UnlearningMethod
-from sfu.unlearning.rows import make_methods
+from sfu.unlearning.rows import check_row_names, make_methods
 
 _PACKAGES = (
     "torch", "torchvision", "pillow", "numpy", "scipy", "scikit-learn", "hydra-core", "omegaconf", "safetensors",
@@ -65,9 +67,14 @@ def run(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest")  # no TF32 in curvature and solves
+    named = methods is None
+    if named and config.isolate and can_isolate():
+        server_of(ROW_PROCESS)  # it loads while the data do
     with ProgressDisplay(show_progress) as display:
-        cache = cache if methods is None else None
-        context = RunContext(config, folder, methods or make_methods(config), display, on_stage, cache)
+        cache = cache if named else None
+        made = methods or make_methods(config)
+        check_row_names(made)
+        context = RunContext(config, folder, made, display, on_stage, cache, named)
         rows.check_augmentations(context)
         with context.timed("prepare"):
             prepare.load(context)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -22,17 +20,15 @@ from sfu.data.seal import real_places
 from sfu.data.settings import NO_BACKBONE
 from sfu.data.split import ForgetSplit, make_split
 from sfu.errors import DataError, SourceFreeError
-from sfu.experiment.cache import HEAD, StageCache
+from sfu.experiment.cache import HEAD
 from sfu.experiment.context import RunContext
-from sfu.experiment.result_store import GRAM
-from sfu.files import write_tensors, write_text
+from sfu.files import write_text
 from sfu.heads.cores.build_core import build_core
 from sfu.heads.cores.preflight import preflight
 from sfu.heads.files import load_head
 from sfu.heads.normal_equations import checkpoint_of
 from sfu.heads.settings import LinearisedSettings
 from sfu.heads.train import train_head
-from sfu.readers import floats, read_tensors, refusing
 from sfu.request import ForgetRequest
 from sfu.results.artifacts import save_split
 from sfu.unlearning.classes import refuse_instances, whole_classes
@@ -127,8 +123,7 @@ def train(run: RunContext) -> None:
             head = make()
         else:
             head = run.cache.cached(
-                run.cache.keys.head, partial(make, gram=partial(_cached_gram, run.cache)),
-                lambda made, entry: made.save(entry / HEAD),
+                run.cache.keys.head, make, lambda made, entry: made.save(entry / HEAD),
                 lambda entry: load_head(entry / HEAD, run.core).to(run.device), name=HEAD,
                 waiting=run.waiting("the original head"),
             )  # fmt: skip
@@ -193,20 +188,6 @@ def _choose(
     for method in run.methods.values():
         method.check(found.forget_F.numel())
     return found
-
-
-def _cached_gram(cache: StageCache, make: Callable[[], Tensor]) -> Tensor:
-    """The Gram matrix of the training rows, which is the same for every l2."""
-    return cache.cached(
-        cache.keys.gram, make, lambda gram, entry: write_tensors(entry / GRAM, {"gram": gram}),
-        lambda entry: _read_gram(entry / GRAM),
-    )  # fmt: skip
-
-
-def _read_gram(path: Path) -> Tensor:
-    remedy = "Remove it with sfu-results rm, and it is computed again."
-    with refusing(path, remedy):
-        return floats(read_tensors(path, remedy), "gram", 2)
 
 
 def _describe_data(run: RunContext) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The cache of results: Gram matrices, heads, rows and whole runs, each an entry of its own."""
+"""The cache of results: heads, rows and whole runs, each an entry of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sfu.store import Entry, Store, cache_dir
 
 GRAM, ROW, RUN = "gram.safetensors", "row.json", "metrics.json"
 KINDS = {"gram": GRAM, "head": "", "row": ROW, "run": RUN}
-"""Each kind of result and the file that only its entries hold; a head's has any name."""
+"""Each kind of result and the file that only its entries hold; a head's has any name. sfu 0.1 cached Gram matrices."""
 
 
 def result_store(root: Path | None = None) -> Store:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import logging
+import pickle
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,40 +19,19 @@ from sfu.data.seal import sealed
 from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
-from sfu.experiment.cache import HEAD
 from sfu.experiment.context import RowResult, RunContext
-from sfu.experiment.resources import Usage, measured
-from sfu.files import write_tensors, write_text
+from sfu.experiment.progress import Tick
+from sfu.experiment.row_files import read_row, run_method, write_row
+from sfu.experiment.row_process import RowTask, can_isolate, run_in_process
 from sfu.heads.base import Head
-from sfu.heads.files import load_head
-from sfu.readers import Record, Size, floats, read_record, read_tensors, refusing
-from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
-from sfu.results.artifacts import Cell, finite, write_json
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.request import Access, ForgetRequest, RetainedSet
+from sfu.results.artifacts import write_json
+from sfu.store import cache_dir
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.tuning import nearest
 
 log = logging.getLogger(__name__)
-
-_ROW, _PATH, _TRIAL = "row.json", "path.safetensors", "trial-{}"
-_REMEDY = "Remove it with sfu-results rm, and it is computed again."
-
-
-class _TrialRecord(Record):
-    """What ``row.json`` says of a result besides its head and path."""
-
-    applied: bool
-    predicted_distance_gain: float | None
-    details: dict[str, Cell]
-    note: str | None
-    trials: list[_TrialRecord]
-
-
-class _RowRecord(_TrialRecord):
-    """The content of ``row.json``."""
-
-    seconds: Size
-    peak_memory_mb: Size
 
 
 def check_augmentations(run: RunContext) -> None:
@@ -86,12 +66,10 @@ def run_source_free_rows(run: RunContext) -> None:
 
 def run_rows_with_data(run: RunContext) -> None:
     """Run the methods that need the retained data, and get the retrained head to compare with."""
-    retain_R = run.split.retain_R
-    retained = RetainedSet(run.data.train_features_ND[retain_R], run.data.train_labels_N[retain_R])
     for name, method in run.methods.items():
         if method.access is Access.RETAINED:
-            _run_row(run, name, method, run.request, retained)
-    run.retrained = _retrained(run, retained)
+            _run_row(run, name, method, run.request, _retained_set(run))
+    run.retrained = _retrained(run, _retained_set(run))
 
 
 def evaluate(run: RunContext) -> dict[str, Any]:
@@ -120,34 +98,6 @@ def evaluate(run: RunContext) -> dict[str, Any]:
     return rows
 
 
-def run_method(
-    name: str, method: UnlearningMethod, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
-) -> RowResult:
-    """Run one method and measure it. An error ends this row, not the run."""
-    unlearned, error = None, None
-    with measured(request.head.parameters_CE.device) as usage:
-        try:
-            unlearned = method.unlearn(request, context, retained)
-            if not torch.isfinite(unlearned.head.parameters_CE).all():
-                unlearned, error = None, "the unlearned head has NaN or infinite parameters"
-        except Exception as caught:
-            error = f"{type(caught).__name__}: {caught}"
-            log.debug("%s failed", name, exc_info=True)
-    return RowResult(usage, unlearned, error)
-
-
-def write_row(row: RowResult, folder: Path) -> None:
-    """Write a row that succeeded."""
-    assert row.unlearned is not None
-    write_text(folder / _ROW, json.dumps(finite(asdict(row.usage) | _write_result(row.unlearned, folder, HEAD))) + "\n")
-
-
-def read_row(folder: Path, run: RunContext) -> RowResult:
-    """Read what :func:`write_row` wrote."""
-    about = read_record(folder / _ROW, _RowRecord, _REMEDY)
-    return RowResult(Usage(about.seconds, about.peak_memory_mb), _read_result(about, folder, HEAD, run))
-
-
 def _augment(run: RunContext) -> dict[str, Tensor]:
     """Features ``[F, D]`` of the forget images under each augmentation that a method wants; opens no other image."""
     views: dict[str, Tensor] = {}
@@ -166,16 +116,39 @@ def _run_row(
 ) -> None:
     sees = "source-free" if retained is None else "with the retained data"
     with run.display.stage(f"{name} ({sees})") as tick:
-        make = partial(run_method, name, method, request, run.method_context(tick), retained)
+        make = partial(_compute_row, run, name, method, request, retained, tick)
         if run.cache is None:
             result = make()
         else:
             result = run.cache.cached(
-                run.cache.keys.rows[name], make, write_row, lambda entry: read_row(entry, run), name=name,
-                waiting=run.waiting(name), worth_caching=lambda made: made.unlearned is not None,
+                run.cache.keys.rows[name], make, write_row, lambda entry: read_row(entry, run.core, run.device),
+                name=name, waiting=run.waiting(name), worth_caching=lambda made: made.unlearned is not None,
             )  # fmt: skip
     run.results[name] = result
     run.on_stage(name, result.usage.seconds)
+
+
+def _compute_row(
+    run: RunContext, name: str, method: UnlearningMethod, request: ForgetRequest, retained: RetainedSet | None,
+    tick: Tick,
+) -> RowResult:  # fmt: skip
+    """Run a row: a source-free one in a process of its own, if there can be one, and any other on its own copies."""
+    context = run.method_context(tick)
+    if retained is None and run.config.isolate and can_isolate():
+        task = RowTask(name, name if run.methods_named else method, run.config, request, context, run.sealed_paths)
+        try:
+            closed = [*run.sealed_paths, cache_dir(""), run.folder]
+            return run_in_process(task, files=method.files, closed=closed, core=run.core, tick=tick)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            log.debug("%s cannot be sent to a process of its own: %s", name, error)
+    result = run_method(name, method, copy.deepcopy(request), context, retained)
+    return result if retained is not None else replace(result, isolation="none")
+
+
+def _retained_set(run: RunContext) -> RetainedSet:
+    """The retained rows: a copy for each method, which may change it."""
+    retain_R = run.split.retain_R
+    return RetainedSet(run.data.train_features_ND[retain_R], run.data.train_labels_N[retain_R])
 
 
 def _retrained(run: RunContext, retained: RetainedSet) -> Head | None:
@@ -201,32 +174,6 @@ def _choose_trial(result: RowResult, evaluator: Evaluator) -> RowResult:
         return replace(result, unlearned=None, error=f"ConfigError: {error}")
 
 
-def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str, Any]:
-    """Write heads and path as files; return everything else for JSON."""
-    result.head.save(folder / stem)
-    if result.path:
-        write_tensors(folder / f"{stem}.{_PATH}", {"path": torch.stack(result.path)})
-    trials = [_write_result(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(result.trials)]
-    return {
-        "applied": result.applied, "predicted_distance_gain": result.predicted_distance_gain,
-        "details": dict(result.details),
-        "note": result.note, "trials": trials,
-    }  # fmt: skip
-
-
-def _read_result(about: _TrialRecord, folder: Path, stem: str, run: RunContext) -> UnlearningResult:
-    head, path = load_head(folder / stem, run.core).to(run.device), folder / f"{stem}.{_PATH}"
-    points: tuple[Tensor, ...] = ()
-    if path.is_file():
-        with refusing(path, _REMEDY):
-            points = tuple(floats(read_tensors(path, _REMEDY), "path", 3).to(run.device))
-            if points and points[0].shape != head.parameters_CE.shape:
-                raise ValueError(f"its points are {list(points[0].shape)}, not {list(head.parameters_CE.shape)}")
-    trials = [_read_result(trial, folder, _TRIAL.format(n), run) for n, trial in enumerate(about.trials)]
-    gain, details = about.predicted_distance_gain, about.details
-    return UnlearningResult(head, about.applied, gain, details, about.note, points, tuple(trials))  # type: ignore[arg-type]
-
-
 def _describe_row(method: UnlearningMethod, result: RowResult, scores: dict[str, Any]) -> dict[str, Any]:
     """One row of the table; ``scores`` is empty if the method failed."""
     row: dict[str, Any] = {"access": method.access.value, "tuning": method.tuning, **scores}
@@ -239,4 +186,4 @@ def _describe_row(method: UnlearningMethod, result: RowResult, scores: dict[str,
             "details": dict(result.unlearned.details),
             "note": result.unlearned.note,
         }
-    return row | asdict(result.usage)
+    return row | asdict(result.usage) | {"isolation": result.isolation}

@@ -6,66 +6,132 @@ line aggregates when Hydra has returned or raised.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from sfu.errors import SfuError
 from sfu.files import write_text
 from sfu.results.aggregate import Run, aggregate
-from sfu.results.artifacts import write_json
-from sfu.results.run_folder import read_run, run_folders
+from sfu.results.artifacts import overwrite_json, write_json
+from sfu.results.run_folder import FoundRun, read_run, run_folders
 
 if TYPE_CHECKING:
     from sfu.reporting.published import PublishedTable
 
-_sweep: tuple[Path, datetime] | None = None
+_ASKING_SECONDS, _POLL_SECONDS = 3.0, 0.05
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The jobs below a folder, but for those that were there before.
+
+    Attributes:
+        folder: The sweep's folder; jobs may stand at any depth in it.
+        before: The ``status.json`` of each run that another sweep has left there.
+    """
+
+    folder: Path
+    before: Mapping[Path, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def starting_in(cls, folder: Path) -> Sweep:
+        """Return the sweep whose jobs are about to start in ``folder``."""
+        return cls(folder, _records(folder))
+
+    def jobs(self) -> list[FoundRun]:
+        """Return the jobs that have started, in order of their numbers.
+
+        Each has written a ``status.json`` of its own. No clocks are compared, because jobs may run on machines whose
+        clocks disagree.
+        """
+        folders = [path for path, record in _records(self.folder).items() if self.before.get(path) != record]
+        runs = [run for run in map(read_run, folders) if run.job is not None]
+        return sorted(runs, key=lambda run: run.job or 0)
+
+    def stop_jobs(self) -> None:
+        """Ask the jobs that run in children of this process to stop, and give them a moment to record that."""
+        children = {child.pid for child in multiprocessing.active_children()}
+        asked, end = set[tuple[Path, int]](), time.monotonic() + _ASKING_SECONDS
+        while children and time.monotonic() < end:
+            running = {(run.folder, run.pid) for run in self.jobs() if run.state == "running" and run.pid in children}
+            if not running:
+                return
+            for folder, pid in running - asked:
+                with suppress(ProcessLookupError):
+                    os.kill(pid or 0, signal.SIGTERM)
+                asked.add((folder, pid or 0))
+            time.sleep(_POLL_SECONDS)
+
+    def settle(self) -> None:
+        """Record that jobs whose process is gone were interrupted."""
+        for run in self.jobs():
+            if run.state == "killed":
+                path = run.folder / "status.json"
+                status = json.loads(path.read_text(encoding="utf-8"))
+                overwrite_json(path, {**status, "state": "interrupted", "error": "interrupted: its process was killed"})
+
+
+_sweep: Sweep | None = None
 
 
 class RememberSweepFolder(Callback):
-    """Hydra callback that notes where the jobs of this sweep write, and since when."""
+    """Hydra callback that notes where the jobs of this sweep write, and what is there already."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         global _sweep
-        _sweep = Path(config.hydra.sweep.dir).resolve(), datetime.now(UTC)
+        _sweep = Sweep.starting_in(Path(config.hydra.sweep.dir).resolve())
 
 
-def take_sweep() -> tuple[Path, datetime] | None:
-    """Return folder and start of the sweep that this process started, and forget it; ``None`` if there is none."""
+def current_sweep() -> Sweep | None:
+    """Return the sweep that this process has started, or ``None``."""
+    return _sweep
+
+
+def take_sweep() -> Sweep | None:
+    """Return the sweep that this process has started, and forget it; ``None`` if there is none."""
     global _sweep
     taken, _sweep = _sweep, None
     return taken
 
 
-def collect(folder: Path, since: datetime | None = None) -> list[Run]:
+def _records(folder: Path) -> dict[Path, bytes]:
+    found = {}
+    for path in run_folders(folder) if folder.is_dir() else []:
+        with suppress(OSError):
+            found[path] = (path / "status.json").read_bytes()
+    return found
+
+
+def collect(sweep: Sweep) -> list[Run]:
     """Return overrides and metrics of every job of a sweep, in order of their numbers.
 
     A job that failed or never finished has ``{"error": why}`` in place of metrics. One that failed in some rows keeps
     the others.
-
-    Args:
-        folder: The sweep's folder; jobs may stand at any depth in it.
-        since: Leave out jobs that started earlier, left by another sweep in the same folder.
     """
-    jobs = [(run.job, run) for run in map(read_run, run_folders(folder)) if run.job is not None]
-    jobs = [item for item in jobs if since is None or (item[1].started is not None and item[1].started >= since)]
     return [
-        (run.overrides, {"error": f"job {job}: {run.problem}"} if run.metrics is None else run.metrics)
-        for job, run in sorted(jobs, key=lambda item: item[0])
+        (run.overrides, {"error": f"job {run.job}: {run.problem}"} if run.metrics is None else run.metrics)
+        for run in sweep.jobs()
     ]
 
 
-def report_sweep(folder: Path, since: datetime | None = None) -> None:
-    """Aggregate the jobs in ``folder`` that started after ``since`` over their seeds, print and save the table.
+def report_sweep(sweep: Sweep) -> None:
+    """Aggregate the jobs of a sweep over their seeds, print and save the table.
 
-    It becomes sweep.json, sweep.csv, sweep.md and sweep.png there; with ``published``, ours beside the paper's table is
-    printed instead and becomes published.md and published.csv. A failure to write is reported and does not hide the
-    jobs' own outcome.
+    It becomes sweep.json, sweep.csv, sweep.md and sweep.png in its folder; with ``published``, ours beside the paper's
+    table is printed instead and becomes published.md and published.csv.
+
+    Raises:
+        ArtifactError: A file cannot be written. The table is printed before.
     """
     from rich.console import Console
 
@@ -74,23 +140,19 @@ def report_sweep(folder: Path, since: datetime | None = None) -> None:
     from sfu.reporting.terminal import terminal_table
     from sfu.reporting.text_tables import csv_table, markdown_table
 
-    runs = collect(folder, since)
+    runs, folder = collect(sweep), sweep.folder
     if not runs:
         return
     table, published = aggregate(runs), _published(runs)
     Console().print(terminal_table(table) if published is None else terminal_published_table(table, published))
-    try:
-        if published is not None:
-            write_text(folder / "published.md", markdown_published_table(table, published))
-            write_text(folder / "published.csv", csv_published_table(table, published))
-        write_json(folder / "sweep.json", table.to_json())
-        write_text(folder / "sweep.csv", csv_table(table))
-        write_text(folder / "sweep.md", markdown_table(table))
-        if len(table.failed) < table.n_runs:
-            save_sweep_plot(table, folder / "sweep.png")
-    except (SfuError, OSError) as error:
-        print(f"sfu: the sweep's table could not be saved: {error}", file=sys.stderr)
-        return
+    if published is not None:
+        write_text(folder / "published.md", markdown_published_table(table, published))
+        write_text(folder / "published.csv", csv_published_table(table, published))
+    write_json(folder / "sweep.json", table.to_json())
+    write_text(folder / "sweep.csv", csv_table(table))
+    write_text(folder / "sweep.md", markdown_table(table))
+    if len(table.failed) < table.n_runs:
+        save_sweep_plot(table, folder / "sweep.png")
     print(f"Saved in {folder}")
 
 

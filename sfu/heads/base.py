@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
-from sfu.files import write_tensors, write_text
+from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
 from sfu.heads.cores.core import Core
 from sfu.heads.settings import HeadSettings
@@ -83,9 +83,9 @@ class Head(Registered, ABC, kind="head"):
         n_train: Number N of training rows.
         bias: Whether there is a bias that is not regularised.
         loss: The loss it was trained with, class weights included.
-        data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored: a
-            summary, from which no single example can be read unless they are very few. ``[E, E]``, ``[C, E, E]`` or
-            ``[C E, C E]``, by the loss; ``None`` otherwise.
+        data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored. It is a
+            sum over the training rows: the difference of two such sums gives back the row that only one of them holds.
+            ``[E, E]``, ``[C, E, E]`` or ``[C E, C E]``, by the loss; ``None`` otherwise.
         weight: Total weight V of the training rows; ``None`` means N, as it is without sample and class weights. A loss
             with class weights needs it.
         certificate: The certificate of a head trained for certified removal. The stored gradient is then that of the
@@ -246,7 +246,7 @@ class Head(Registered, ABC, kind="head"):
             parameters_CE=self.parameters_CE.to(device, dtype),
             gradient_CE=self.gradient_CE.to(device, dtype),
             data_hessian=None if self.data_hessian is None else self.data_hessian.to(device, dtype),
-            certificate=certificate and replace(certificate, noise_CE=certificate.noise_CE.to(device, dtype)),
+            certificate=certificate and certificate.to(device, dtype),
         )
 
     def logits(self, features_ND: Tensor) -> Tensor:
@@ -260,7 +260,8 @@ class Head(Registered, ABC, kind="head"):
     def save(self, stem: str | Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors), ``stem.json`` (settings) and what the kind of head needs beside them.
 
-        Return the paths. Read them with :func:`sfu.heads.files.load_head`.
+        What must not be published goes to ``stem.secret``, which only its owner can read: the noise of a certificate
+        and the stored Hessian. Return the paths. Read them with :func:`sfu.heads.files.load_head`.
 
         Raises:
             ArtifactError: A file cannot be written, or this kind of head is never saved.
@@ -268,7 +269,7 @@ class Head(Registered, ABC, kind="head"):
         if not self.registered_name:
             raise ArtifactError(f"a {type(self).__name__} cannot be saved, because it has no registered name.")
         stem = Path(stem)
-        tensors, settings = paths_of(stem)
+        tensors, settings, secret = paths_of(stem)
         beside = self._save_beside(stem)
         about = {
             "schema": max(self.records), "kind": self.registered_name, "loss": self.loss.as_json(),
@@ -276,8 +277,13 @@ class Head(Registered, ABC, kind="head"):
             "weight": self.weight, **self._settings(),
         }  # fmt: skip
         write_tensors(tensors, {"parameters": self.parameters_CE, **self._tensors()})
+        secrets = self._secrets()
+        if secrets:
+            write_tensors(secret, secrets, {"head": file_digest(tensors)}, private=True)
+        else:
+            secret.unlink(missing_ok=True)  # of an earlier head
         write_text(settings, json.dumps(about, indent=2) + "\n")
-        return [tensors, settings, *beside]
+        return [tensors, settings, *([secret] if secrets else []), *beside]
 
     def _settings(self) -> dict[str, Any]:
         """Return what the JSON file holds besides what all heads have."""
@@ -286,6 +292,10 @@ class Head(Registered, ABC, kind="head"):
     def _tensors(self) -> dict[str, Tensor]:
         """Return what the tensor file holds besides the parameters."""
         return {"gradient": self.gradient_CE}
+
+    def _secrets(self) -> dict[str, Tensor]:
+        """Return what the owner alone may read."""
+        return {}
 
     def _save_beside(self, stem: Path) -> list[Path]:
         """Write further files before the head's own; return their paths."""
@@ -301,6 +311,7 @@ class Head(Registered, ABC, kind="head"):
         raise NotImplementedError(f"{cls.__name__} is not saved.")
 
 
-def paths_of(stem: Path) -> tuple[Path, Path]:
-    """Return the paths of a head's tensors and settings."""
-    return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
+def paths_of(stem: Path) -> tuple[Path, Path, Path]:
+    """Return the paths of a head's tensors, settings and secrets."""
+    tensors, settings, secret = (stem.with_name(stem.name + suffix) for suffix in (".safetensors", ".json", SECRET))
+    return tensors, settings, secret

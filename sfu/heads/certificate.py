@@ -6,14 +6,15 @@ Shapes: C classes, E = D features (no bias).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.errors import DataError
+from sfu.errors import ArtifactError, DataError
+from sfu.files import SECRET
 from sfu.readers import Above0, Record, Size
 
 
@@ -31,15 +32,15 @@ class Certificate:
 
     Attributes:
         noise_std: Standard deviation of the entries of b.
-        noise_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. Secret: the guarantee
-            is for those who see the weights and not b.
+        secret_CE: The b of the term ``<b, W>`` that was added to the *sum* objective in training. The guarantee is for
+            those who see the weights and not b. It is ``None`` if the head was read without its secret file.
         residual_bound: Upper bound on the gradient norm of the perturbed sum objective, accumulated over removals;
             ``None`` once another method has moved the head.
         seeded: Whether b was drawn from a seed. Nothing is certified to whoever knows the seed.
     """
 
     noise_std: float
-    noise_CE: Tensor
+    secret_CE: Tensor | None
     residual_bound: float | None
     seeded: bool = False
 
@@ -50,6 +51,25 @@ class Certificate:
         bound = self.residual_bound
         if bound is not None and not (math.isfinite(bound) and bound >= 0):
             raise DataError(f"residual_bound={bound} bounds no norm. Give a finite number of at least 0, or None.")
+
+    @property
+    def noise_CE(self) -> Tensor:
+        """The secret b.
+
+        Raises:
+            ArtifactError: The head was read without its secret file.
+        """
+        if self.secret_CE is None:
+            raise ArtifactError(
+                "the head was trained with head.objective_noise, and its noise is not here. Without it, the head can "
+                f"classify but not be unlearned from. Put the file of its noise ({SECRET}) beside the head, where the "
+                "run that trained it has left it."
+            )
+        return self.secret_CE
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Certificate:
+        """Return it with its secret, if it is there, on another device or in another dtype."""
+        return self if self.secret_CE is None else replace(self, secret_CE=self.secret_CE.to(device, dtype))
 
     @classmethod
     def draw(cls, noise_std: float, shape: tuple[int, int], device: torch.device, seed: int | None) -> Certificate:

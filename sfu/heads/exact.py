@@ -21,9 +21,6 @@ from sfu.operators.explicit import solve_positive_definite
 from sfu.operators.plan import plan_structure
 from sfu.operators.structure import Structure
 
-CachedTensor = Callable[[Callable[[], Tensor]], Tensor]
-"""Returns a cached tensor, or the one that its argument makes."""
-
 
 def train_exact(
     objective: Objective,
@@ -34,7 +31,6 @@ def train_exact(
     max_iterations: int,
     progress: Callable[[int, int], None] | None = None,
     checkpoint: Checkpoint | None = None,
-    gram: CachedTensor | None = None,
 ) -> Optimum:
     """Return the minimiser of the mean objective of ``rows``.
 
@@ -42,8 +38,7 @@ def train_exact(
     solved by Cholesky, or by products if the classes share their parameters. For other losses,
     :func:`sfu.heads.newton_cg.minimize` takes as many steps as it needs.
 
-    Training by products saves its progress in ``checkpoint``; ``gram`` caches the Gram matrix of the rows, which is the
-    same for every l2.
+    Training by products saves its progress in ``checkpoint``.
 
     Raises:
         SingularHessianError: l2 is 0 (or too small) and the Gram matrix of a quadratic loss is singular.
@@ -55,14 +50,13 @@ def train_exact(
     if objective.loss.layout is Layout.shared:
         plan = plan_structure(Layout.shared, start_CE.shape[0], rows.width, rows.count, rows.device)
         if plan.structure is Structure.shared:
-            return _one_step(objective, rows, start_CE, tolerance, gram or (lambda make: make()))
+            return _one_step(objective, rows, start_CE, tolerance)
     return minimize(objective, rows, start_CE, **limits)
 
 
-def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float, gram: CachedTensor) -> Optimum:
+def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float) -> Optimum:
     """Take the one Newton step from zero that a quadratic objective needs."""
-    gram_EE = gram(lambda: objective.data_hessian(rows, start_CE, Layout.shared)).to(start_CE)
-    hessian_EE = gram_EE + torch.diag(objective.ridge_E)
+    hessian_EE = objective.data_hessian(rows, start_CE, Layout.shared).to(start_CE) + torch.diag(objective.ridge_E)
     what = f"the Gram matrix of the {rows.count} training rows plus head.l2={objective.l2:g}"
     parameters_CE = -solve_positive_definite(hessian_EE, objective.gradient(rows, start_CE), what)
     gradient_CE = objective.gradient(rows, parameters_CE)

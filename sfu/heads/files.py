@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import safe_open
+from torch import Tensor
+
 from sfu.errors import ArtifactError, SfuError
+from sfu.files import file_digest
 from sfu.heads.base import Head, HeadRecord, paths_of
 from sfu.heads.cores.core import Core
-from sfu.readers import TEXT_BYTES, Versioned, parse_record, read_bytes, read_tensors, refusing
+from sfu.readers import TEXT_BYTES, Versioned, parse_record, read_bytes, read_tensors, refusing, require_regular
 
 _REMEDY = "Save the head again, or take another copy of its files."
 
@@ -20,7 +24,8 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
     """Read the head that :meth:`sfu.heads.base.Head.save` wrote at ``stem``, of any kind and any earlier version.
 
     Args:
-        stem: Path of the two files without their suffixes.
+        stem: Path of the files without their suffixes. The noise of a certificate and the stored Hessian are read if
+            ``stem.secret`` is there.
         core: Of a linearised head, the network at fixed weights, if it is in memory already or is your own. By default
             it is read from the file beside the head.
 
@@ -29,7 +34,7 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
             not the one that the head belongs to.
     """
     stem = Path(stem)
-    tensors, settings = paths_of(stem)
+    tensors, settings, secret = paths_of(stem)
     for path in (settings, tensors):
         if not path.exists():
             raise ArtifactError(f"there is no head at {stem}: {path} is missing. Give the path without the suffix.")
@@ -37,6 +42,8 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
         about, kind = _read_settings(settings)
         # copies are aligned in memory as new tensors are, so products with them give the same bits
         arrays = {name: tensor.clone() for name, tensor in read_tensors(tensors, _REMEDY).items()}
+        if secret.exists():
+            arrays |= _read_secrets(secret, tensors)
         with refusing(tensors, _REMEDY):
             head = kind.restored(about, arrays, stem, core)
     except ArtifactError:
@@ -46,6 +53,18 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
     if (head.n_classes, head.n_features) != (about.n_classes, about.n_features):
         raise ArtifactError(f"{settings} and {tensors} do not belong together, because their shapes differ. {_REMEDY}")
     return head
+
+
+def _read_secrets(path: Path, tensors: Path) -> dict[str, Tensor]:
+    with refusing(path, _REMEDY):
+        require_regular(path)
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("head") != file_digest(tensors):
+                raise ArtifactError(
+                    f"{path} belongs to another head than {tensors}. Remove it, or put back the head that it was "
+                    "written with."
+                )
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
 
 def _read_settings(path: Path) -> tuple[HeadRecord, type[Head]]:

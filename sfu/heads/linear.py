@@ -17,6 +17,7 @@ from sfu.errors import DataError
 from sfu.heads.base import Head, HeadRecord, TrainedRecord
 from sfu.heads.certificate import Certificate, CertificateRecord
 from sfu.heads.cores.core import Core
+from sfu.heads.plain_layer import check_outputs, require_plain, write_weights
 from sfu.heads.settings import HeadSettings
 from sfu.losses.base import Layout, Loss, make_loss
 from sfu.losses.chunks import outputs_of
@@ -44,7 +45,8 @@ class LinearRecord(TrainedRecord):
 class LinearHead(Head, name="linear"):
     """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
-    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: FirstRecord, 2: LinearRecord}
+    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: FirstRecord, 2: LinearRecord, 3: LinearRecord}
+    """1: before there were other losses than the quadratic; 2: with noise and Hessian among the other tensors."""
     stackable: ClassVar[bool] = True
 
     def _check(self) -> None:
@@ -85,36 +87,38 @@ class LinearHead(Head, name="linear"):
             weight: Total weight of the training rows; needed if they had sample or class weights.
 
         Raises:
-            DataError: ``module`` is not a linear layer, or a number is out of range.
+            DataError: ``module`` is not a linear layer, its weights are recomputed (weight norm, spectral norm,
+                pruning) or do not decide its outputs (LoRA, hooks), or a number is out of range.
             ConfigError: The loss is unknown.
         """
-        if not isinstance(module, torch.nn.Linear):
-            raise DataError(
-                f"the module must be a torch.nn.Linear, not a {type(module).__name__}. Give the classifier layer alone."
-            )
-        parameters = module.weight.detach().double()
-        if module.bias is not None:
-            parameters = torch.cat([parameters, module.bias.detach().double()[:, None]], dim=1)
+        layer = require_plain(module)
+        parameters = layer.weight.detach().double()
+        if layer.bias is not None:
+            parameters = torch.cat([parameters, layer.bias.detach().double()[:, None]], dim=1)
         gradient = torch.zeros_like(parameters) if gradient_CE is None else torch.as_tensor(gradient_CE).to(parameters)
         kind = make_loss(loss) if isinstance(loss, str) else loss
-        return cls(parameters.clone(), gradient, l2, n_train, module.bias is not None, kind, weight=weight)
+        head = cls(parameters.clone(), gradient, l2, n_train, layer.bias is not None, kind, weight=weight)
+        check_outputs(layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+        return head
 
     def copy_to(self, module: torch.nn.Linear) -> None:
-        """Write these weights into ``module``, in its own dtype and on its own device.
+        """Write these weights into ``module``, in its own dtype and on its own device, and check its outputs.
+
+        A few rows are passed through the module. A module that is refused keeps its weights.
 
         Raises:
-            DataError: The module's shape differs from the head's, or only one of them has a bias.
+            DataError: The module's shape differs from the head's, only one of them has a bias, the module's weights are
+                recomputed (weight norm, spectral norm, pruning), its outputs do not follow from them (LoRA, hooks), or
+                its dtype cannot hold them.
         """
-        shape, wanted = tuple(module.weight.shape), tuple(self.weight_CD.shape)
-        if shape != wanted or (module.bias is not None) != self.bias:
+        layer = require_plain(module)
+        shape, wanted = tuple(layer.weight.shape), tuple(self.weight_CD.shape)
+        if shape != wanted or (layer.bias is not None) != self.bias:
             raise DataError(
                 f"the head is {list(wanted)} with{'' if self.bias else 'out'} bias, but the module is {list(shape)} "
-                f"with{'out' if module.bias is None else ''} bias. Give a module of the head's shape."
+                f"with{'out' if layer.bias is None else ''} bias. Give a module of the head's shape."
             )
-        with torch.no_grad():
-            module.weight.copy_(self.weight_CD)
-            if self.bias:
-                module.bias.copy_(self.parameters_CE[:, -1])
+        write_weights(layer, self.weight_CD, self.parameters_CE[:, -1] if self.bias else None)
 
     @property
     def n_classes(self) -> int:
@@ -157,12 +161,12 @@ class LinearHead(Head, name="linear"):
         return {"bias": self.bias, **certificate}
 
     def _tensors(self) -> dict[str, Tensor]:
-        found = {"gradient": self.gradient_CE}
-        if self.data_hessian is not None:
-            found["data_hessian"] = self.data_hessian
-        if self.certificate is not None:
-            found["noise"] = self.certificate.noise_CE
-        return found
+        return {"gradient": self.gradient_CE}
+
+    def _secrets(self) -> dict[str, Tensor]:
+        noise_CE = None if self.certificate is None else self.certificate.secret_CE
+        found = {"data_hessian": self.data_hessian, "noise": noise_CE}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     @classmethod
     def restored(cls, about: Any, tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
@@ -171,8 +175,11 @@ class LinearHead(Head, name="linear"):
         hessian = floats(tensors, summary, tensors[summary].ndim) if summary in tensors else None
         if isinstance(about, FirstRecord):
             return cls(*known, Quadratic(target_scale=about.target_scale), hessian)
-        secret = about.certificate
-        certificate = secret and Certificate(
-            secret.noise_std, floats(tensors, "noise", 2), secret.residual_bound, secret.seeded
+        given = about.certificate
+        certificate = given and Certificate(
+            given.noise_std,
+            floats(tensors, "noise", 2) if "noise" in tensors else None,
+            given.residual_bound,
+            given.seeded,
         )
         return cls(*known, about.make_loss(), hessian, about.weight, certificate)

@@ -57,12 +57,14 @@ class Checkpoint:
     def write(self, parameters_CE: Tensor) -> None:
         """Cache the parameters, if it is time to."""
         if time.monotonic() - self._last >= self.seconds:
-            self.store.write_tensors(self.key, {"parameters": parameters_CE})
+            with self.store.optional():
+                self.store.write_tensors(self.key, {"parameters": parameters_CE})
             self._last = time.monotonic()
 
     def remove(self) -> None:
         """Remove the checkpoint, once training is done."""
-        self.store.remove(self.key)
+        with self.store.optional():
+            self.store.remove(self.key)
 
 
 def checkpoint_of(core: Core, fingerprint: str, l2: float, loss: Loss, dtype: torch.dtype) -> Checkpoint:

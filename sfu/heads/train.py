@@ -17,7 +17,7 @@ from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
 from sfu.heads.cores.core import Core
 from sfu.heads.descent import train_adam, train_sgd
-from sfu.heads.exact import CachedTensor, train_exact
+from sfu.heads.exact import train_exact
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
 from sfu.heads.settings import HeadSettings, Training
@@ -67,7 +67,6 @@ def train_like(
     noise: Certificate | None = None,
     noise_seed: int | None = None,
     checkpoint: Checkpoint | None = None,
-    gram: CachedTensor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Head:
     """Train from zero on other rows, with the kind, loss, class weights, network, device and dtype of ``original``.
@@ -79,7 +78,6 @@ def train_like(
         noise_seed: Seed of b: results can be repeated, but certify nothing to whoever knows the seed. ``None`` uses the
             operating system's entropy.
         checkpoint: Where exact training of a linearised head saves its progress.
-        gram: Cache of the Gram matrix of the rows under the quadratic loss.
         progress: Called with (steps done, largest number of steps).
 
     Raises:
@@ -98,7 +96,7 @@ def train_like(
     rows = blank.rows(features_ND, labels_N, weights_N, cache=True)
     certificate = None
     if config.objective_noise > 0 and noise is not None:
-        certificate = replace(noise, noise_CE=noise.noise_CE.to(zero_CE), residual_bound=0.0)
+        certificate = replace(noise, secret_CE=noise.noise_CE.to(zero_CE), residual_bound=0.0)
     elif config.objective_noise > 0:
         shape = (blank.n_classes, rows.width)
         certificate = Certificate.draw(config.objective_noise, shape, zero_CE.device, noise_seed)
@@ -108,7 +106,7 @@ def train_like(
     if exact:
         optimum = train_exact(
             objective, rows, zero_CE, tolerance=config.tolerance, max_iterations=config.max_iterations,
-            progress=progress, checkpoint=checkpoint, gram=gram,
+            progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
         parameters_CE, gradient_CE = optimum.parameters_CE.to(dtype).double(), optimum.gradient_CE
     elif config.training is Training.sgd:

@@ -165,6 +165,7 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
     ):
         if lines:
             parts += [Text(title, style=style or "bold"), *(indented(Text(line, style=style)) for line in lines)]
+    parts += [Text(line, style=WORSE_STYLE) for line in words.unenforced(table)]
     return Group(*parts)
 
 

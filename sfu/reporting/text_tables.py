@@ -74,6 +74,7 @@ def markdown_table(table: ResultTable, title: str | None = None) -> str:
     parts.append(f"{words.SIGNED} {words.SCALE} {best} `!`: worse than doing nothing.")
     parts += markdown_list("Averaged over fewer runs:", words.gaps_in_data(table))
     parts += markdown_list("Failed:", words.failures(table))
+    parts += map(escape_cell, words.unenforced(table))
     return "\n\n".join(parts) + "\n"
 
 
@@ -133,7 +134,7 @@ def latex_table(table: ResultTable) -> str:
             lines.append(" & ".join([escape_latex(words.marked(name, row)), *map(_latex_cell, cells)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     comments = [words.headline(table), *(f"averaged over fewer runs: {line}" for line in words.gaps_in_data(table))]
-    comments += [f"failed: {line}" for line in words.failures(table)]
+    comments += [*(f"failed: {line}" for line in words.failures(table)), *words.unenforced(table)]
     return "".join(f"% {' '.join(comment.split())}\n" for comment in comments) + "\n".join(lines) + "\n"
 
 

@@ -11,6 +11,7 @@ from sfu.results.aggregate import SPREADS, Group, MethodResult, ResultTable
 from sfu.results.rows import Metrics, is_number
 
 SCALE = "Distance: 0 = Retrained, 1 = untouched."
+_OPEN = {"process": "this process", "files": "files", "network": "the network"}
 SIGNED = "Signed numbers: points from Retrained."
 
 
@@ -115,6 +116,23 @@ def gaps_in_data(table: ResultTable) -> list[str]:
                 what = "every metric" if len(keys) == n_metrics else ", ".join(keys)
                 lines.append(f"{name}{where}: {what} over {count} of {group.n} runs")
     return lines
+
+
+def unenforced(table: ResultTable) -> list[str]:
+    """Say which rows without source data ran without protection by the kernel, and by what; nothing if none did."""
+    rows: dict[str, list[str]] = {}
+    for group in table.groups:
+        for name, row in group.rows.items():
+            rows[name] = max(rows.get(name, []), row.unenforced, key=len)
+    ways: dict[str, list[str]] = {}
+    for name, missing in rows.items():
+        if missing:
+            ways.setdefault(", ".join(_OPEN[one] for one in missing), []).append(name)
+    return [
+        f"Isolation was not enforced for {', '.join(names)}: the system left {missing} open, and only sfu's own checks "
+        "kept the training data from the method."
+        for missing, names in ways.items()
+    ]
 
 
 def remarks(table: ResultTable) -> list[tuple[str, str, str]]:

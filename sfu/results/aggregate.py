@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sfu.results.rows import LABELS, Metrics, Row, is_number, rows_of
+from sfu.results.rows import LABELS, Metrics, Row, is_number, rows_of, unenforced
 
 Overrides = Mapping[str, str]
 Run = tuple[Overrides, Metrics | None]
@@ -62,7 +62,8 @@ class MethodResult:
     """One method over the ``n`` runs of a group that have it, and what its numbers mean.
 
     ``access`` says what it may read (``none``, ``forget``, ``stored`` or ``retained``), ``tuning`` how its settings
-    were chosen, ``n_applied`` in how many runs the whole step was applied.
+    were chosen, ``n_applied`` in how many runs the whole step was applied, ``unenforced`` what did not keep it from the
+    retained data in some run (:func:`sfu.results.rows.unenforced`).
     """
 
     access: str | None
@@ -71,6 +72,7 @@ class MethodResult:
     n_applied: int
     notes: list[str]
     metrics: dict[str, Statistic]
+    unenforced: list[str] = field(default_factory=list)
 
     def __getitem__(self, metric: str) -> Statistic:
         return self.metrics.get(metric) or Statistic()
@@ -267,6 +269,7 @@ def _method_result(rows: Sequence[Row | None]) -> MethodResult:
         n=len(present),
         n_applied=sum(row.get("applied") is not False for row in present),
         notes=list(dict.fromkeys(str(row["note"]) for row in present if row.get("note"))),
+        unenforced=max(map(unenforced, present), key=len),
         metrics={
             key: Statistic.of([(row or {}).get(key) for row in rows])
             for key in dict.fromkeys(key for key, _ in values)

@@ -1,10 +1,10 @@
 """What a run leaves in its folder. Every file is written atomically, so it is either complete or absent.
 
 config.yaml          the resolved configuration
-status.json          running, finished or failed (with the error)
+status.json          running, finished, interrupted or failed (with the error), and the process that runs it
 split.safetensors    forget_indices, retain_indices (training row numbers, int64)
 forget_files.txt     the files of the images to forget, if they are files
-heads/NAME.*         Original and every row's head, safetensors + JSON
+heads/NAME.*         Original and every row's head, safetensors + JSON; NAME.secret, for its owner: noise and Hessian
 metrics.json         the result (schema 1), also as metrics.csv, table.md, figure.png
 trade_off.json       test and forget accuracy along the path of each row, with evaluation.trade_off; also trade_off.png
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict
 
 from sfu.errors import ArtifactError
-from sfu.files import write_tensors, write_text
+from sfu.files import SECRET, leftovers, write_tensors, write_text
 from sfu.readers import (
     TEXT_BYTES,
     Count,
@@ -70,6 +71,7 @@ class RowRecord(Record):
     retain_gradient_norm: Size | None = None
     seconds: Size | None = None
     peak_memory_mb: Size | None = None
+    isolation: str | None = None
 
 
 class _Named(Record):
@@ -135,15 +137,29 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def overwrite_json(path: Path, value: Any) -> None:
+    """Write JSON over a small file where it stands if the disk has no room for a second one; else remove the file."""
+    with suppress(ArtifactError):
+        write_json(path, value)
+        return
+    try:
+        with path.open("r+", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, allow_nan=False)
+            file.truncate()
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+
+
 def remove_results(folder: Path) -> None:
     """Remove what an earlier run left in a folder that is used again, so that no old result stands beside a new one.
 
     Raises:
         ArtifactError: A file cannot be removed.
     """
-    heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors")]
+    heads = [path for path in (folder / "heads").glob("*") if path.suffix in (".json", ".safetensors", SECRET)]
     try:
-        for path in [*(folder / name for name in FILES), *heads]:
+        for path in [*(folder / name for name in FILES), *heads, *leftovers(folder), *leftovers(folder / "heads")]:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(

@@ -10,8 +10,18 @@ Row = Mapping[str, Any]
 Metrics = Mapping[str, Any]
 """The content of metrics.json."""
 
-LABELS = ("access", "tuning", "applied", "note", "details", "error")
+LABELS = ("access", "tuning", "applied", "note", "details", "error", "isolation")
 """What a row says besides its metrics."""
+
+
+PROTECTIONS = ("process", "files", "network")
+"""What ``isolation`` may list of a row without the retained data: a process of its own, and what was closed to it."""
+
+
+def unenforced(row: Row) -> list[str]:
+    """Return the protections that a row ran without; none are missing for one that may see the retained data."""
+    had = str(row.get("isolation")).split(", ")
+    return [] if row.get("access") == "retained" else [name for name in PROTECTIONS if name not in had]
 
 
 def is_number(value: Any) -> TypeGuard[float]:

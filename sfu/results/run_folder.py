@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sfu.errors import ArtifactError
+from sfu.processes import is_gone
 from sfu.readers import Count, Record, read_record, read_yaml, refusing
 from sfu.results.artifacts import read_metrics
 
@@ -30,17 +31,14 @@ class StatusRecord(Record):
     job: Count | None = None
     host: str | None = None
     pid: int | None = None
+    born: str | None = None
 
     @property
     def is_killed(self) -> bool:
         """Whether the process that wrote it is known to have ended without a word."""
         if self.state != "running" or self.host != platform.node() or self.pid is None or self.pid <= 0:
             return False
-        try:
-            os.kill(self.pid, 0)
-        except (OSError, OverflowError) as error:
-            return isinstance(error, ProcessLookupError)
-        return False
+        return is_gone(self.pid, self.born)
 
     @property
     def problem(self) -> str | None:
@@ -57,6 +55,7 @@ class StatusRecord(Record):
             problem=self.problem,
             overrides=dict(item.lstrip("+~").split("=", 1) for item in self.overrides if "=" in item),
             job=self.job,
+            pid=self.pid,
             started=self.started if self.started.tzinfo else self.started.replace(tzinfo=UTC),
         )
 
@@ -70,6 +69,7 @@ class FoundRun:
         problem: Why this run has no results, or only some; None for a complete one.
         overrides: What was given on the command line.
         job: Its number in a sweep.
+        pid: The number of its process.
         metrics: The content of metrics.json; a run with a failed row has one, too.
         config: The resolved configuration, nested; None where it cannot be read.
     """
@@ -79,6 +79,7 @@ class FoundRun:
     problem: str | None
     overrides: dict[str, str] = field(default_factory=dict)
     job: int | None = None
+    pid: int | None = None
     started: datetime | None = None
     metrics: dict[str, Any] | None = None
     config: dict[str, Any] | None = None

@@ -93,6 +93,11 @@ class UnlearningMethod(Registered, ABC, kind="method"):
         """Augmentations of the forget images whose features the method wants as ``request.views_VFD``."""
         return ()
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that :meth:`unlearn` reads. A source-free method can read no others, nor any of the dataset's."""
+        return ()
+
     @classmethod
     def from_config(cls, run: RunSettings, curvature: CurvatureSettings, settings: dict[str, Any]) -> Self:
         """Build from the run's configuration.

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
@@ -16,12 +16,16 @@ from omegaconf import OmegaConf
 from sfu.config_files import config_dir, group_options
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
 from sfu.errors import ConfigError
+from sfu.heads.cores.network import CORE_PREFIX
+from sfu.names import check_row_name, visible
 from sfu.registry import unknown
 from sfu.schema import accepted_names, meta_of, not_a_setting, typed
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.settings import RowSettings, RunSettings, Tune
 from sfu.unlearning.tuning import Oracle, SourceFree, settings_of
 
+ORIGINAL = "original"
+"""Name under which a run saves the head that is unlearned from."""
 _PREFIX = "curvature."
 
 
@@ -51,11 +55,37 @@ def make_methods(run: RunSettings) -> dict[str, UnlearningMethod]:
     return {name: _method(run, name, spec) for name, spec in row_specs(run).items()}
 
 
+def make_method(run: RunSettings, name: str) -> UnlearningMethod:
+    """Return the method of one row; raise as :func:`make_methods` does."""
+    return _method(run, name, _spec(run, name))
+
+
 def row_specs(run: RunSettings) -> dict[str, RowSpec]:
     """Return the settings of every row by its name, in order; raise as :func:`make_methods` does."""
     if len(set(run.methods)) != len(run.methods):
         raise ConfigError(f"methods={list(run.methods)} lists a row twice. Give the second one a name in `variants`.")
+    built_in = [*group_options("method"), *UnlearningMethod.names()]
+    for name in map(str, run.variants):
+        check_row_name(f"variants.{visible(name)}", name, built_in)
+    check_row_names(run.methods)
     return {name: _spec(run, name) for name in run.methods}
+
+
+def check_row_names(names: Iterable[str]) -> None:
+    """Refuse rows whose heads could not be saved beside each other and the original head, each under its row's name.
+
+    Raises:
+        ConfigError: The message names the row.
+    """
+    seen: list[str] = []
+    for name in names:
+        if name.lower().startswith(CORE_PREFIX):
+            raise ConfigError(
+                f"methods: a row cannot be called {visible(name)}, because files of networks begin with {CORE_PREFIX}. "
+                "Choose another name."
+            )
+        check_row_name("methods", name, [*seen, *([] if name == ORIGINAL else [ORIGINAL])])
+        seen.append(name)
 
 
 def _spec(run: RunSettings, name: str) -> RowSpec:

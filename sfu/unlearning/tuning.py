@@ -83,6 +83,10 @@ class Tuned(UnlearningMethod):
     def augmentations(self) -> tuple[str, ...]:
         return self.published.augmentations
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(path for _, method in [({}, self.published), *self.candidates] for path in method.files)
+
     def check(self, n_forget: int) -> None:
         for _, method in [({}, self.published), *self.candidates]:
             method.check(n_forget)

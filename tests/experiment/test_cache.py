@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from sfu.experiment import keys
 from sfu.experiment.cache import StageCache
@@ -16,7 +17,6 @@ from sfu.experiment.config import Reuse
 from sfu.experiment.job import open_cache
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import result_store
-from sfu.losses.objective import Objective
 from sfu.results.artifacts import write_json
 from tests.conftest import make_arrays
 from tests.experiment.cases import changed, composed, run
@@ -135,20 +135,19 @@ def test_only_what_is_missing_is_computed(feature_file, tmp_path):
     assert same(metrics, run(configured(feature_file), tmp_path / "c"))
 
 
-def test_a_sweep_over_l2_forms_the_gram_matrix_once(feature_file, tmp_path, monkeypatch):
-    first, second = (configured(feature_file, methods=["original"], head__l2=l2) for l2 in (0.1, 0.01))
-    assert stage_keys(first).gram == stage_keys(second).gram
-    assert stage_keys(first).gram != stage_keys(configured(feature_file, head__bias=True)).gram
-    formed = []
-    real = Objective.data_hessian
-    monkeypatch.setattr(Objective, "data_hessian", lambda *given: formed.append(1) or real(*given))
-    alone = run(second, tmp_path / "alone")
-    count = len(formed)
-    cached_run(first, tmp_path / "a")
-    formed.clear()
-    metrics, _ = cached_run(second, tmp_path / "b")
-    assert len(formed) == count - 1
-    assert same(metrics, alone)
+@pytest.mark.parametrize("head", ["head.store_curvature=false", "head.store_curvature=true"])
+def test_the_cache_holds_no_sum_over_rows_but_in_a_file_of_its_owner(feature_file, tmp_path, head):
+    """Two Gram matrices, of training sets that differ by a row, give the row back."""
+    config = configured(feature_file, head, "logger=none")
+    cached_run(config, tmp_path / "a")
+    files = [path for path in result_store().root.rglob("*") if path.is_file()]
+    for path in files:
+        if path.suffix == ".safetensors":
+            shapes = {tuple(tensor.shape) for tensor in load_file(path).values()}
+            assert shapes == {(4, 12)}, path
+    secrets = [path for path in files if path.suffix == ".secret"]
+    assert bool(secrets) == head.endswith("true")
+    assert {path.stat().st_mode & 0o777 for path in secrets} <= {0o600}
 
 
 def test_a_row_that_failed_is_not_cached(feature_file, tmp_path):

@@ -16,7 +16,7 @@ from tests.experiment.cases import config_for
     ("variants", "methods", "message"),
     [
         ({}, ["nothing_like_it"], r"methods=nothing_like_it is unknown\. Choose one of .*closed_form, .*original"),
-        ({}, ["../../etc/passwd"], "is unknown"),
+        ({}, ["../../etc/passwd"], "the name '../../etc/passwd' contains '/'"),
         ({}, ["original", "original"], "lists a row twice"),
         ({"a": {"base": "a"}}, ["a"], "circle"),
         ({"a": {"bass": "closed_form"}}, ["a"], r"variants\.a\.bass is not a setting of a row\. It takes base, method"),

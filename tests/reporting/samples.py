@@ -35,6 +35,7 @@ def make_row(
         "measured_distance_gain": None,
         "details": {},
         "note": None,
+        "isolation": None if access == "retained" else "process, files, network",
     }
     return {**row, **more}
 

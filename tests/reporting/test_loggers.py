@@ -15,7 +15,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from sfu.errors import ConfigError
-from sfu.reporting.loggers.base import NullLogger, RunLogger, exit_code_of
+from sfu.processes import exit_code_of
+from sfu.reporting.loggers.base import NullLogger, RunLogger
 from sfu.reporting.loggers.content import files_of, summary_of
 from sfu.reporting.loggers.wandb_logger import WandbLogger
 from tests.experiment.cases import sfu

@@ -7,6 +7,7 @@ import platform
 import pytest
 
 from sfu.errors import ArtifactError
+from sfu.processes import birth_of
 from sfu.results.run_folder import read_run, run_folders
 from tests.reporting.report.folders import CONFIG, killed_status, write_run
 from tests.reporting.samples import good_run
@@ -41,7 +42,8 @@ def test_a_path_that_does_not_exist(tmp_path):
         ({"state": "running"}, "running", "not finished: still running, or killed"),
         ({"state": "running", "host": "elsewhere", "pid": 1}, "running", "not finished: still running, or killed"),
         ({"state": "running", "host": platform.node(), "pid": os.getpid()}, "running", "not finished"),
-        ({"state": "running", "host": platform.node(), "pid": 10**30}, "running", "not finished"),
+        ({"state": "running", "host": platform.node(), "pid": 10**30}, "killed", "killed midway"),
+        ({"state": "running", "host": platform.node(), "pid": os.getpid(), "born": 3}, "running", "not finished"),
         ({"state": "finished"}, "finished", "metrics.json cannot be read"),
         ({"state": ""}, "unknown", "status.json cannot be read (state=''"),
         ({"state": "failed", "error": " \n"}, "failed", "failed"),
@@ -60,6 +62,13 @@ def test_unfinished_runs_say_why(tmp_path, status, state, problem):
 def test_a_killed_run_is_known_to_be_killed(tmp_path):
     run = read_run(write_run(tmp_path / "a", None, **killed_status()))
     assert (run.state, run.problem) == ("killed", "killed midway")
+
+
+def test_a_killed_run_is_known_although_another_process_has_its_number_now(tmp_path):
+    here = {"state": "running", "host": platform.node(), "pid": os.getpid(), "born": birth_of(os.getpid())}
+    assert read_run(write_run(tmp_path / "a", None, **here)).state == "running"
+    earlier = here | {"born": f"{here['born']}0"}
+    assert read_run(write_run(tmp_path / "b", None, **earlier)).state == "killed"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2, "rows": {}}'])

@@ -159,12 +159,14 @@ class _CachedCore:
             for index, tensor in enumerate(trained)
             if optimizer.state.get(tensor, {}).get("momentum_buffer") is not None
         }
-        self._store.write_tensors(self._partial, {**network.state(), **momentum, "epochs": torch.tensor(epochs)})
+        with self._store.optional():
+            self._store.write_tensors(self._partial, {**network.state(), **momentum, "epochs": torch.tensor(epochs)})
 
     def save(self, network: Network) -> None:
         """Cache the final weights, and remove the last epoch."""
-        self._store.write_tensors(self._final, network.state())
-        self._store.remove(self._partial)
+        with self._store.optional():
+            self._store.write_tensors(self._final, network.state())
+            self._store.remove(self._partial)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ Use one as a context manager around the whole run::
         logger.log_result(metrics, folder / "figure.png")
         logger.log_files(folder)
 
-Leaving the block closes it with exit code 0, 130 after Ctrl-C, and 1 after any other error.
+Leaving the block closes it with exit code 0, 130 after Ctrl-C, 143 after SIGTERM, and 1 after any other error.
 """
 
 from __future__ import annotations
@@ -20,21 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from sfu.processes import exit_code_of
 from sfu.registry import add_modules
 from sfu.schema import Choice, setting
 
 log = logging.getLogger(__name__)
 
 add_modules("sfu.reporting.loggers")
-
-
-def exit_code_of(error: BaseException | None) -> int:
-    """The exit code of a process that ended with ``error``: 0 for none, 130 for Ctrl-C, a SystemExit's own, else 1."""
-    if error is None or (isinstance(error, SystemExit) and error.code is None):
-        return 0
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 @dataclass

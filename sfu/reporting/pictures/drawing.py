@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sfu.files import replacing
 from sfu.reporting.format import compact
 from sfu.results.aggregate import ResultTable
 
@@ -124,8 +125,12 @@ def png_of(figure: Figure) -> bytes:
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure in the format of the file's suffix (png, pdf or svg), making the folder if need be."""
+    """Write a figure in the format of the file's suffix (png, pdf or svg), making the folder if need be.
+
+    Raises:
+        ArtifactError: It cannot be written.
+    """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=150, facecolor="white")
+    with replacing(target) as temporary:
+        figure.savefig(temporary, format=target.suffix[1:], dpi=150, facecolor="white")
     return target

@@ -78,6 +78,10 @@ class Newton(UnlearningMethod, name="newton"):
         return self.estimator.access
 
     @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(self.curvature.files())
+
+    @property
     def augmentations(self) -> tuple[str, ...]:
         return tuple(self.curvature.augment) if self.estimator.needs_validation else ()
 

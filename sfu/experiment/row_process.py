@@ -1,0 +1,214 @@
+"""Run a source-free row in a process of its own, which is given its request and can reach nothing else.
+
+The process is forked by a server that has never seen any data (:mod:`sfu.isolation.server`). Before it reads the
+request, the kernel closes to it every file but Python's packages and an empty folder for the result, and the network
+(:mod:`sfu.isolation.sandbox`). Plug-ins are imported inside. The result comes back as the files that the cache of rows
+has, and is checked as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import pickle
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sfu.config_files import config_dir
+from sfu.data.seal import sealed
+from sfu.experiment.config import RunConfig
+from sfu.experiment.context import RowResult
+from sfu.experiment.progress import Tick
+from sfu.experiment.resources import Usage
+from sfu.experiment.row_files import read_row, run_method, write_row
+from sfu.heads.cores.core import Core
+from sfu.isolation.sandbox import available, restrict
+from sfu.isolation.server import LONGEST_REPLY, Channel, ChildDied, serve, server_of
+from sfu.request import ForgetRequest, MethodContext
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.rows import make_method
+
+ROW_PROCESS = __name__
+"""The module whose server forks the processes of rows."""
+_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
+           "/usr/share/zoneinfo", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system",
+           "/sys/fs/cgroup", "/dev/urandom", "/dev/zero")  # fmt: skip
+_CUDA = ("/usr/local/cuda", "/opt/cuda", "/proc/driver/nvidia", "/sys/bus/pci", "/sys/class", "/sys/devices")
+_PRELOADED = ("scipy.linalg", "scipy.optimize", "sfu.curvature.cross_validation", "sfu.curvature.psd_fit.solve",
+              "sfu.curvature.subspace", "sfu.heads.linear", "sfu.heads.linearised", "sfu.heads.train",
+              "sfu.losses.softmax", "sfu.unlearning.descent", "sfu.unlearning.further_steps")  # fmt: skip
+"""It is quicker to import them once than in every row."""
+_OTHERS_DATA = "*/datasets/data"
+"""Datasets that packages bring along, such as scikit-learn's, from a folder of packages."""
+
+
+@dataclass(frozen=True)
+class RowTask:
+    """What a row's process is given.
+
+    Attributes:
+        method: The method itself, or the name of a row of the configuration, which is built inside.
+        config: The run's configuration, to build the method from.
+        sealed: Files and folders to refuse with a friendly message.
+    """
+
+    name: str
+    method: UnlearningMethod | str
+    config: RunConfig
+    request: ForgetRequest
+    context: MethodContext
+    sealed: Sequence[Path]
+
+
+def can_isolate() -> bool:
+    """Whether this system can run rows in processes of their own."""
+    return sys.platform.startswith("linux")
+
+
+def run_in_process(
+    task: RowTask, *, files: Sequence[str], closed: Sequence[Path], core: Core | None, tick: Tick
+) -> RowResult:
+    """Run a row; an error there, or the end of its process, ends the row and not the run.
+
+    Args:
+        task: What the row is given.
+        files: Files that it may read.
+        closed: Files and folders that the row must not read even if they lie among Python's packages.
+        core: The core of linearised heads, which result files name and do not hold.
+        tick: Called with (done, total).
+
+    Raises:
+        pickle.PicklingError, AttributeError, TypeError: The task cannot be sent to another process.
+    """
+    payload = pickle.dumps(replace(task, context=replace(task.context, progress=None)))
+    kept_from = ", ".join(["process", *(name for name, closed in asdict(available()).items() if closed)])
+    device = task.request.head.parameters_CE.device
+    with tempfile.TemporaryDirectory(prefix="sfu-row-") as scratch:
+        places = {
+            "read": [str(path) for path in (*_readable(device.type), *map(Path, files))],
+            "closed": [str(path) for path in (*closed, *_data_of_packages())],
+            "write": [scratch, "/dev/null", *(_nvidia_devices() if device.type == "cuda" else [])],
+            "scratch": scratch, "folder": os.getcwd(), "threads": torch.get_num_threads(),
+        }  # fmt: skip
+        try:
+            with server_of(ROW_PROCESS).task() as channel:
+                channel.send(json.dumps(places).encode())
+                channel.send(payload)
+                about = _follow(channel, tick)
+            if about is None:
+                raise ChildDied("its process ended without a result")
+            usage, error = Usage(float(about["seconds"]), float(about["peak_memory_mb"])), about["error"]
+            result = None if error is not None else read_row(Path(scratch), core, device)
+        except ChildDied as died:
+            return RowResult(Usage(), None, str(died), kept_from)
+        except Exception as wrong:  # whatever else a process sends or writes is its row's failure
+            return RowResult(Usage(), None, f"its result cannot be read ({type(wrong).__name__}: {wrong})", kept_from)
+        return RowResult(usage, None, str(error), kept_from) if result is None else replace(result, isolation=kept_from)
+
+
+def serve_children(control: int) -> None:
+    """Be the server: import what every row needs, but none of the modules that register methods, and fork."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    serve(control, _child)
+
+
+def _child(channel: Channel) -> None:
+    """Be the process of one row."""
+    places, payload = channel.receive(), channel.receive()
+    if places is None or payload is None:
+        return
+    about: dict[str, Any] = json.loads(places)
+    scratch = Path(about["scratch"])
+    os.chdir(about["folder"])
+    tempfile.tempdir = about["scratch"]
+    restrict(map(Path, about["read"]), closed=map(Path, about["closed"]), write=map(Path, about["write"]))
+    torch.set_num_threads(about["threads"])
+    torch.set_float32_matmul_precision("highest")
+    _send_log_records(channel)
+    result = _run_task(payload, channel)
+    if result.unlearned is not None:
+        try:
+            write_row(result, scratch)
+        except Exception as error:
+            result = RowResult(result.usage, None, f"its result cannot be sent ({type(error).__name__}: {error})")
+    channel.send(json.dumps({"error": result.error, **asdict(result.usage)}).encode())
+
+
+def _run_task(payload: bytes, channel: Channel) -> RowResult:
+    """Build the method and run it. What it reaches for is refused in words before the kernel refuses it."""
+
+    def tick(done: int, total: int) -> None:
+        channel.send(json.dumps({"done": done, "total": total}).encode())
+
+    try:
+        task: RowTask = pickle.loads(payload)
+        with sealed(task.sealed):
+            method = make_method(task.config, task.method) if isinstance(task.method, str) else task.method
+            return run_method(task.name, method, task.request, replace(task.context, progress=tick), None)
+    except Exception as error:
+        return RowResult(Usage(), None, f"{type(error).__name__}: {error}")
+
+
+def _follow(channel: Channel, tick: Tick) -> dict[str, Any] | None:
+    """Show progress and log records until the row has ended; return its last frame, or ``None`` if there is none.
+
+    Raises:
+        ValueError: The process sends something else.
+    """
+    while (frame := channel.receive(LONGEST_REPLY)) is not None:
+        about = json.loads(frame)
+        if "done" in about:
+            tick(int(about["done"]), int(about["total"]))
+        elif "level" in about:
+            logging.getLogger(str(about["logger"])).log(int(about["level"]), "%s", about["message"])
+        else:
+            return dict(about)
+    return None
+
+
+def _send_log_records(channel: Channel) -> None:
+    class Sender(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            about = {"logger": record.name, "level": record.levelno, "message": self.format(record)}
+            channel.send(json.dumps(about).encode())
+
+    logging.captureWarnings(True)
+    logging.getLogger().addHandler(Sender())
+
+
+def _readable(device: str) -> list[Path]:
+    """Return what imports need: Python, the packages, the configuration, and the packages that are imported already."""
+    roots = [Path(place) for place in (*_SYSTEM, *(_CUDA if device == "cuda" else ()))]
+    roots += [*_package_folders(), Path(sys.base_prefix) / "lib", config_dir()]
+    inside = tuple(os.path.realpath(root) + os.sep for root in roots)
+    for name, module in list(sys.modules.items()):
+        if "." in name or name == "__main__":
+            continue
+        folders = list(getattr(module, "__path__", ())) or [getattr(module, "__file__", None)]
+        roots += [Path(place) for place in folders if place and not os.path.realpath(place).startswith(inside)]
+    return roots
+
+
+@cache
+def _package_folders() -> list[Path]:
+    return [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+
+
+@cache
+def _data_of_packages() -> list[Path]:
+    return [path for folder in _package_folders() for path in folder.glob(_OTHERS_DATA)]
+
+
+def _nvidia_devices() -> list[str]:
+    return [str(path) for path in Path("/dev").glob("nvidia*")]

@@ -1,0 +1,187 @@
+"""Close files and network to this process for good, with Landlock and seccomp (Linux).
+
+Landlock only allows: everything that is not named is closed, by whatever call, link or library it is opened. It does
+not hide that a file exists, or its size (``stat``). Both filters bind the calling thread and what it starts, so a
+process is restricted while it has one thread.
+
+Source: landlock(7) and seccomp(2) of the Linux manual; ``linux/landlock.h``, ``linux/filter.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on every architecture
+_VERSION_FLAG, _PATH_BENEATH = 1, 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""All rights over files, by the version of Landlock that first knows them."""
+_TCP = 3  # bind and connect, since version 4
+_SCOPES = 3  # abstract sockets and signals of processes outside, since version 6
+
+_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # of the filter's machine
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 13  # EACCES
+_SOCKET = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+"""Audit number of the architecture, and its system call ``socket``."""
+_IO_URING_SETUP, _OTHER_ABI = 425, 0x40000000
+
+
+@dataclass(frozen=True)
+class Enforced:
+    """What the kernel enforces on a process, whatever its code does.
+
+    Attributes:
+        files: Nothing can be opened, made, renamed or linked except what was allowed.
+        network: No socket can be made.
+    """
+
+    files: bool = False
+    network: bool = False
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64)]
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("rights", ctypes.c_uint64), ("folder", ctypes.c_int32)]
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("value", ctypes.c_uint32)]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction))]
+
+
+def available() -> Enforced:
+    """Return what this machine's kernel can enforce."""
+    return Enforced(files=landlock_version() > 0, network=_can_filter())
+
+
+@cache
+def landlock_version() -> int:
+    """Return the version of Landlock's interface; 0 if the kernel has none, or it is switched off."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    return max(0, _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)))
+
+
+def restrict(read: Iterable[Path], *, closed: Iterable[Path] = (), write: Iterable[Path] = ()) -> Enforced:
+    """Close all files but those that are named, and the network, to this thread and all that it starts. Do it once.
+
+    Files that are open already stay open. Paths that do not exist are passed over.
+
+    Args:
+        read: Files, and folders with all below them, that may be read and executed.
+        closed: What is closed all the same, with all below it. The names in a folder around it can still be listed.
+        write: Where anything may be done.
+
+    Returns:
+        What is enforced from now on.
+
+    Raises:
+        OSError: The kernel has the filter and refuses it.
+    """
+    can = available()
+    if can.files or can.network:
+        _check(_libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+    if can.files:
+        _close_files(read, closed, write)
+    if can.network:
+        _close_network()
+    return can
+
+
+def split_around(roots: Iterable[Path], closed: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Return paths that together cover what is below ``roots`` and not ``closed``, and the folders that were split."""
+    shut = {os.path.realpath(path) for path in closed}
+    around = {str(parent) for path in shut for parent in Path(path).parents}
+    whole: list[Path] = []
+    split: list[Path] = []
+    for root in map(os.path.realpath, roots):
+        todo = [] if shut.intersection(map(str, Path(root).parents)) else [root]
+        while todo:
+            path = todo.pop()
+            if path in around and os.path.isdir(path):
+                split.append(Path(path))
+                todo += [entry.path for entry in os.scandir(path) if not entry.is_symlink()]
+            elif path not in shut:
+                whole.append(Path(path))
+    return whole, split
+
+
+def _close_files(read: Iterable[Path], closed: Iterable[Path], write: Iterable[Path]) -> None:
+    whole, split = split_around(read, closed)
+    version = landlock_version()
+    rights = next(_RIGHTS[known] for known in sorted(_RIGHTS, reverse=True) if known <= version)
+    attributes = _Ruleset(rights, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = _check(_libc().syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), 0))
+    try:
+        for paths, wanted in ((whole, _EXECUTE | _READ_FILE | _READ_DIR), (split, _READ_DIR), (write, rights)):
+            for path in paths:
+                _allow(rules, path, wanted & rights)
+        _check(_libc().syscall(_RESTRICT_SELF, rules, 0))
+    finally:
+        os.close(rules)
+
+
+def _allow(rules: int, path: Path, rights: int) -> None:
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            rights &= _OF_FILES
+        _check(_libc().syscall(_ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(_Beneath(rights, handle)), 0))
+    finally:
+        os.close(handle)
+
+
+def _can_filter() -> bool:
+    return sys.platform.startswith("linux") and platform.machine() in _SOCKET
+
+
+def _close_network() -> None:
+    """Have ``socket`` fail, and ``io_uring_setup`` (whose rings make sockets, too), under any calling convention."""
+    architecture, socket = _SOCKET[platform.machine()]
+    refuse = 6  # index of the instruction that refuses
+    code: Sequence[tuple[int, int, int, int]] = (
+        (_LOAD, 0, 0, 4),
+        (_EQUAL, 0, refuse - 2, architecture),
+        (_LOAD, 0, 0, 0),
+        (_AT_LEAST, refuse - 4, 0, _OTHER_ABI),
+        (_EQUAL, refuse - 5, 0, socket),
+        (_EQUAL, 0, 1, _IO_URING_SETUP),
+        (_RETURN, 0, 0, _REFUSE),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+    instructions = (_Instruction * len(code))(*(_Instruction(*one) for one in code))
+    program = _Program(len(code), instructions)
+    _check(_libc().prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0))
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"the kernel refuses the sandbox: {os.strerror(number)}")
+    return result

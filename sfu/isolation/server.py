@@ -1,0 +1,201 @@
+"""A small server process that forks a child for each task, so that a child inherits nothing of the caller.
+
+A process that has used PyTorch's threads cannot fork one that uses them again, and its memory may hold training rows.
+The server is a fresh Python that has imported what tasks need and done nothing else.
+
+The caller and a child talk through a pair of sockets, in frames of a length and as many bytes. What the caller sends
+may be pickled. What a child sends is never unpickled: a child may run anybody's code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sfu.processes import die_with_parent
+
+_LENGTH = struct.Struct("!Q")
+_STATUS = struct.Struct("!i")
+LONGEST_REPLY = 1 << 24
+"""Longest frame, in bytes, that a child may send."""
+
+
+class ChildDied(Exception):
+    """A child ended without an answer."""
+
+
+class Channel:
+    """One end of a pair of sockets, for frames of bytes."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; raise :class:`OSError` if the other end is closed."""
+        self._end.sendall(_LENGTH.pack(len(frame)))
+        self._end.sendall(frame)
+
+    def receive(self, longest: int | None = None) -> bytes | None:
+        """Return the next frame, or ``None`` if the other end is closed.
+
+        Raises:
+            ValueError: The frame is longer than ``longest`` bytes.
+        """
+        head = self._read(_LENGTH.size)
+        if head is None:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        if longest is not None and length > longest:
+            raise ValueError(f"a frame of {length:,} bytes, where {longest:,} is the limit")
+        return self._read(length)
+
+    def _read(self, count: int) -> bytes | None:
+        found = bytearray(count)
+        view, done = memoryview(found), 0
+        while done < count:
+            n_read = self._end.recv_into(view[done:])
+            if not n_read:
+                return None
+            done += n_read
+        return bytes(found)
+
+
+class Server:
+    """Starts the server process at once, and has it fork a child for each :meth:`task`, one at a time."""
+
+    def __init__(self, module: str) -> None:
+        """Start ``serve_children`` of a module, which imports what children need and calls :func:`serve`."""
+        ours, theirs = socket.socketpair()
+        code = f"import sys; sys.path[:] = {sys.path!r}; import {module} as m; m.serve_children({theirs.fileno()})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        self._control, self._busy = ours, threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server can be asked for children."""
+        return self._process.poll() is None
+
+    @contextmanager
+    def task(self) -> Iterator[Channel]:
+        """Fork a child, and yield the channel to it. A child that is left before its end is killed, with the server.
+
+        Raises:
+            ChildDied: The child did not end by itself with status 0, or the server is gone; the message says why.
+        """
+        with self._busy:
+            try:
+                ours, theirs = socket.socketpair()
+                with ours:
+                    with theirs:
+                        socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
+                    yield Channel(ours)
+                status = self._control.recv(_STATUS.size)
+            except ConnectionError as error:
+                self.stop()
+                raise ChildDied("the process that starts rows has ended") from error
+            except BaseException:
+                self.stop()
+                raise
+            if len(status) < _STATUS.size:
+                self.stop()
+                raise ChildDied("the process that starts rows has ended")
+            (code,) = _STATUS.unpack(status)
+            if code:
+                raise ChildDied(_how_it_ended(code))
+
+    def stop(self) -> None:
+        """End the server and the child it has, if any. The server also ends by itself when this process does."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+_servers: dict[str, Server] = {}
+_starting = threading.Lock()
+
+
+def server_of(module: str) -> Server:
+    """Return this process's server for a module, and start it if there is none.
+
+    It takes two seconds to be ready for :meth:`Server.task`, so ask for it early.
+    """
+    with _starting:
+        server = _servers.get(module)
+        if server is None or not server.alive:
+            server = _servers[module] = Server(module)
+            atexit.register(server.stop)
+        return server
+
+
+def serve(control: int, child: Callable[[Channel], None]) -> None:
+    """Fork children on request until the caller closes its end or dies; then kill the last one. Never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group, and it is the caller that decides
+        signal.signal(number, signal.SIG_IGN)
+    server = os.getpid()
+    gc.freeze()  # a collection in a child need not copy the pages of what is imported
+    with socket.socket(fileno=control) as connection:
+        while True:
+            message, handles, *_ = socket.recv_fds(connection, 16, 1)
+            if not message:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                _run(child, handles[0], server)
+            os.close(handles[0])
+            _wait(pid, connection)
+
+
+def _wait(pid: int, connection: socket.socket) -> None:
+    """Wait for a child and report how it ended; kill it if the caller goes first."""
+    child = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    poll.register(connection, select.POLLIN | select.POLLHUP)
+    while child not in dict(poll.poll()):
+        os.kill(pid, signal.SIGKILL)
+    os.close(child)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        connection.sendall(_STATUS.pack(code))
+    except OSError:
+        os._exit(0)
+
+
+def _run(child: Callable[[Channel], None], handle: int, parent: int) -> None:
+    """Be the child: keep the channel and the standard streams, and nothing else that was open."""
+    code = 1
+    try:
+        die_with_parent(parent)
+        os.dup2(handle, 3)
+        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        with socket.socket(fileno=3) as end:
+            child(Channel(end))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with status {code}"
+    what = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = "; the machine may have run out of memory" if -code == signal.SIGKILL else ""
+    return f"its process was killed ({what}{hint})"

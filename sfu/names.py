@@ -1,0 +1,85 @@
+"""Names that become names of files, and text that is shown with its control characters made visible."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from sfu.errors import ConfigError
+
+_LONGEST = 100  # bytes: leaves room for the endings that files add, up to the 255 of common file systems
+_SEPARATORS = '/\\<>:"|?*'
+_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+"""Names that Windows takes for devices, whatever follows the first dot."""
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_JOINERS = "\u200c\u200d"  # Persian, Indic scripts and emoji need these two
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""Return text with control characters, line ends and changes of direction written out, such as ``\x1b``.
+
+    A terminal would obey them: they clear the screen, hide a word, or show a file's name backwards.
+
+    Args:
+        text: Text that may hold names of files, classes or rows.
+        keep: Characters to leave as they are, such as a line end in text of several lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_written_out(character) if _is_hidden(character, keep) else character for character in text)
+
+
+def check_row_name(key: str, name: str, reserved: Iterable[str] = ()) -> None:
+    """Refuse a row's name that cannot be the name of a file, with an ending added, on every common system.
+
+    Args:
+        key: How the message calls what has the name, such as ``methods``.
+        name: The name.
+        reserved: Names of other rows; upper and lower case count as the same.
+
+    Raises:
+        ConfigError: The message says what is wrong with the name.
+    """
+    wrong = _problem(name)
+    taken = {file_name_key(other): other for other in reserved}
+    if wrong is None and file_name_key(name) in taken:
+        other = taken[file_name_key(name)]
+        wrong = f"differs from the row {other!r} in upper and lower case only"
+        wrong = "is that of another row" if other == name else wrong
+    if wrong is not None:
+        raise ConfigError(
+            f"{key}: the name {visible(name)!r} {wrong}. It becomes the name of files in the run's folder. Choose "
+            f"another name, of letters, digits, '-', '_' and '.', with at most {_LONGEST} bytes."
+        )
+
+
+def file_name_key(name: str) -> str:
+    """Return what two names have in common if a file system may take them for the same."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _problem(name: str) -> str | None:
+    if not name or name != name.strip():
+        return "is empty, or begins or ends with a space"
+    if found := [character for character in _SEPARATORS if character in name]:
+        return f"contains {found[0]!r}"
+    if visible(name) != name:
+        return "contains a control character"
+    if name.startswith(".") or name.endswith("."):
+        return "begins or ends with a dot"
+    if name.partition(".")[0].rstrip().lower() in _DEVICES:
+        return "is a device on Windows"
+    if len(name.encode()) > _LONGEST:
+        return f"has {len(name.encode())} bytes"
+    return None
+
+
+def _is_hidden(character: str, keep: str) -> bool:
+    return unicodedata.category(character) in _HIDDEN and character not in _JOINERS and character not in keep
+
+
+def _written_out(character: str) -> str:
+    code = ord(character)
+    long = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return _NAMED.get(character) or (f"\\x{code:02x}" if code < 0x100 else long)
