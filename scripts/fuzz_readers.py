@@ -675,7 +675,7 @@ def _rows() -> Format:
     from sfu.experiment.context import RowResult
     from sfu.experiment.resources import Usage
     from sfu.experiment.result_store import result_store
-    from sfu.experiment.rows import read_row, write_row
+    from sfu.experiment.row_files import read_row, write_row
     from sfu.unlearning.base import UnlearningResult
 
     head = _head()
@@ -683,7 +683,6 @@ def _rows() -> Format:
     result = UnlearningResult(head, True, 0.5, {"rho": 1e-3}, "n", (head.parameters_CE, head.parameters_CE), (trial,))
     made = RowResult(Usage(1.0, 100.0), result)
     files = {f"{_KEY}/{k}": v for k, v in _entry(_KEY, _written(lambda folder: write_row(made, folder))).items()}
-    run: Any = SimpleNamespace(core=None, device=torch.device("cpu"))
 
     def read(folder: Path) -> object:
         from sfu.cli.results import main
@@ -691,7 +690,7 @@ def _rows() -> Format:
         with redirect_stdout(io.StringIO()):
             main(["ls", "--cache", str(folder)])
         cache: Any = StageCache(result_store(folder), None)  # type: ignore[arg-type]
-        found = cache.store.read(_KEY, lambda entry: read_row(entry, run))
+        found = cache.store.read(_KEY, lambda entry: read_row(entry, None, torch.device("cpu")))
         if found is None:
             raise SfuError("made again")
         return found
@@ -714,18 +713,6 @@ def _whole_runs() -> Format:
         return found
 
     return Format(files, dict.fromkeys(files, on_json), read, 4, sealed=f"{_KEY}/metrics.json")
-
-
-def _digests() -> Format:
-    from sfu.experiment.prepare import _read_gram
-    from sfu.files import write_tensors
-
-    def write(folder: Path) -> None:
-        write_tensors(folder / "gram.safetensors", {"gram": torch.eye(3)})
-
-    return Format(
-        _written(write), {"gram.safetensors": on_safetensors}, lambda folder: _read_gram(folder / "gram.safetensors"), 1
-    )
 
 
 def _memo() -> Format:
@@ -807,7 +794,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "weights_safetensors": lambda: _weights(".safetensors"), "weights_torch": lambda: _weights(".pt"),
     "weights_legacy": lambda: _weights(".pt", zipped=False), "features": _chunks, "rows": _rows,
     "whole_runs": _whole_runs,
-    "gram": _digests, "memo": _memo, "mat": _dogs, "tar": _tar, "images": _images,
+    "memo": _memo, "mat": _dogs, "tar": _tar, "images": _images,
 }  # fmt: skip
 
 
