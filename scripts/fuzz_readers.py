@@ -715,6 +715,24 @@ def _whole_runs() -> Format:
     return Format(files, dict.fromkeys(files, on_json), read, 4, sealed=f"{_KEY}/metrics.json")
 
 
+def _training() -> Format:
+    from sfu.heads.normal_equations import Checkpoint
+    from sfu.store import Store
+
+    like = torch.ones(2, 3, dtype=torch.float64)
+    files = _written(lambda folder: Store(folder).write_tensors(_KEY, {"parameters": like}))
+    files = {name: content for name, content in files.items() if not name.endswith(".lock")}
+
+    def read(folder: Path) -> object:
+        found = Checkpoint(_KEY, Store(folder)).read(like)
+        if found is None:
+            raise SfuError("made again")
+        return found
+
+    change = {name: on_json if name.endswith(".json") else on_safetensors for name in files}
+    return Format(files, change, read, 2, sealed=f"{_KEY}/tensors.safetensors")
+
+
 def _memo() -> Format:
     from sfu.data.backbones import memo
 
@@ -794,7 +812,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "weights_safetensors": lambda: _weights(".safetensors"), "weights_torch": lambda: _weights(".pt"),
     "weights_legacy": lambda: _weights(".pt", zipped=False), "features": _chunks, "rows": _rows,
     "whole_runs": _whole_runs,
-    "memo": _memo, "mat": _dogs, "tar": _tar, "images": _images,
+    "training": _training, "memo": _memo, "mat": _dogs, "tar": _tar, "images": _images,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sfu.errors import ArtifactError, DataError, SingularHessianError
+from sfu.files import file_digest
 from sfu.heads.certificate import Certificate
 from sfu.heads.files import load_head
 from sfu.heads.linear import LinearHead
@@ -157,7 +159,10 @@ def certified():
         ({"kind": 3}, "kind=3"),
         ({"loss": "quadratic"}, "loss='quadratic'"),
         ({"loss": {}}, "loss has no name"),
-        ({"loss": {"name": "quadratic", "target_scale": "1.0"}}, r"scale='1\.0' is not of the type of 1\.0"),
+        ({"loss": {"name": "quadratic", "target_scale": "1.0"}}, r"target_scale=1\.0\. Give a finite number above"),
+        ({"loss": {"name": "quadratic", "target_scale": True}}, r"target_scale=True\. Give a finite number above"),
+        ({"loss": {"name": "quadratic", "class_weights": ["1"]}}, r"loss\.class_weights"),
+        ({"loss": {"name": "none"}}, r"loss=none is unknown\. Choose one of"),
         ({"loss": {"name": "quadratic", "target_scale": -1.0}}, r"loss\.target_scale=-1\.0"),
         ({"certificate": []}, "certificate"),
         ({"certificate": {"noise_std": -1.0, "residual_bound": 0.1}}, r"certificate\.noise_std=-1\.0"),
@@ -202,15 +207,18 @@ def test_a_setting_that_is_missing_is_named(tmp_path, certified, key):
         ("data_hessian", lambda t: t[:3, :3], r"data_hessian is \[3, 3\]"),
         ("noise", lambda t: t[:2], r"noise is \[2, 5\], but the head's parameters are \[3, 5\]"),
         ("noise", lambda t: t * torch.inf, "noise has NaN or infinite values"),
-        ("noise", None, "it has no tensor noise"),
         ("parameters", None, "it has no tensor parameters"),
     ],
 )
 def test_tensors_of_another_kind_are_refused(tmp_path, certified, name, change, why):
-    tensors, _ = certified.save(tmp_path / "a")
-    found = load_file(tensors)
-    value = found.pop(name)
-    save_file(found | ({} if change is None else {name: change(value).contiguous()}), tensors)
+    tensors, _, secret = certified.save(tmp_path / "a")
+    files = {path: load_file(path) for path in (tensors, secret)}
+    (path,) = [path for path, found in files.items() if name in found]
+    value = files[path].pop(name)
+    if change is not None:
+        files[path][name] = change(value).contiguous()
+    save_file(files[tensors], tensors)
+    save_file(files[secret], secret, {"head": file_digest(tensors)})
     with pytest.raises(ArtifactError, match=why):
         load_head(tmp_path / "a")
 
@@ -248,3 +256,14 @@ def test_heads_are_saved_and_read_by_text_paths_too(tmp_path):
     head = LinearHead(torch.zeros(3, 4), torch.zeros(3, 4), 1e-2, 10)
     head.save(str(tmp_path / "head"))
     assert torch.equal(load_head(str(tmp_path / "head")).parameters_CE, head.parameters_CE)
+
+
+def test_a_list_of_class_weights_that_is_too_long_costs_no_time(tmp_path, certified):
+    certified.save(tmp_path / "a")
+    about = json.loads((tmp_path / "a.json").read_text())
+    about |= {"n_classes": 9, "loss": {"name": "quadratic", "class_weights": [1.0] * 50_000}, "weight": 1.0}
+    (tmp_path / "a.json").write_text(json.dumps(about))
+    started = time.process_time()
+    with pytest.raises(ArtifactError, match="do not belong together"):
+        load_head(tmp_path / "a")
+    assert time.process_time() - started < 1  # 10 s through OmegaConf
