@@ -311,7 +311,7 @@ def on_zip(data: bytes, draw: random.Random) -> bytes:
             files, draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
         )
     if kind == 5 and draw.random() < 0.2:
-        name, rows = draw.choice(sorted(files)), draw.choice((1, 16, 80))
+        name, rows = draw.choice(sorted(files)), draw.choice((1, 15, 17))
         if (name, rows) not in _BOMBS:
             _BOMBS[name, rows] = bomb((rows, 1 << 20), files, name)
         return _BOMBS[name, rows]
@@ -478,7 +478,7 @@ def _runs() -> Format:
     }  # fmt: skip
     files = {f"{name}/{file}": content for name in ("good", "bad") for file, content in whole.items()}
     change = {"bad/status.json": on_json, "bad/metrics.json": on_json, "bad/config.yaml": on_yaml}
-    return Format(files, change, read, 0.8)
+    return Format(files, change, read, 0.6)
 
 
 def _metrics() -> Format:
