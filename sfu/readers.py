@@ -92,7 +92,7 @@ def _first_of(problem: ValidationError) -> str:
     first, *others = problem.errors(include_url=False)
     if first["type"] == "json_invalid":
         return first["msg"]
-    place = ".".join(str(part) for part in first["loc"] if part != "[key]")[:200]
+    place = ".".join(str(part) for part in first["loc"] if part != "[key]")[:200] or "the content"
     given = "" if first["type"] == "missing" else f"={reprlib.repr(first['input'])}"
     more = f"; {len(others)} more problems" if others else ""
     return f"{place}{given}: {first['msg']}{more}"

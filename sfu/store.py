@@ -29,7 +29,7 @@ from pydantic import ConfigDict, Field
 
 from sfu.errors import ArtifactError
 from sfu.files import acquire_lock, file_digest, write_tensors, write_text
-from sfu.readers import Record, parse_record, read_bytes, read_tensors
+from sfu.readers import Record, parse_record, read_bytes, read_tensors, refusing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,9 +195,21 @@ class Store:
         """
         write_text(self.root / key / _ABOUT, json.dumps({"key": key, **about}, indent=2) + "\n")
 
-    def read_tensors(self, key: str) -> dict[str, Tensor] | None:
-        """Return the tensors of an entry written by :meth:`write_tensors`, or ``None`` if there is none."""
-        return self.read(key, lambda folder: read_tensors(folder / _TENSORS, _REMEDY))
+    def read_tensors(
+        self, key: str, check: Callable[[dict[str, Tensor]], object] = lambda tensors: None
+    ) -> dict[str, Tensor] | None:
+        """Return the tensors of an entry written by :meth:`write_tensors`, or ``None`` if there is none.
+
+        An entry that ``check`` refuses with :class:`ValueError` is dropped.
+        """
+
+        def read(folder: Path) -> dict[str, Tensor]:
+            tensors = read_tensors(folder / _TENSORS, _REMEDY)
+            with refusing(folder, _REMEDY):
+                check(tensors)
+            return tensors
+
+        return self.read(key, read)
 
     def write_tensors(self, key: str, tensors: Mapping[str, Tensor]) -> None:
         """Make an entry of tensors, or replace the one that is there."""
@@ -299,7 +311,8 @@ def _is_whole(folder: Path, about: bytes) -> bool:
         found = parse_record(about, EntryRecord)
         if found.files is None or found.key != folder.name:
             return False
-        return all(file_digest(folder / name) == digest for name, digest in found.files.items())
+        files = {folder / name: digest for name, digest in found.files.items()}
+        return all(path.is_file() and file_digest(path) == digest for path, digest in files.items())
     except (OSError, ValueError):
         return False
 

@@ -21,6 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from sfu.files import write_text
+from sfu.readers import TEXT_BYTES, read_bytes
 from sfu.results.aggregate import Run, aggregate
 from sfu.results.artifacts import overwrite_json, write_json
 from sfu.results.run_folder import FoundRun, read_run, run_folders
@@ -107,8 +108,8 @@ def take_sweep() -> Sweep | None:
 def _records(folder: Path) -> dict[Path, bytes]:
     found = {}
     for path in run_folders(folder) if folder.is_dir() else []:
-        with suppress(OSError):
-            found[path] = (path / "status.json").read_bytes()
+        with suppress(OSError, ValueError):
+            found[path] = read_bytes(path / "status.json", TEXT_BYTES)
     return found
 
 

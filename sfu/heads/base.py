@@ -23,12 +23,13 @@ from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
 from sfu.heads.cores.core import Core
 from sfu.heads.settings import HeadSettings
-from sfu.losses.base import Layout, Loss, make_loss
+from sfu.losses.base import Layout, Loss
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
+from sfu.schema import make
 
 add_modules("sfu.heads.linear")
 add_modules("sfu.heads.linearised")
@@ -57,16 +58,13 @@ class TrainedRecord(HeadRecord):
         """Return the loss.
 
         Raises:
-            ConfigError: There is no such loss or setting.
-            ValueError: A setting is of another type.
+            ConfigError: There is no such loss or setting, or a value is of another type or out of range.
+            ValueError: It has no name.
         """
-        made = make_loss(**self.loss)  # type: ignore[arg-type]
-        for key, given in self.loss.items():
-            value = getattr(made, key)
-            value = list(value) if isinstance(value, tuple) else value
-            if value != given or isinstance(value, bool) != isinstance(given, bool):
-                raise ValueError(f"loss.{key}={given!r} is not of the type of {value!r}")
-        return made
+        name = self.loss.get("name")
+        if not isinstance(name, str):
+            raise ValueError("loss has no name")
+        return make(Loss.named(name, "loss"), self.loss, f"loss={name}")
 
 
 @dataclass(frozen=True)
@@ -128,9 +126,10 @@ class Head(Registered, ABC, kind="head"):
                 f"the head's parameters are {list(self.parameters_CE.shape)} and its gradient is "
                 f"{list(self.gradient_CE.shape)}. They must both be [classes, features (+ 1 with bias)]."
             )
-        if self.certificate is not None and self.certificate.noise_CE.shape != self.parameters_CE.shape:
+        secret_CE = None if self.certificate is None else self.certificate.secret_CE
+        if secret_CE is not None and secret_CE.shape != self.parameters_CE.shape:
             raise DataError(
-                f"the certificate's noise is {list(self.certificate.noise_CE.shape)}, but the head's parameters are "
+                f"the certificate's noise is {list(secret_CE.shape)}, but the head's parameters are "
                 f"{list(self.parameters_CE.shape)}. Give the noise that the head was trained with."
             )
         self._check()

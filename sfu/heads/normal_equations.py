@@ -47,12 +47,13 @@ class Checkpoint:
 
     def read(self, like_CE: Tensor) -> Tensor | None:
         """Return the cached parameters, if there are any of this shape."""
-        found = self.store.read_tensors(self.key)
-        try:
-            cached_CE = None if found is None else floats(found, "parameters", 2)
-        except ValueError:
-            return None
-        return None if cached_CE is None or cached_CE.shape != like_CE.shape else cached_CE.to(like_CE)
+
+        def check(tensors: dict[str, Tensor]) -> None:
+            if (shape := floats(tensors, "parameters", 2).shape) != like_CE.shape:
+                raise ValueError(f"parameters are {list(shape)}, not {list(like_CE.shape)}")
+
+        found = self.store.read_tensors(self.key, check)
+        return None if found is None else found["parameters"].to(like_CE)
 
     def write(self, parameters_CE: Tensor) -> None:
         """Cache the parameters, if it is time to."""

@@ -68,6 +68,7 @@ def test_unfinished_and_all(capsys):
             "backbone=resnet is unknown. Choose one of auto, none, pixels",
         ),
         (["extract", "dataset=digits", "backbone=pixels", "datset.path=1"], "datset"),
+        (["extract", "dataset=digits", "backbone=.5"], "backbone=.5 does not name a choice of backbone. Name one of"),
         (["extract", "dataset=digits", "backbone=torchvision"], "backbone.name"),
         (["extract", "dataset=features", "backbone=pixels"], "holds features"),
     ],
@@ -77,6 +78,27 @@ def test_mistakes_are_explained(capsys, arguments, message):
         features_cli.main(arguments)
     assert stopped.value.code == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "", "[]", "[" * 100_000, '{"record": 3}', '{"shown": {"dataset": 5, "chunks": "x"}}',
+        '{"shown": {"chunks": -1}}',
+        '{"record": {"n_images": "many"}}', '{"record": {"transform": []}}', '{"shown": null}',
+        '{"shown": {"dataset": "[/red]x", "chunks": 1}, "record": {"backbone": "[bold]", "n_images": 3}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_description_and_markup_in_a_name_are_listed_and_removed(tmp_path, capsys, about):
+    cache, key = tmp_path / "cache", "0" * 32
+    (cache / key).mkdir(parents=True)
+    (cache / key / "entry.json").write_text(about.replace("{", f'{{"key": "{key}", ', 1))
+    features_cli.main(["ls", "--cache", str(cache)])
+    shown = capsys.readouterr().out
+    assert key[:12] in shown
+    assert ("[/red]x" in shown) == ("[/red]x" in about)
+    features_cli.main(["rm", key[:6], "--cache", str(cache)])
+    assert not (cache / key).exists()
 
 
 def test_features_under_extraction_are_not_removed(capsys):

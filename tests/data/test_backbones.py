@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torchvision import models
 from sfu.data.backbones import torchvision_models
 from sfu.data.backbones.backbone import Backbone, build_backbone, check_backbone
 from sfu.data.backbones.transform import ImageTransform
+from sfu.data.backbones.weights import read_state_dict
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ConfigError, DataError
 
@@ -193,6 +196,33 @@ def test_a_file_with_code_in_it_is_refused_and_the_code_not_run(tmp_path, capsys
     with pytest.raises(DataError, match=r"more than tensors \(.*print\), which sfu never unpickles"):
         build_backbone(config(weights=str(tmp_path / "w.pth")))
     assert "ran" not in capsys.readouterr().out
+
+
+class Bomb:
+    def __reduce__(self):
+        return bytearray, (10**10,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_of_weights_gets_no_more_memory_than_it_has(tmp_path, zipped):
+    path, tensors = tmp_path / "a.pt", {"w": torch.zeros(1 << 20)}
+    torch.save({**tensors, "more": Bomb()}, path, _use_new_zipfile_serialization=zipped)
+    bombs = [path.read_bytes()]
+    torch.save(tensors, path, _use_new_zipfile_serialization=zipped)
+    if zipped:
+        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+            for name in archive.namelist():
+                packed.writestr(name, bytes(80 << 20) if name.endswith("data/0") else archive.read(name))
+        bombs.append((tmp_path / "b.pt").read_bytes())
+    else:
+        bombs.append(path.read_bytes().replace(b"ctorch", b"B\xff\xff\xff\x7f", 1))  # bytes, 2 GiB of them
+    for bomb in bombs:
+        path.write_bytes(bomb)
+        tracemalloc.start()
+        with pytest.raises(DataError, match=r"bytearray|more than 100 times|cannot be read"):
+            read_state_dict(path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        tracemalloc.stop()
 
 
 def test_weights_of_another_architecture_damaged_or_not_finite_are_refused(tmp_path, state):

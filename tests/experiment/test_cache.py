@@ -17,6 +17,7 @@ from sfu.experiment.config import Reuse
 from sfu.experiment.job import open_cache
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import result_store
+from sfu.results.artifacts import write_json
 from tests.conftest import make_arrays
 from tests.experiment.cases import changed, composed, run
 
@@ -168,6 +169,50 @@ def test_a_damaged_entry_is_made_again(feature_file, tmp_path, caplog):
     assert cache.reused == ["head", "original"]
     assert "damaged" in caplog.text
     assert metrics["rows"]["retrained"]["distance"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"applied": "true"}, {"seconds": -1.0}, {"details": [1]}, {"trials": None}, {"trials": [{"applied": True}]},
+        {"predicted_distance_gain": "0"}, {"note": 3}, {"peak_memory_mb": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_malformed_row_with_right_digests_is_made_again(feature_file, tmp_path, caplog, change):
+    config = configured(feature_file, methods=["original"])
+    cached_run(config, tmp_path / "a")
+    replace_file(stage_keys(config).rows["original"], "row.json", lambda about: about | change)
+    _, cache = cached_run(config, tmp_path / "b")
+    assert cache.reused == ["head"]
+    assert next(iter(change)) in caplog.text
+    assert cached_run(config, tmp_path / "c")[1].reused == ["head", "original"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rows": "original"}, {"rows": {}}, {"run": None}, {"rows": {"original": {"test_accuracy": 900}}}],
+    ids=str,
+)
+def test_a_malformed_run_with_right_digests_counts_as_absent(feature_file, tmp_path, change):
+    config = configured(feature_file, methods=["original"])
+    metrics, cache = cached_run(config, tmp_path / "a")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir(exist_ok=True)
+    write_json(tmp_path / "a" / "metrics.json", metrics)
+    cache.save_run(tmp_path / "a")
+    assert cache.restore_run(tmp_path / "b") == metrics
+    replace_file(stage_keys(config).run, "metrics.json", lambda about: about | change)
+    assert cache.restore_run(tmp_path / "b") is None
+    assert not cache.has_run()
+
+
+def replace_file(key, name, change):
+    """Change the JSON of a cached entry, and make its digests right."""
+    store = result_store()
+    files = {path.name: path.read_bytes() for path in store.find(key).iterdir() if path.name != "entry.json"}
+    files[name] = json.dumps(change(json.loads(files[name]))).encode()
+    store.put(key, lambda made: [(made / file).write_bytes(body) for file, body in files.items()], replace=True)
 
 
 def test_jobs_side_by_side_compute_a_stage_once(feature_file):

@@ -116,7 +116,7 @@ def test_a_limit_takes_the_first_of_each_class(folder):
 
 def test_damaged_images_stop_a_run_by_name_or_are_skipped_and_listed(tmp_path):
     folder = write_folder(tmp_path / "images", damaged=("train/class-1/003.png", "test/class-0/001.png"))
-    with pytest.raises(DataError, match=r"class-1/003\.png is in no image format.*dataset\.damaged=skip"):
+    with pytest.raises(DataError, match=r"class-1/003\.png is none of BMP, GIF.*dataset\.damaged=skip"):
         run(image_config(folder), tmp_path / "run")
     metrics = run(image_config(folder, dataset__damaged=Damaged.skip), tmp_path / "run")
     data = metrics["run"]["data"]

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from sfu.errors import ArtifactError, DataError, SingularHessianError
+from sfu.files import file_digest
+from sfu.heads.certificate import Certificate
 from sfu.heads.files import load_head
 from sfu.heads.linear import LinearHead
 from sfu.heads.settings import AdamSettings, LinearSettings, Training
@@ -131,6 +135,102 @@ def test_damaged_missing_foreign_and_mismatched_heads_are_refused(tmp_path):
         load_head(tmp_path / "a")
 
 
+@pytest.fixture
+def certified():
+    torch.manual_seed(0)
+    weights = torch.randn(3, 5).double()
+    certificate = Certificate(0.5, weights.clone(), 0.1, True)
+    return LinearHead(weights, weights / 9, 0.01, 77, data_hessian=torch.eye(5).double(), certificate=certificate)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"bias": "false"}, "bias='false': Input should be a valid boolean"),
+        ({"bias": 1}, "bias=1"),
+        ({"n_train": 1293.9}, r"n_train=1293\.9: Input should be a valid integer"),
+        ({"n_train": True}, "n_train=True"),
+        ({"n_train": 0}, "n_train=0"),
+        ({"l2": -0.1}, r"l2=-0\.1"),
+        ({"l2": "0.1"}, "l2="),
+        ({"weight": -3.0}, "weight="),
+        ({"n_classes": None}, "n_classes=None"),
+        ({"schema": "2"}, "schema='2'"),
+        ({"kind": 3}, "kind=3"),
+        ({"loss": "quadratic"}, "loss='quadratic'"),
+        ({"loss": {}}, "loss has no name"),
+        ({"loss": {"name": "quadratic", "target_scale": "1.0"}}, r"target_scale=1\.0\. Give a finite number above"),
+        ({"loss": {"name": "quadratic", "target_scale": True}}, r"target_scale=True\. Give a finite number above"),
+        ({"loss": {"name": "quadratic", "class_weights": ["1"]}}, r"loss\.class_weights"),
+        ({"loss": {"name": "none"}}, r"loss=none is unknown\. Choose one of"),
+        ({"loss": {"name": "quadratic", "target_scale": -1.0}}, r"loss\.target_scale=-1\.0"),
+        ({"certificate": []}, "certificate"),
+        ({"certificate": {"noise_std": -1.0, "residual_bound": 0.1}}, r"certificate\.noise_std=-1\.0"),
+        ({"certificate": {"noise_std": 0.0, "residual_bound": 0.1}}, r"certificate\.noise_std=0\.0"),
+        ({"certificate": {"noise_std": 1.0, "residual_bound": -0.1}}, r"certificate\.residual_bound=-0\.1"),
+        ({"certificate": {"noise_std": 1.0, "residual_bound": None, "seeded": "no"}}, r"certificate\.seeded='no'"),
+        ({"certificate": {"residual_bound": None}}, r"certificate\.noise_std: Field required"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_of_another_type_or_out_of_range_are_refused(tmp_path, certified, change, why):
+    certified.save(tmp_path / "a")
+    about = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps(about | change))
+    with pytest.raises(ArtifactError, match=why):
+        load_head(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "key", ["kind", "schema", "n_classes", "n_features", "l2", "n_train", "weight", "bias", "loss"]
+)
+def test_a_setting_that_is_missing_is_named(tmp_path, certified, key):
+    certified.save(tmp_path / "a")
+    about = json.loads((tmp_path / "a.json").read_text())
+    del about[key]
+    (tmp_path / "a.json").write_text(json.dumps(about))
+    with pytest.raises(ArtifactError, match=rf"a\.json cannot be read \({key}: Field required.*Save the head again"):
+        load_head(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("parameters", lambda t: t.long(), "parameters is int64"),
+        ("parameters", lambda t: t.bfloat16(), "parameters is bfloat16"),
+        ("parameters", lambda t: t[0], r"of shape \[5\]"),
+        ("parameters", lambda t: t / 0, "parameters has NaN or infinite values"),
+        ("gradient", lambda t: t.half(), "gradient is float16"),
+        ("gradient", lambda t: t[:, :2], "must both be"),
+        ("data_hessian", lambda t: t * torch.nan, "data_hessian has NaN or infinite values"),
+        ("data_hessian", lambda t: t.int(), "data_hessian is int32"),
+        ("data_hessian", lambda t: t[:3, :3], r"data_hessian is \[3, 3\]"),
+        ("noise", lambda t: t[:2], r"noise is \[2, 5\], but the head's parameters are \[3, 5\]"),
+        ("noise", lambda t: t * torch.inf, "noise has NaN or infinite values"),
+        ("parameters", None, "it has no tensor parameters"),
+    ],
+)
+def test_tensors_of_another_kind_are_refused(tmp_path, certified, name, change, why):
+    tensors, _, secret = certified.save(tmp_path / "a")
+    files = {path: load_file(path) for path in (tensors, secret)}
+    (path,) = [path for path, found in files.items() if name in found]
+    value = files[path].pop(name)
+    if change is not None:
+        files[path][name] = change(value).contiguous()
+    save_file(files[tensors], tensors)
+    save_file(files[secret], secret, {"head": file_digest(tensors)})
+    with pytest.raises(ArtifactError, match=why):
+        load_head(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("noise_std", "bound"), [(-1.0, 0.1), (0.0, 0.1), (float("nan"), 0.1), (1.0, -0.1), (1.0, float("inf"))]
+)
+def test_certificates_that_certify_nothing_are_refused(noise_std, bound):
+    with pytest.raises(DataError, match=r"noise_std=|residual_bound="):
+        Certificate(noise_std, torch.zeros(2, 2), bound)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_torch_layer_goes_in_and_comes_out(bias):
     layer = torch.nn.Linear(6, 3, bias=bias)
@@ -156,3 +256,14 @@ def test_heads_are_saved_and_read_by_text_paths_too(tmp_path):
     head = LinearHead(torch.zeros(3, 4), torch.zeros(3, 4), 1e-2, 10)
     head.save(str(tmp_path / "head"))
     assert torch.equal(load_head(str(tmp_path / "head")).parameters_CE, head.parameters_CE)
+
+
+def test_a_list_of_class_weights_that_is_too_long_costs_no_time(tmp_path, certified):
+    certified.save(tmp_path / "a")
+    about = json.loads((tmp_path / "a.json").read_text())
+    about |= {"n_classes": 9, "loss": {"name": "quadratic", "class_weights": [1.0] * 50_000}, "weight": 1.0}
+    (tmp_path / "a.json").write_text(json.dumps(about))
+    started = time.process_time()
+    with pytest.raises(ArtifactError, match="do not belong together"):
+        load_head(tmp_path / "a")
+    assert time.process_time() - started < 1  # 10 s through OmegaConf

@@ -33,6 +33,60 @@ def test_json_files_are_whole_or_absent(tmp_path):
     assert finite({"a": [float("inf"), 1.0], "b": (float("nan"),)}) == {"a": [None, 1.0], "b": [None]}
 
 
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"distance": -5.0}, r"rows\.jit\.distance=-5\.0: Input should be greater than or equal to 0"),
+        ({"test_accuracy": 900}, r"rows\.jit\.test_accuracy=900: Input should be less than or equal to 100"),
+        ({"mia": -1}, r"rows\.jit\.mia=-1"),
+        ({"forget_accuracy": "73"}, r"rows\.jit\.forget_accuracy='73'"),
+        ({"applied": "false"}, r"rows\.jit\.applied='false'"),
+        ({"applied": 0}, r"rows\.jit\.applied=0"),
+        ({"seconds": True}, r"rows\.jit\.seconds=True"),
+        ({"access": 3}, r"rows\.jit\.access=3"),
+        ({"details": [1]}, r"rows\.jit\.details"),
+        ("jit", r"rows\.jit='jit'"),
+        ([], r"rows\.jit=\[\]"),
+    ],
+    ids=str,
+)
+def test_metrics_out_of_range_or_of_another_type_are_refused(tmp_path, row, why):
+    (tmp_path / "metrics.json").write_text(json.dumps({"schema": 1, "run": {}, "rows": {"jit": row}}))
+    with pytest.raises(ArtifactError, match=rf"metrics\.json cannot be read \({why}.*\)\. Run again, or"):
+        read_metrics(tmp_path / "metrics.json")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"data": {"n_train": 1293.9}},
+        {"data": {"n_train": True}},
+        {"versions": ["x"]},
+        {"seeds": 3},
+        {"seconds": -1},
+        "x",
+    ],
+    ids=str,
+)
+def test_what_is_said_of_the_run_is_checked_too(tmp_path, run):
+    (tmp_path / "metrics.json").write_text(json.dumps({"schema": 1, "run": run, "rows": {}}))
+    with pytest.raises(ArtifactError, match=r"metrics\.json cannot be read \(run"):
+        read_metrics(tmp_path / "metrics.json")
+
+
+def test_metrics_of_plug_ins_are_kept(tmp_path):
+    row = {
+        "mine": 3,
+        "details": {"deep": {"er": [1]}},
+        "forget_accuracy": None,
+        "test_accuracy": 100.0,
+        "test_gap": -3.5,
+    }
+    metrics = {"schema": 1, "run": {"name": "a", "more": [1]}, "rows": {"jit": row}}
+    write_json(tmp_path / "metrics.json", metrics)
+    assert read_metrics(tmp_path / "metrics.json") == metrics
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2}'])
 def test_foreign_metrics_are_refused(tmp_path, text):
     (tmp_path / "metrics.json").write_text(text)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sfu.errors import DataError
-from sfu.readers import require_modest
+from sfu.readers import require_modest, require_regular
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
@@ -63,11 +63,23 @@ def _checked(path: Path) -> Path | BytesIO:
     Files of today are zip files: members far larger than the file are refused. Older ones are read into memory, which
     gives no more bytes than it has, whatever length the file asks for.
     """
+    require_regular(path)
     if not zipfile.is_zipfile(path):
-        return BytesIO(path.read_bytes())
+        content = path.read_bytes()
+        _refuse_buffers(content)
+        return BytesIO(content)
     with zipfile.ZipFile(path) as archive:
         require_modest(archive.infolist(), path)
+        for info in archive.infolist():
+            if info.filename.endswith("data.pkl"):
+                _refuse_buffers(archive.read(info))
     return path
+
+
+def _refuse_buffers(content: bytes) -> None:
+    """Refuse what PyTorch would make of any size that a file asks for."""
+    if b"bytearray" in content:
+        raise ValueError("it asks for a bytearray, which weights have no use for")
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[str, ...], setting: str) -> None:

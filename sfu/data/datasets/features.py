@@ -1,6 +1,8 @@
 """Features of your own: an npz or safetensors file of ``train_features``, ``train_labels`` and a test part.
 
-Without ``test_features`` and ``test_labels`` a seeded stratified test part is held out.
+The file must hold exactly what the headers of its arrays say. A compressed npz file of more than 64 MiB when unpacked
+may unpack to 100 times its own size. Without ``test_features`` and ``test_labels`` a seeded stratified test part is
+held out.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sfu.errors import DataError
 
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others run programs, as PostScript does
 _MODES = {1: "L", 3: "RGB"}
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
@@ -32,13 +33,13 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
         ImageError: The bytes are no image, are truncated, or hold floating-point numbers, which have no fixed range.
     """
     try:
-        image: Image.Image = Image.open(io.BytesIO(data))
+        image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             image = ImageOps.exif_transpose(image)
         image = _to_mode(image, _MODES[channels])
         pixels = np.frombuffer(bytearray(image.tobytes()), np.uint8)  # half the time of np.array(image) if it is small
     except UnidentifiedImageError:
-        what = "is empty" if not data else "is in no image format that Pillow knows"
+        what = "is empty" if not data else f"is none of {', '.join(_FORMATS)}"
         raise ImageError(what) from None
     except Image.DecompressionBombError as error:
         raise ImageError(f"has more pixels than are safe to decode ({error})") from None

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -130,19 +131,27 @@ class _CachedCore:
             "transform": asdict(network.transform), "public": public.digest,
             "pretrain": asdict(config), "class_layer_alone": class_layer_alone, "torch": torch.__version__,
         }  # fmt: skip
-        self._store = Store(cache_dir("cores"))
+        self._store, self._epochs = Store(cache_dir("cores")), config.epochs
         self._final, self._partial = key_of({**record, "state": "final"}), key_of({**record, "state": "partial"})
 
     def load(self, network: Network) -> bool:
         """Load the final weights, and return whether they were there."""
-        found = self._store.read_tensors(self._final)
+        found = self._store.read_tensors(self._final, partial(_check_like, network.state()))
         if found is not None:
             _copy_into(network, found)
         return found is not None
 
     def resume(self, network: Network, optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> int:
         """Load the last complete epoch, and return the number of epochs done."""
-        found = self._store.read_tensors(self._partial)
+
+        def check(tensors: dict[str, Tensor]) -> None:
+            momentum = {f"momentum.{index}": tensor for index, tensor in enumerate(trained)}
+            wanted = {**network.state(), **{name: momentum[name] for name in momentum if name in tensors}}
+            _check_like({**wanted, "epochs": torch.tensor(0)}, tensors)
+            if not 0 <= int(tensors["epochs"]) <= self._epochs:
+                raise ValueError(f"it says that {int(tensors['epochs'])} of {self._epochs} epochs are done")
+
+        found = self._store.read_tensors(self._partial, check)
         if found is None:
             return 0
         _copy_into(network, found)
@@ -167,6 +176,16 @@ class _CachedCore:
         with self._store.optional():
             self._store.write_tensors(self._final, network.state())
             self._store.remove(self._partial)
+
+
+def _check_like(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise :class:`ValueError` unless all that is wanted was found, in its shape and type, and finite."""
+    for name, tensor in wanted.items():
+        given = found.get(name)
+        if given is None or given.shape != tensor.shape or given.dtype != tensor.dtype:
+            raise ValueError(f"{name} is missing, or not {tensor.dtype} of shape {list(tensor.shape)}")
+        if given.is_floating_point() and not torch.isfinite(given).all():
+            raise ValueError(f"{name} has NaN or infinite values")
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_a_file_cut_short_is_damaged_not_padded(rgb):
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b"", "is empty"), (b"no image at all", "no image format"), (b"\xff\xd8\xff\xe0broken", "is damaged")],
+    [(b"", "is empty"), (b"no image at all", "is none of BMP, GIF"), (b"\xff\xd8\xff\xe0broken", "is damaged")],
 )
 def test_what_is_no_image_is_said_to_be_none(data, message):
     with pytest.raises(ImageError, match=message):
@@ -127,6 +128,21 @@ def test_pixels_without_a_range_are_refused():
         decode_image(encoded(wide, "TIFF"))
 
 
+def test_formats_that_run_programs_are_not_opened(monkeypatch, tmp_path):
+    ran = tmp_path / "ran"
+    for name in ("gs", "gsc"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {ran}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(ImageError, match="is none of BMP, GIF"):
+        decode_image(postscript)
+    assert not ran.exists()
+    with suppress(OSError):
+        Image.open(io.BytesIO(postscript)).load()
+    assert ran.exists()  # where it is opened, it does run
+
+
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     with pytest.raises(ImageError, match="more pixels than are safe"):
@@ -136,7 +152,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
 def test_a_damaged_file_is_named(tmp_path):
     path = tmp_path / "broken.jpg"
     path.write_bytes(b"nothing")
-    with pytest.raises(ImageError, match=r"broken\.jpg is in no image format"):
+    with pytest.raises(ImageError, match=r"broken\.jpg is none of BMP, GIF"):
         FileImages([path]).decode(0)
     with pytest.raises(DataError, match=r"absent\.jpg cannot be read \(No such file") as raised:
         FileImages([tmp_path / "absent.jpg"]).decode(0)

@@ -19,6 +19,7 @@ from sfu.heads.cores.pretrain import Public, pretrain
 from sfu.heads.files import load_head
 from sfu.heads.linearised import LinearisedHead
 from sfu.heads.settings import LinearisedSettings, PretrainSettings
+from sfu.store import Store, cache_dir
 from tests.heads.linearised.tiny import CPU, tiny_case
 
 SMALL = BackboneSettings(name="shufflenet_v2_x0_5", weights="none", size=32)
@@ -148,6 +149,29 @@ def test_a_core_whose_training_was_stopped_goes_on_to_the_same_weights(tmp_path,
     assert told == ["training the core on 24 public images, 2 epochs (from epoch 2)"]
     for name, tensor in whole.state().items():
         torch.testing.assert_close(resumed.state()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["epochs", "shape", "missing", "nan", "momentum"])
+def test_a_stopped_training_that_is_malformed_starts_again(monkeypatch, caplog, change):
+    def stop(done: int, _: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(network(), public(), SHORT, CPU, class_layer_alone=False, progress=stop)
+    store = Store(cache_dir("cores"))
+    (entry,) = store.entries()
+    found, name = store.read_tensors(entry.key), "fc.weight"
+    if change == "missing":
+        del found[name]
+    else:
+        name = {"epochs": "epochs", "momentum": "momentum.0"}.get(change, name)
+        found[name] = {"epochs": torch.tensor(99), "nan": found[name] * torch.nan}.get(change, torch.zeros(2))
+    store.write_tensors(entry.key, found)
+    told = []
+    pretrain(network(), public(), SHORT, CPU, class_layer_alone=False, say=told.append)
+    assert told == ["training the core on 24 public images, 2 epochs"]
+    assert "is damaged and will be made again" in caplog.text
 
 
 def test_the_class_layer_can_be_trained_alone():

@@ -66,6 +66,42 @@ def test_every_run_is_in_a_table_or_named_with_its_trouble(tmp_path: Path) -> No
         assert "SingularHessianError" in write.TEXTS[form](report)
 
 
+LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("status.json", '{"state": "", "started": "2026-11-27", "overrides": []}'),
+        ("status.json", "[" * 100_000),
+        ("status.json", '{"state": "finished", "started": 5, "overrides": []}'),
+        ("status.json", '{"state": "finished", "started": "2026-11-27", "overrides": "seed=1"}'),
+        ("metrics.json", '{"schema": 1, "rows": "jit"}'),
+        ("metrics.json", '{"schema": 1, "rows": {"jit": ["x"]}}'),
+        ("metrics.json", '{"schema": 1, "rows": {"jit": {"distance": ' + "9" * 400 + "}}}"),
+        ("metrics.json", '{"schema": 1, "run": {"data": "x", "head": []}, "rows": {}}'),
+        ("metrics.json", '{"schema": 1, "rows": ' + '{"a":' * 5000),
+        ("config.yaml", LAUGHS),
+        ("config.yaml", "a: &a [*a]"),
+        ("config.yaml", "a: " + "[" * 400 + "]" * 400),
+        ("config.yaml", "a: 0x" + "f" * 20_000),
+        ("config.yaml", "!!int ''"),
+    ],
+)
+def test_a_bad_folder_costs_the_report_a_line(tmp_path: Path, file: str, text: str) -> None:
+    write_run(tmp_path / "good", good_run())
+    write_run(tmp_path / "bad", good_run(), config_with(seed=1)).joinpath(file).write_text(text)
+    report = build_report([tmp_path])
+    assert [run.folder.name for run in report.troubled] == ["bad"]
+    assert report.troubled[0].problem.startswith(f"{file} cannot be read (")
+    assert [list(group.rows) for section in report.sections for group in section.table.groups if group.n] == [
+        list(good_run()["rows"])
+    ]
+    for form in ("markdown", "latex", "csv"):
+        assert write.TEXTS[form](report)
+    assert f"{file} cannot be read" in check(bare(report)).text
+
+
 def test_no_run_at_all_and_none_with_results(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no runs in .*empty\. A run's folder holds status\.json"):
