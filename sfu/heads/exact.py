@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfu.heads.base import lay_out
 from sfu.heads.newton_cg import minimize
 from sfu.heads.normal_equations import Checkpoint, solve_normal_equations
 from sfu.heads.optimum import Optimum, not_reached
@@ -61,7 +62,7 @@ def train_exact(
 
 def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float, gram: CachedTensor) -> Optimum:
     """Take the one Newton step from zero that a quadratic objective needs."""
-    gram_EE = gram(lambda: objective.data_hessian(rows, start_CE, Layout.shared)).to(start_CE)
+    gram_EE = lay_out(gram(lambda: objective.data_hessian(rows, start_CE, Layout.shared)).to(start_CE))
     hessian_EE = gram_EE + torch.diag(objective.ridge_E)
     what = f"the Gram matrix of the {rows.count} training rows plus head.l2={objective.l2:g}"
     parameters_CE = -solve_positive_definite(hessian_EE, objective.gradient(rows, start_CE), what)
