@@ -17,13 +17,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from sfu.errors import SfuError
 from sfu.experiment.cache import StageCache
-from sfu.experiment.config import Reuse, RunConfig, plain, typed_config
+from sfu.experiment.config import Reuse, RunConfig, plain, public_settings, typed_config
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.pipeline import run
 from sfu.experiment.result_store import result_store
 from sfu.experiment.validate import validate
 from sfu.files import write_text
 from sfu.results.artifacts import remove_results, write_json
+from sfu.unlearning.rows import make_methods
 from sfu.unlearning.settings import Tune
 
 
@@ -52,13 +53,16 @@ def run_job(config: DictConfig) -> None:
 def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache | None:
     """Return the cached results that a run may use, or ``None`` if ``reuse`` forbids it.
 
+    Args:
+        config: A configuration that has been validated.
+        in_sweep: Whether the run is a job of a sweep.
+
     Raises:
         ConfigError: A setting cannot work.
         DataError: A file is missing.
     """
     if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
         return None
-    validate(config)
     return StageCache(result_store(), stage_keys(config))
 
 
@@ -72,6 +76,7 @@ def line_of_job(start: str, overrides: list[str], end: str, width: int) -> str:
 
 
 def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep: str | None) -> dict[str, Any]:
+    from sfu.reporting.loggers.content import public_metrics
     from sfu.reporting.pictures.bars import save_bar_plot
     from sfu.reporting.pictures.trade_off import save_trade_off_plot
     from sfu.reporting.text_tables import run_csv, run_markdown
@@ -79,9 +84,11 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
     typed = typed_config(config)
     resolved = plain(typed)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
+    validate(typed)
+    make_methods(typed)
     cache = open_cache(typed, in_sweep=sweep is not None)
     with typed.logger as logger:
-        logger.start(resolved, _run_info(typed, folder, sweep))
+        logger.start(public_settings(typed), _run_info(typed, folder, sweep))
         metrics = None if cache is None else cache.restore_run(folder)
         restored = metrics is not None
         if metrics is None:
@@ -94,7 +101,7 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
         write_text(folder / "metrics.csv", run_csv(metrics))
         write_text(folder / "table.md", run_markdown(metrics))
         figure = folder / "figure.png"
-        _draw(save_bar_plot, metrics, figure)
+        _draw(save_bar_plot, public_metrics(metrics), figure)  # loggers upload it
         if typed.evaluation.trade_off:
             _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
         logger.log_result(metrics, figure if figure.is_file() else None)

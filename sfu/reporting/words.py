@@ -37,7 +37,9 @@ def run_headline(metrics: Metrics) -> str:
 
 def _forgotten(forget: Mapping[str, Any]) -> str:
     kind = forget.get("kind")
-    if kind == "classes" and forget.get("classes"):
+    if kind == "classes" and not forget.get("classes"):
+        return "whole classes"
+    if kind == "classes":
         classes = [str(label) for label in forget["classes"]]
         shown = ", ".join(classes[:8]) + (f" and {len(classes) - 8} more" if len(classes) > 8 else "")
         return f"class{'es' if len(classes) > 1 else ''} {shown}"
