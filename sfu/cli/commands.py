@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sfu.errors import ArtifactError, SfuError
+from sfu.names import visible
 from sfu.store import Entry, Store, cache_dir
 
 IN_CACHE = "; what is in the cache stays there"
@@ -38,7 +39,8 @@ def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted
         print(f"{parser.prog}: interrupted{interrupted}.", file=sys.stderr)
         sys.exit(130)
     except (SfuError, OSError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        shown = visible(str(error), keep="\n")
+        print(f"{parser.prog}: {shown}", file=sys.stderr)
         sys.exit(1)
 
 

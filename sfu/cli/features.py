@@ -35,6 +35,7 @@ def _list(given: Namespace) -> None:
     from rich.table import Table
 
     from sfu.data.features.store import cached_features, count_chunks
+    from sfu.reporting.terminal import Text
 
     entries = cached_features(given.cache)
     if not entries:
@@ -48,7 +49,7 @@ def _list(given: Namespace) -> None:
         record, shown = entry.about.get("record", {}), entry.about.get("shown", {})
         crop = record.get("transform", {}).get("crop")
         there, needed = count_chunks(entry)
-        table.add_row(
+        cells = (
             entry.key[:12],
             str(shown.get("dataset", "?")),
             f"{record.get('backbone', '?')}" + (f" {crop} px" if crop else ""),
@@ -57,6 +58,7 @@ def _list(given: Namespace) -> None:
             f"{there}/{needed or '?'}",
             f"{entry.used:%Y-%m-%d}",
         )
+        table.add_row(*map(Text, cells))
     Console().print(table)
     print(f"{len(entries)} in {given.cache}, {human_size(size_of(entries))} in all.")
 

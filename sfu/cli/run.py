@@ -13,6 +13,7 @@ from sfu.config_files import MAIN_CONFIG, config_dir
 from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import SfuError
 from sfu.experiment.dry_run import FLAG, dry_run, inspect_job
+from sfu.names import visible
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -111,5 +112,6 @@ def _report_sweep() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"sfu: {message}", file=sys.stderr)
+    shown = visible(message, keep="\n")
+    print(f"sfu: {shown}", file=sys.stderr)
     sys.exit(1)

@@ -23,6 +23,7 @@ from sfu.experiment.pipeline import run
 from sfu.experiment.result_store import result_store
 from sfu.experiment.validate import validate
 from sfu.files import write_text
+from sfu.names import visible
 from sfu.results.artifacts import remove_results, write_json
 from sfu.unlearning.rows import make_methods
 from sfu.unlearning.settings import Tune
@@ -122,7 +123,8 @@ def _draw(save: Callable[[dict[str, Any], Path], Path], metrics: dict[str, Any],
     try:
         save(metrics, path)
     except Exception as error:
-        print(f"sfu: {path.name} could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
+        why = visible(f"{type(error).__name__}: {error}")
+        print(f"sfu: {path.name} could not be drawn ({why}).", file=sys.stderr)
 
 
 def _run_info(config: RunConfig, folder: Path, sweep: str | None) -> dict[str, Any]:
@@ -152,7 +154,8 @@ def _print_result(metrics: dict[str, Any], folder: Path, *, in_sweep: bool) -> N
     end = f": {n_rows}{f' ({cached} cached)' if cached else ''} in {about['seconds']:.1f} s"
     if about["reused"] == ["run"]:
         end = f": {n_rows}, cached"
-    print(line_of_job(f"job {folder.name}: ", about["overrides"] or ["(defaults)"], end, Console().width))
+    overrides = [visible(item) for item in about["overrides"]] or ["(defaults)"]
+    print(line_of_job(f"job {visible(folder.name)}: ", overrides, end, Console().width))
 
 
 @contextmanager

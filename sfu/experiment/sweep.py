@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from sfu.errors import SfuError
 from sfu.files import write_text
+from sfu.names import visible
 from sfu.results.aggregate import Run, aggregate
 from sfu.results.artifacts import write_json
 from sfu.results.run_folder import read_run, run_folders
@@ -89,9 +90,9 @@ def report_sweep(folder: Path, since: datetime | None = None) -> None:
         if len(table.failed) < table.n_runs:
             save_sweep_plot(table, folder / "sweep.png")
     except (SfuError, OSError) as error:
-        print(f"sfu: the sweep's table could not be saved: {error}", file=sys.stderr)
+        print(f"sfu: the sweep's table could not be saved: {visible(str(error))}", file=sys.stderr)
         return
-    print(f"Saved in {folder}")
+    print(f"Saved in {visible(str(folder))}")
 
 
 def _published(runs: Sequence[Run]) -> PublishedTable | None:

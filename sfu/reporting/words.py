@@ -98,7 +98,8 @@ def failures(table: ResultTable) -> list[str]:
         told_apart_by = {key: value for key, value in job["overrides"].items() if key not in table.fixed}
         overrides = " ".join(f"{key}={value}" for key, value in told_apart_by.items()) or unnamed
         row = f"{job['row']}: " if "row" in job else ""
-        ways.setdefault(row + re.sub(r"^job \d+: ", "", job["error"] or ""), []).append(overrides)
+        error = " ".join(re.sub(r"^job \d+: ", "", job["error"] or "").split())
+        ways.setdefault(row + error, []).append(overrides)
     return [": ".join(filter(None, ("; ".join(filter(None, jobs)), error))) for error, jobs in ways.items()]
 
 
@@ -125,7 +126,7 @@ def remarks(table: ResultTable) -> list[tuple[str, str, str]]:
     for group in table.groups:
         for name, row in group.rows.items():
             for note in row.notes:
-                where.setdefault((name, note.strip()), []).append(setting_of(group))
+                where.setdefault((name, " ".join(note.split())), []).append(setting_of(group))
     n_groups = len(table.groups)
     return [
         (name, "" if n_groups == 1 else "at every setting" if len(at) == n_groups else f"at {'; '.join(at)}", note)

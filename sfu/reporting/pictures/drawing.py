@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sfu.names import visible
 from sfu.reporting.format import compact
 from sfu.results.aggregate import ResultTable
 
@@ -47,7 +48,7 @@ def pick(choices: Sequence[str], index: int) -> str:
 
 def plain(text: str, width: int = 105) -> str:
     """Return text that matplotlib shows as it is: no mathematics between dollar signs, long lines broken."""
-    return textwrap.fill(text, width, break_on_hyphens=False).replace("$", r"\$")
+    return textwrap.fill(visible(text, keep="\n"), width, break_on_hyphens=False).replace("$", r"\$")
 
 
 def distance_ends(table: ResultTable) -> list[float]:
