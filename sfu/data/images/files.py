@@ -23,7 +23,7 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 _SETTLED_SECONDS = 2.0
 _THREADED = 1 << 18  # bytes: smaller files are read faster by one thread, since threads wait for Python's lock
 _SIZE = hashlib.sha256().digest_size
-_DIGESTS = "digests.bin"
+DIGESTS = "digests.bin"
 
 
 def is_image(file: str) -> bool:
@@ -70,7 +70,7 @@ def file_digests(
     key, store = key_of(states), Store(cache_dir("fingerprints"))
     folder = store.find(key)
     if folder is not None:
-        body = (folder / _DIGESTS).read_bytes()
+        body = (folder / DIGESTS).read_bytes()
         return [body[start : start + _SIZE] for start in range(0, len(body), _SIZE)]
     if reading is not None:
         reading(len(paths))
@@ -83,7 +83,7 @@ def file_digests(
             digests = list(pool.map(_digest, paths))
     if is_settled:
         with suppress(ArtifactError):
-            store.put(key, lambda folder: (folder / _DIGESTS).write_bytes(b"".join(digests)))
+            store.put(key, lambda folder: (folder / DIGESTS).write_bytes(b"".join(digests)))
     return digests
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
+from sfu.data.examples import image_digests, note_examples
 from sfu.data.images.images import Images
 from sfu.errors import SolverError
 from sfu.heads.cores.network import Network
@@ -25,11 +26,12 @@ from sfu.store import Store, cache_dir, key_of
 
 @dataclass(frozen=True)
 class Public:
-    """Public images, decoded to uint8 ``[K, S, S]``, with their labels and a digest of both."""
+    """Public images, decoded to uint8 ``[K, S, S]``, with their labels, a digest of both, and digests of the images."""
 
     pixels: list[Tensor]
     labels_M: Tensor
     digest: str
+    examples: list[bytes]
 
     @classmethod
     def of(cls, images: Images, labels_M: Tensor, network: Network) -> Public:
@@ -37,7 +39,7 @@ class Public:
         pixels = [network.transform.pixels([images.decode(index)])[0] for index in range(len(images))]
         digest = hashlib.sha256(images.fingerprint().encode())
         digest.update(labels_M.numpy().tobytes())
-        return cls(pixels, labels_M, digest.hexdigest())
+        return cls(pixels, labels_M, digest.hexdigest(), [known for one in image_digests(images) for known in one])
 
 
 def pretrain(
@@ -131,6 +133,7 @@ class _CachedCore:
             "pretrain": asdict(config), "class_layer_alone": class_layer_alone, "torch": torch.__version__,
         }  # fmt: skip
         self._store = Store(cache_dir("cores"))
+        self._examples, self._public = key_of({"stage": "examples", "public": public.digest}), public
         self._final, self._partial = key_of({**record, "state": "final"}), key_of({**record, "state": "partial"})
 
     def load(self, network: Network) -> bool:
@@ -159,12 +162,16 @@ class _CachedCore:
             for index, tensor in enumerate(trained)
             if optimizer.state.get(tensor, {}).get("momentum_buffer") is not None
         }
-        self._store.write_tensors(self._partial, {**network.state(), **momentum, "epochs": torch.tensor(epochs)})
+        self._write(self._partial, {**network.state(), **momentum, "epochs": torch.tensor(epochs)})
 
     def save(self, network: Network) -> None:
         """Cache the final weights, and remove the last epoch."""
-        self._store.write_tensors(self._final, network.state())
+        self._write(self._final, network.state())
         self._store.remove(self._partial)
+
+    def _write(self, key: str, tensors: dict[str, Tensor]) -> None:
+        about = note_examples(self._store, self._examples, lambda: self._public.examples)
+        self._store.write_tensors(key, tensors, about)
 
 
 @torch.no_grad()
