@@ -156,12 +156,12 @@ def _in_dataset(given: Namespace) -> list[frozenset[bytes]]:
     config = compose_settings(given.settings)
     dataset, seed = config.dataset, config.seeds.resolve(config.seed)["split"]
     examples: list[frozenset[bytes]] = []
+    files, indices = (None if path is None else str(path) for path in (given.files, given.indices))
+    named = ([ForgetSettings(files=files)] if files else []) + ([ForgetSettings(indices=indices)] if indices else [])
     try:
-        for key in ("files", "indices"):
-            if (path := getattr(given, key)) is not None:
-                chosen = ForgetSettings(**{key: str(path)})
-                chosen.require_files()
-                examples += _chosen(dataset, chosen, seed)
+        for chosen in named:
+            chosen.require_files()
+            examples += _chosen(dataset, chosen, seed)
     except (ConfigError, DataError) as error:
         said = str(error).replace("forget.indices=", "--indices ").replace("forget.files=", "--files ")
         raise type(error)(said) from error

@@ -56,11 +56,12 @@ def _remove(given: Namespace) -> None:
 def _forget(given: Namespace) -> None:
     from sfu.experiment.result_store import kind_of
 
-    caches = [Cache(given.cache, Store(given.cache).entries(), kind_of)]
-    for name, what in (("cores", "core"), ("training", "checkpoint")):
-        root = cache_dir(name)
-        caches.append(Cache(root, Store(root).entries(), lambda entry, what=what: what))
-    forget(given, caches)
+    cores, training = cache_dir("cores"), cache_dir("training")
+    forget(given, [
+        Cache(given.cache, Store(given.cache).entries(), kind_of),
+        Cache(cores, Store(cores).entries(), lambda entry: "core"),
+        Cache(training, Store(training).entries(), lambda entry: "checkpoint"),
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

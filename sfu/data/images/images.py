@@ -51,8 +51,11 @@ class Images(ABC):
         """
 
     def digests(self) -> list[bytes]:
-        """Return a SHA-256 for each image, 32 bytes: of its file, or of its pixels if it is in memory."""
-        return [hashlib.sha256(self.decode(index).numpy().tobytes()).digest() for index in range(len(self))]
+        """Return a SHA-256 for each image, 32 bytes: of its file, or of its pixels if it is in memory.
+
+        By default, an image is known by its name alone.
+        """
+        return [hashlib.sha256(self.name(index).encode()).digest() for index in range(len(self))]
 
     @property
     def paths(self) -> list[Path]:
@@ -88,6 +91,9 @@ class ArrayImages(Images):
         digest = hashlib.sha256(f"array {self.pixels_NHWK.shape}".encode())
         digest.update(self.pixels_NHWK.data)
         return digest.hexdigest()
+
+    def digests(self) -> list[bytes]:
+        return [hashlib.sha256(image.tobytes()).digest() for image in self.pixels_NHWK]
 
 
 class FileImages(Images):

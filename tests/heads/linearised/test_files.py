@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sfu.data.examples import find_entries
 from sfu.data.images.images import ArrayImages
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, ConfigError, SolverError
@@ -19,6 +20,7 @@ from sfu.heads.cores.pretrain import Public, pretrain
 from sfu.heads.files import load_head
 from sfu.heads.linearised import LinearisedHead
 from sfu.heads.settings import LinearisedSettings, PretrainSettings
+from sfu.store import Store, cache_dir
 from tests.heads.linearised.tiny import CPU, tiny_case
 
 SMALL = BackboneSettings(name="shufflenet_v2_x0_5", weights="none", size=32)
@@ -143,6 +145,10 @@ def test_a_core_whose_training_was_stopped_goes_on_to_the_same_weights(tmp_path,
 
     with pytest.raises(KeyboardInterrupt):
         pretrain(network(), public(), SHORT, CPU, class_layer_alone=False, progress=stop)
+    cached = Store(cache_dir("cores")).entries()
+    held, strange = (find_entries(cached, [frozenset([one])]) for one in (public().examples[5], bytes(32)))
+    assert len(held.made_of_them) == len(cached) == 2  # the epoch, and the list of images that it names
+    assert not (held.unknown or strange.unknown or strange.made_of_them)
     resumed, told = network(), []
     pretrain(resumed, public(), SHORT, CPU, class_layer_alone=False, say=told.append)
     assert told == ["training the core on 24 public images, 2 epochs (from epoch 2)"]
