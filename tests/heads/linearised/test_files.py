@@ -148,7 +148,7 @@ def test_a_core_whose_training_was_stopped_goes_on_to_the_same_weights(tmp_path,
     cached = Store(cache_dir("cores")).entries()
     held, strange = (find_entries(cached, [frozenset([one])]) for one in (public().examples[5], bytes(32)))
     assert len(held.made_of_them) == len(cached) == 2  # the epoch, and the list of images that it names
-    assert not (held.unknown or strange.unknown or strange.made_of_them)
+    assert held.unknown == strange.unknown == strange.made_of_them == []
     resumed, told = network(), []
     pretrain(resumed, public(), SHORT, CPU, class_layer_alone=False, say=told.append)
     assert told == ["training the core on 24 public images, 2 epochs (from epoch 2)"]
