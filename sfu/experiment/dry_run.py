@@ -79,6 +79,7 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
     from sfu.experiment.config import typed_config
     from sfu.experiment.job import open_cache
     from sfu.experiment.validate import validate
+    from sfu.names import visible
     from sfu.unlearning.rows import make_methods
 
     hydra = HydraConfig.get()
@@ -92,7 +93,7 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
     tally.jobs += 1
     tally.rows += len(typed.methods)
     tally.rows_cached += len(typed.methods) - len(missing)
-    job = " ".join(str(item) for item in hydra.overrides.task) or "(defaults)"
+    job = visible(" ".join(str(item) for item in hydra.overrides.task)) or "(defaults)"
     if in_sweep:
         job = f"job {hydra.job.num}: {job}"
     if cache is not None and cache.has_run():

@@ -33,8 +33,9 @@ _WITHOUT_RESULTS = ("reporting",)
 
 @dataclass(frozen=True)
 class StageKeys:
-    """Keys of one run's results: the original head, every row, and the run as a whole."""
+    """Keys of one run's results: the digests of its examples, the original head, every row, and the run as a whole."""
 
+    examples: str
     head: str
     rows: dict[str, str]
     run: str
@@ -65,7 +66,8 @@ def stage_keys(config: RunConfig) -> StageKeys:
     rows = {name: _row_key(config, spec, {**base, "forget": forget}) for name, spec in row_specs(config).items()}
     evaluated = {"evaluation": _effective(config.evaluation), "seed": seeds["evaluation"], "schema": METRICS_SCHEMA}
     run = key_of({"stage": "run", "rows": list(rows.items()), **evaluated})
-    return StageKeys(key_of({"stage": "head", **base}), rows, run)
+    examples = key_of({"stage": "examples", "data": base["data"]})
+    return StageKeys(examples, key_of({"stage": "head", **base}), rows, run)
 
 
 def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:

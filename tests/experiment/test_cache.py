@@ -18,6 +18,7 @@ from sfu.experiment.config import Reuse
 from sfu.experiment.job import open_cache
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import result_store
+from sfu.heads.files import load_head
 from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
 from sfu.losses.quadratic import Quadratic
@@ -196,15 +197,21 @@ def test_only_what_is_missing_is_computed(feature_file, tmp_path):
 def test_the_cache_holds_no_sum_over_rows_but_in_a_file_of_its_owner(feature_file, tmp_path, head):
     """Two Gram matrices, of training sets that differ by a row, give the row back."""
     config = configured(feature_file, head, "logger=none")
-    cached_run(config, tmp_path / "a")
+    metrics, cache = cached_run(config, tmp_path / "a")
     files = [path for path in result_store().root.rglob("*") if path.is_file()]
     for path in files:
         if path.suffix == ".safetensors":
             shapes = {tuple(tensor.shape) for tensor in load_file(path).values()}
             assert shapes == {(4, 12)}, path
-    secrets = [path for path in files if path.suffix == ".secret"]
+    (tmp_path / "a" / "metrics.json").write_text(json.dumps(metrics))
+    cache.save_run(tmp_path / "a")
+    assert StageCache(result_store(), stage_keys(config)).restore_run(tmp_path / "whole") is not None
+    secrets = [path for path in [*files, *(tmp_path / "whole").rglob("*")] if path.suffix == ".secret"]
     assert bool(secrets) == head.endswith("true")
     assert {path.stat().st_mode & 0o777 for path in secrets} <= {0o600}
+    if secrets:
+        hessians = [load_head(tmp_path / name / "heads" / "original").data_hessian for name in ("a", "whole")]
+        assert torch.equal(*hessians)
 
 
 def test_a_row_that_failed_is_not_cached(feature_file, tmp_path):
