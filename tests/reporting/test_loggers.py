@@ -124,10 +124,10 @@ def test_a_logger_is_made_by_its_name() -> None:
         (
             "wandb",
             {"project": "a/b"},
-            r"logger\.project=a/b is no name that W&B takes\. Give 1 to 128 characters without",
+            r"logger\.project=a/b is no name that W&B takes\. Give 1 to 128 characters w",
         ),
         ("wandb", {"project": ""}, r"logger\.project= is no name that W&B takes"),
-        ("wandb", {"group": "g" * 129}, r"logger\.group=g+ is no name that W&B takes\. Give 1 to 128 characters, no"),
+        ("wandb", {"group": "g" * 129}, r"logger\.group=g+ is no name that W&B takes\. Give 1 to 128 characters, and"),
         ("wandb", {"entity": "me\x1b[2J"}, r"logger\.entity=me\\x1b\[2J is no name that W&B takes"),
         ("wandb", {"tags": ["a", "t" * 65]}, r"logger\.tags=t+ is no name that W&B takes\. Give 1 to 64 characters"),
         ("wandb", {"init_timeout": 0}, r"logger\.init_timeout=0.*\. Give a finite number above 0\."),
