@@ -95,7 +95,7 @@ def texts(folder: Path) -> dict[str, str]:
 def test_no_medium_lets_a_name_control_the_terminal_or_turn_text_around(tmp_path: Path) -> None:
     for medium, text in texts(tmp_path).items():
         assert not CONTROL.search(text), (medium, CONTROL.search(text))
-        shown = r"\textbackslash{}x1b[2J" if "latex" in medium else r"\x1b[2J"
+        shown = r"\textbackslash{}x1b{[}2J" if "latex" in medium else r"\x1b[2J"
         assert shown in text, medium
         assert "[red]" in text, medium
 
