@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfu.errors import ArtifactError, ConfigError, SfuError
-from sfu.names import visible
+from sfu.names import show_warnings_safely, visible
 from sfu.store import Entry, Store, cache_dir
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def add_ls_and_rm(
 def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted: str = "") -> None:
     """Call the ``run`` of the parsed arguments; exit with 1 after a clear message if it fails, 130 after Ctrl-C."""
     given = parser.parse_args(arguments)
+    show_warnings_safely()
     try:
         given.run(given)
     except KeyboardInterrupt:
