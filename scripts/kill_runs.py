@@ -160,7 +160,9 @@ def kill(case: Case, name: str, how: str, seconds: float, folder: Path, cache: P
         records = [json.loads((run.folder / "status.json").read_text()) for run in runs]
         about.problems += [f"{record['job']} stays running" for record in records if record["state"] == "running"]
     under_way = bool(runs) and any(run.state != "finished" for run in runs)  # else it was starting or exiting
-    if about.code not in (0, 128 + number) and ((how != "SIGKILL" and under_way) or about.code != -number):
+    ignored = about.code == 0 and not about.done
+    unlike = about.code not in (0, 128 + number) and ((how != "SIGKILL" and under_way) or about.code != -number)
+    if ignored or unlike:
         about.problems.append(f"exit code {about.code}")
     return about
 
@@ -203,9 +205,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--signals", nargs="+", default=SIGNALS, choices=SIGNALS)
     given = parser.parse_args(arguments)
     drawn, counts, bad = random.Random(given.seed), Counter[tuple[str, str, str]](), 0
     os.environ.pop("HYDRA_FULL_ERROR", None)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # children of a shell's background job would ignore it
     with tempfile.TemporaryDirectory(prefix="sfu-kills-") as place:
         root = Path(place)
         for kind in ("CACHE", "DATA", "CONFIG"):
@@ -216,7 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
             references[name] = undisturbed(case, root / name)
             print(f"{name}: {references[name][0]:.1f} s undisturbed", flush=True)
         for number in range(given.kills):
-            name, how = list(found)[number % len(found)], SIGNALS[number // len(found) % len(SIGNALS)]
+            name, how = list(found)[number % len(found)], given.signals[number // len(found) % len(given.signals)]
             seconds, expected = references[name]
             folder, cache = root / "killed" / "folder", root / "killed" / "cache"
             about = kill(found[name], name, how, drawn.uniform(0.2, 0.95) * seconds, folder, cache)
@@ -237,7 +241,7 @@ def main(arguments: list[str] | None = None) -> None:
             )
     print(f"\n{'':10s} {'':7s} kills  done before  bad")
     for name in found:
-        for how in SIGNALS:
+        for how in given.signals:
             kills, done, wrong = (counts[name, how, what] for what in ("kills", "done before", "bad"))
             print(f"{name:10s} {how:7s} {kills:5d} {done:12d} {wrong:4d}")
     print(f"{given.kills - bad} of {given.kills} kills passed every check.")
