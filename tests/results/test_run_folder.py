@@ -43,7 +43,7 @@ def test_a_path_that_does_not_exist(tmp_path):
         ({"state": "running", "host": "elsewhere", "pid": 1}, "running", "not finished: still running, or killed"),
         ({"state": "running", "host": platform.node(), "pid": os.getpid()}, "running", "not finished"),
         ({"state": "running", "host": platform.node(), "pid": 10**30}, "killed", "killed midway"),
-        ({"state": "running", "host": platform.node(), "pid": os.getpid(), "born": 3}, "running", "not finished"),
+        ({"state": "running", "host": platform.node(), "pid": os.getpid(), "born": 3}, "unknown", "status.json cannot"),
         ({"state": "finished"}, "finished", "metrics.json cannot be read"),
         ({"state": ""}, "unknown", "status.json cannot be read (state=''"),
         ({"state": "failed", "error": " \n"}, "failed", "failed"),
