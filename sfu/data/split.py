@@ -136,7 +136,8 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
         elif path.suffix == ".json":
             values = np.array(read_json(path, _ROWS, limit, n_train + 1), dtype=np.int64)
         else:
-            values = np.array([int(word) for word in read_bytes(path, limit).split()], dtype=np.int64)
+            words = read_bytes(path, limit).replace(b"_", b"?").split()  # int() takes 1_0 for 10
+            values = np.array([int(word) for word in words], dtype=np.int64)
     if values.size == 0:
         raise DataError(f"{where} is an empty forget set. Forget at least one row.")
     if values.ndim != 1 or values.dtype.kind not in "iu":

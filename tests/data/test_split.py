@@ -68,6 +68,7 @@ def test_index_files(tmp_path, suffix):
         ("40\n", r"rows 40 \.\. 40\. The training rows are 0 \.\. 39"),
         ("-1\n", r"rows -1"),
         ("1.5\n", "cannot be read .*Give row numbers"),
+        ("1_0\n", "cannot be read .*Give row numbers"),
         ("one\n", "cannot be read .*Give row numbers"),
         ("\n".join(map(str, range(40))), "all 40 training rows"),
     ],
