@@ -162,8 +162,15 @@ class Store:
             os.utime(self.root / key / _ABOUT)
         return self.has(key)
 
-    def put(self, key: str, write: Callable[[Path], object], *, replace: bool = False) -> None:
-        """Make an entry of the files that ``write`` writes into the folder it is given.
+    def put(
+        self,
+        key: str,
+        write: Callable[[Path], object],
+        *,
+        replace: bool = False,
+        about: Mapping[str, object] | None = None,
+    ) -> None:
+        """Make an entry of the files that ``write`` writes into the folder it is given, described by ``about``.
 
         An entry that is there stays, unless ``replace`` is set.
         """
@@ -175,7 +182,7 @@ class Store:
             digests = {path.name: file_digest(path) for path in sorted(made.iterdir())}
             for name, digest in digests.items():
                 self._share(made / name, digest)
-            write_text(made / _ABOUT, json.dumps({"key": key, "files": digests}, indent=2) + "\n")
+            write_text(made / _ABOUT, json.dumps({**(about or {}), "key": key, "files": digests}, indent=2) + "\n")
             if replace or not self.has(key):
                 self._move_into_place(made, temporary / "old", key)
         except OSError as error:
@@ -211,9 +218,9 @@ class Store:
 
         return self.read(key, read)
 
-    def write_tensors(self, key: str, tensors: Mapping[str, Tensor]) -> None:
+    def write_tensors(self, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, object] | None = None) -> None:
         """Make an entry of tensors, or replace the one that is there."""
-        self.put(key, lambda folder: write_tensors(folder / _TENSORS, tensors), replace=True)
+        self.put(key, lambda folder: write_tensors(folder / _TENSORS, tensors), replace=True, about=about)
 
     @contextmanager
     def locked(self, key: str, waiting: Callable[[], object] | None = None) -> Iterator[None]:

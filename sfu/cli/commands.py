@@ -6,10 +6,15 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sfu.errors import ArtifactError, SfuError
+from sfu.errors import ArtifactError, ConfigError, SfuError
+from sfu.names import visible
 from sfu.processes import exit_code_of, signals_as_exceptions
 from sfu.store import Entry, Store, cache_dir
+
+if TYPE_CHECKING:
+    from sfu.experiment.config import RunConfig
 
 IN_CACHE = "; what is in the cache stays there"
 
@@ -43,7 +48,8 @@ def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted
         print(f"{parser.prog}: interrupted{interrupted}.", file=sys.stderr)
         sys.exit(exit_code_of(stop))
     except (SfuError, OSError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        shown = visible(str(error), keep="\n")
+        print(f"{parser.prog}: {shown}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -66,3 +72,30 @@ def remove_entries(entries: Sequence[Entry], root: Path) -> None:
         print(f"Nothing to remove in {root}.")
     if problems:
         raise problems[0]
+
+
+def compose_settings(settings: list[str]) -> RunConfig:
+    """Return the typed configuration of ``key=value`` settings.
+
+    Raises:
+        ConfigError: A setting is unknown or of the wrong type.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+
+    from sfu.config_files import MAIN_CONFIG, config_dir
+    from sfu.experiment.config import register, typed_config
+    from sfu.experiment.explain import explain, wrong_choice
+
+    register()
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            config = typed_config(compose(MAIN_CONFIG, overrides=settings))
+    except HydraException as error:
+        raise ConfigError(explain(error)) from error
+    except (ValueError, TypeError) as error:
+        problem = wrong_choice(settings)
+        if problem is None:
+            raise
+        raise ConfigError(problem) from error
+    return config

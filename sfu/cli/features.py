@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
 
-from sfu.cli.commands import IN_CACHE, add_ls_and_rm, remove_entries, run_command
+from sfu.cli.commands import IN_CACHE, add_ls_and_rm, compose_settings, remove_entries, run_command
+from sfu.cli.forget import Cache, add_forget, forget
 from sfu.errors import ConfigError
 from sfu.files import human_size
-from sfu.store import Entry, size_of
-
-if TYPE_CHECKING:
-    from sfu.experiment.config import RunConfig
+from sfu.store import Entry, cache_dir, size_of
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,6 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     removing = add_ls_and_rm(commands.add_parser, "features", _list, _remove)
     removing.add_argument("keys", nargs="*", metavar="KEY", help="the beginning of a key")
     removing.add_argument("--unfinished", action="store_true", help="whatever is not complete")
+    add_forget(commands.add_parser, "features", _forget)
     extracting = commands.add_parser("extract", help="extract beforehand; under torchrun, with several processes")
     extracting.add_argument("settings", nargs="*", metavar="key=value", help="as for sfu: dataset=... backbone=...")
     extracting.set_defaults(run=_extract)
@@ -33,9 +31,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _list(given: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from sfu.data.features.store import about_features, cached_features, count_chunks
+    from sfu.reporting.terminal import Text
 
     entries = cached_features(given.cache)
     if not entries:
@@ -74,6 +72,22 @@ def _remove(given: Namespace) -> None:
     remove_entries(entries, given.cache)
 
 
+def _dataset_of(entry: Entry) -> str:
+    return f"features of {entry.about.get('shown', {}).get('dataset', '?')}"
+
+
+def _forget(given: Namespace) -> None:
+    from sfu.data.features.store import cached_features
+    from sfu.data.images.files import DIGESTS
+    from sfu.store import Store
+
+    digests = cache_dir("fingerprints")
+    forget(given, [
+        Cache(given.cache, cached_features(given.cache), _dataset_of),
+        Cache(digests, Store(digests).entries(), lambda entry: "list of digests of files", DIGESTS),
+    ])  # fmt: skip
+
+
 def _named(prefix: str, entries: list[Entry], given: Namespace) -> Entry:
     matching = [entry for entry in entries if entry.key.startswith(prefix)]
     if len(matching) != 1:
@@ -95,7 +109,7 @@ def _extract(given: Namespace) -> None:
     from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device
 
-    config = _compose(given.settings)
+    config = compose_settings(given.settings)
     dataset = config.dataset
     check_dataset(dataset, config.backbone)
     check_backbone(config.backbone)
@@ -115,33 +129,6 @@ def _extract(given: Namespace) -> None:
         if ranks.rank == 0:
             left_out = f" ({len(damaged):,} of this process's share cannot be decoded)" if damaged else ""
             print(f"{len(images):,} images{left_out} in {time.perf_counter() - started:.1f} s: {store.folder}")
-
-
-def _compose(settings: list[str]) -> RunConfig:
-    """Return the typed configuration of ``key=value`` settings.
-
-    Raises:
-        ConfigError: A setting is unknown or of the wrong type.
-    """
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-
-    from sfu.config_files import MAIN_CONFIG, config_dir
-    from sfu.experiment.config import register, typed_config
-    from sfu.experiment.explain import explain, wrong_choice
-
-    register()
-    try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            config = typed_config(compose(MAIN_CONFIG, overrides=settings))
-    except HydraException as error:
-        raise ConfigError(explain(error)) from error
-    except (ValueError, TypeError) as error:
-        problem = wrong_choice(settings)
-        if problem is None:
-            raise
-        raise ConfigError(problem) from error
-    return config
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import time
 from argparse import ArgumentParser, Namespace
 
 from sfu.cli.commands import IN_CACHE, add_ls_and_rm, remove_entries, run_command
+from sfu.cli.forget import Cache, add_forget, forget
 from sfu.errors import ConfigError
 from sfu.files import human_size
-from sfu.store import Store, size_of
+from sfu.store import Store, cache_dir, size_of
 
 _DAY = 86_400.0
 
@@ -20,6 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     removing = add_ls_and_rm(commands.add_parser, "results", _list, _remove)
     removing.add_argument("--unused", type=float, metavar="DAYS", help="what no run has used for so many days")
+    add_forget(commands.add_parser, "results", _forget)
     run_command(parser, arguments, IN_CACHE)
 
 
@@ -49,6 +51,17 @@ def _remove(given: Namespace) -> None:
         remove_entries([entry for entry in store.entries() if entry.used.timestamp() <= limit], given.cache)
     finally:
         store.remove_leftovers()
+
+
+def _forget(given: Namespace) -> None:
+    from sfu.experiment.result_store import kind_of
+
+    cores, training = cache_dir("cores"), cache_dir("training")
+    forget(given, [
+        Cache(given.cache, Store(given.cache).entries(), kind_of),
+        Cache(cores, Store(cores).entries(), lambda entry: "core"),
+        Cache(training, Store(training).entries(), lambda entry: "checkpoint"),
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

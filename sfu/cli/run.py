@@ -15,6 +15,7 @@ from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import SfuError
 from sfu.experiment.dry_run import FLAG, dry_run, inspect_job
 from sfu.isolation.server import server_of
+from sfu.names import visible
 from sfu.processes import die_with_parent, exit_code_of, signals_as_exceptions
 
 if TYPE_CHECKING:
@@ -160,5 +161,6 @@ def _report_sweep() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"sfu: {message}", file=sys.stderr)
+    shown = visible(message, keep="\n")
+    print(f"sfu: {shown}", file=sys.stderr)
     sys.exit(1)

@@ -18,6 +18,7 @@ from rich.errors import LiveError
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from sfu.errors import ArtifactError, DataError
+from sfu.names import visible
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,13 @@ def byte_progress(description: str) -> Iterator[Tick]:
     The value is called with the bytes done and, if known, the bytes in all.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(binary_units=True))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        DownloadColumn(binary_units=True),
+    )
     bar = Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True)
-    task = bar.add_task(description, total=None)
+    task = bar.add_task(visible(description), total=None)
     with ExitStack() as stack:
         with suppress(LiveError):  # something else is drawing on this terminal
             if console.is_terminal:

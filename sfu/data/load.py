@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sfu.data.datasets.base import Damaged, Dataset, FeatureDataset, ImageDataset
+from sfu.data.examples import image_digests, row_digests
 from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
 from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
@@ -117,6 +118,20 @@ def dataset_content(config: Dataset, backbone: BackboneSettings) -> dict[str, ob
         "labels": hashlib.sha256(images.labels_N.tobytes() + parts).hexdigest(),
         "classes": list(images.class_names),
     }
+
+
+def dataset_digests(config: Dataset, backbone: str, seed: int) -> list[bytes]:
+    """Return the digests of all examples of a dataset, of every part, as they are read under this backbone.
+
+    Raises:
+        DataError: The data cannot be used.
+    """
+    if backbone != NO_BACKBONE:
+        assert isinstance(config, ImageDataset)
+        return [digest for one in image_digests(load_images(config).images) for digest in one]
+    assert isinstance(config, FeatureDataset)
+    arrays = config.load(seed)
+    return [*row_digests(arrays.train_features), *row_digests(arrays.test_features)]
 
 
 def file_contents(paths: list[Path]) -> list[str]:

@@ -61,6 +61,24 @@ def make_split(
         DataError: The forget set is empty, is everything, or names rows that do not exist or twice.
     """
     n_train = labels_N.shape[0]
+    forget, kind = choose_rows(config, labels_N, n_classes, seed, class_names, image_names)
+    if forget.numel() == n_train:
+        raise DataError(f"the forget set is all {n_train} training rows, so nothing would be left to retain.")
+    keep = torch.ones(n_train, dtype=torch.bool)
+    keep[forget] = False
+    return ForgetSplit(forget.sort().values, keep.nonzero().squeeze(1), kind)
+
+
+def choose_rows(
+    config: ForgetSettings,
+    labels_N: Tensor,
+    n_classes: int,
+    seed: int,
+    class_names: Sequence[str] = (),
+    image_names: Sequence[str] = (),
+) -> tuple[Tensor, str]:
+    """Return the rows that the settings name, int64, and in which way; see :func:`make_split`."""
+    n_train = labels_N.shape[0]
     alone = [key for key in ("indices", "files") if getattr(config, key) is not None]
     if alone:
         if len(alone) == 2 or config.classes is not None or config.fraction is not None:
@@ -78,11 +96,7 @@ def make_split(
         elif fraction is None:
             fraction = DEFAULT_FRACTION
         forget = pool if fraction is None else _draw(pool, fraction, seed)
-    if forget.numel() == n_train:
-        raise DataError(f"the forget set is all {n_train} training rows, so nothing would be left to retain.")
-    keep = torch.ones(n_train, dtype=torch.bool)
-    keep[forget] = False
-    return ForgetSplit(forget.sort().values, keep.nonzero().squeeze(1), kind)
+    return forget, kind
 
 
 def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sfu.data.examples import note_examples
 from sfu.errors import ArtifactError
 from sfu.experiment.keys import StageKeys
 from sfu.files import copy_file
@@ -74,7 +75,7 @@ class StageCache:
                     made = make()
                     if worth_caching(made):
                         with self.store.optional():
-                            self.store.put(key, lambda folder: write(made, folder))
+                            self.store.put(key, lambda folder: write(made, folder), about=self._about)
                     return made
         if name is not None:
             self.reused.append(name)
@@ -113,7 +114,16 @@ class StageCache:
     def save_run(self, folder: Path) -> None:
         """Cache the figures of a complete run from its folder."""
         with self.store.optional():
-            self.store.put(self.keys.run, lambda entry: _copy_run_files(folder, entry))
+            self.store.put(self.keys.run, lambda entry: _copy_run_files(folder, entry), about=self._about)
+
+    def note_examples(self, digests: Callable[[], list[bytes]]) -> None:
+        """Cache the digests of the run's examples, unless they are; all entries name them."""
+        with self.store.optional():
+            note_examples(self.store, self.keys.examples, digests)
+
+    @property
+    def _about(self) -> dict[str, object]:
+        return {"examples": self.keys.examples}
 
 
 def _copy_run_files(source: Path, target: Path) -> None:

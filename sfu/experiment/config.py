@@ -24,6 +24,7 @@ from sfu.heads.settings import HeadSettings, LinearSettings
 from sfu.losses.base import Loss
 from sfu.losses.quadratic import Quadratic
 from sfu.reporting.loggers.base import NullLogger, RunLogger
+from sfu.reporting.loggers.content import UPLOADED_SETTINGS, picked
 from sfu.reporting.published import published_table
 from sfu.schema import Choice, Settings, accepted_names, hydra_schema, make, meta_of, setting, typed
 from sfu.seeds import SeedSettings
@@ -255,6 +256,33 @@ def plain(settings: Any, *, effective: bool = False) -> Any:
     if isinstance(settings, list | tuple):
         return [plain(value, effective=effective) for value in settings]
     return settings
+
+
+def public_settings(run: RunConfig) -> dict[str, Any]:
+    """Return the settings that loggers are given (:data:`~sfu.reporting.loggers.content.UPLOADED_SETTINGS`).
+
+    Numbers and names of choices are public. Other text may be a path, or come from an environment variable.
+    """
+    found = picked(_public(run), UPLOADED_SETTINGS)
+    found.setdefault("backbone", {})["name"] = run.backbone.name  # a known model, or the run is refused
+    return {**found, "methods": list(run.methods)}
+
+
+def _public(settings: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in fields(settings):
+        value, meta = getattr(settings, one.name), meta_of(one)
+        if is_dataclass(value):
+            found[one.name] = _public(value)
+        elif one.init and not meta.location and _is_public(value, meta.choices):
+            found[one.name] = plain(value)
+    return found
+
+
+def _is_public(value: Any, choices: tuple[Any, ...]) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_public(item, choices) for item in value)
+    return value in choices if isinstance(value, str) else isinstance(value, bool | int | float | Enum | None)
 
 
 def neutral_keys() -> list[str]:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sfu.config_files import config_dir
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -30,16 +32,39 @@ class Tally:
 
 @contextmanager
 def dry_run(arguments: list[str]) -> Iterator[Tally]:
-    """Change the command's arguments so that its jobs run one after the other and leave no files."""
+    """Change the command's arguments so that its jobs run one after the other and leave no files.
+
+    Jobs are looked up with the number of threads that the launcher would give them.
+    """
     given = arguments[1:]
     with tempfile.TemporaryDirectory(prefix="sfu-dry-run-") as folder:
         ours = [f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", "hydra.output_subdir=null"]
         theirs = ("launcher=", "hydra/launcher=", *(f"{item.split('=')[0]}=" for item in ours))
-        arguments[1:] = [item for item in given if item != FLAG and not item.startswith(theirs)] + ours
+        threads = [f"threads={count}" for count in map(_threads_under, given) if count]
+        if any(item.startswith("threads=") for item in given):
+            threads = []
+        kept = [item for item in given if item != FLAG and not item.startswith(theirs)]
+        arguments[1:] = kept + threads + ours
         try:
             yield Tally()
         finally:
             arguments[1:] = given
+
+
+def _threads_under(argument: str) -> int | None:
+    """The threads of each job under ``launcher=NAME`` if that runs several side by side, as joblib shares them out."""
+    import yaml
+
+    name = argument.removeprefix("launcher=")
+    path = config_dir() / "launcher" / f"{name}.yaml"
+    if name == argument or not path.is_file():
+        return None
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8")).get("hydra", {}).get("launcher", {}).get("n_jobs")
+    if jobs is None:
+        return None
+    from joblib import cpu_count
+
+    return max(1, cpu_count() // jobs)
 
 
 def inspect_job(config: DictConfig, tally: Tally) -> None:
@@ -54,6 +79,7 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
     from sfu.experiment.config import typed_config
     from sfu.experiment.job import open_cache
     from sfu.experiment.validate import validate
+    from sfu.names import visible
     from sfu.unlearning.rows import make_methods
 
     hydra = HydraConfig.get()
@@ -67,7 +93,7 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
     tally.jobs += 1
     tally.rows += len(typed.methods)
     tally.rows_cached += len(typed.methods) - len(missing)
-    job = " ".join(str(item) for item in hydra.overrides.task) or "(defaults)"
+    job = visible(" ".join(str(item) for item in hydra.overrides.task)) or "(defaults)"
     if in_sweep:
         job = f"job {hydra.job.num}: {job}"
     if cache is not None and cache.has_run():

@@ -18,14 +18,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from sfu.errors import ArtifactError, SfuError
 from sfu.experiment.cache import StageCache
-from sfu.experiment.config import Reuse, RunConfig, plain, typed_config
+from sfu.experiment.config import Reuse, RunConfig, plain, public_settings, typed_config
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.pipeline import run
 from sfu.experiment.result_store import result_store
 from sfu.experiment.validate import validate
 from sfu.files import folder_in_use, write_text
+from sfu.names import visible
 from sfu.processes import Stopped, birth_of
 from sfu.results.artifacts import overwrite_json, remove_results, write_json
+from sfu.unlearning.rows import make_methods
 from sfu.unlearning.settings import Tune
 
 
@@ -54,13 +56,16 @@ def run_job(config: DictConfig) -> None:
 def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache | None:
     """Return the cached results that a run may use, or ``None`` if ``reuse`` forbids it.
 
+    Args:
+        config: A configuration that has been validated.
+        in_sweep: Whether the run is a job of a sweep.
+
     Raises:
         ConfigError: A setting cannot work.
         DataError: A file is missing.
     """
     if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
         return None
-    validate(config)
     return StageCache(result_store(), stage_keys(config))
 
 
@@ -74,6 +79,7 @@ def line_of_job(start: str, overrides: list[str], end: str, width: int) -> str:
 
 
 def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep: str | None) -> dict[str, Any]:
+    from sfu.reporting.loggers.content import public_metrics
     from sfu.reporting.pictures.bars import save_bar_plot
     from sfu.reporting.pictures.trade_off import save_trade_off_plot
     from sfu.reporting.text_tables import run_csv, run_markdown
@@ -81,9 +87,11 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
     typed = typed_config(config)
     resolved = plain(typed)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
+    validate(typed)
+    make_methods(typed)
     cache = open_cache(typed, in_sweep=sweep is not None)
     with typed.logger as logger:
-        logger.start(resolved, _run_info(typed, folder, sweep))
+        logger.start(public_settings(typed), _run_info(typed, folder, sweep))
         metrics = None if cache is None else cache.restore_run(folder)
         restored = metrics is not None
         if metrics is None:
@@ -96,7 +104,7 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
         write_text(folder / "metrics.csv", run_csv(metrics))
         write_text(folder / "table.md", run_markdown(metrics))
         figure = folder / "figure.png"
-        _draw(save_bar_plot, metrics, figure)
+        _draw(save_bar_plot, public_metrics(metrics), figure)  # loggers upload it
         if typed.evaluation.trade_off:
             _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
         logger.log_result(metrics, figure if figure.is_file() else None)
@@ -123,7 +131,8 @@ def _draw(save: Callable[[dict[str, Any], Path], Path], metrics: dict[str, Any],
     except ArtifactError:
         raise
     except Exception as error:
-        print(f"sfu: {path.name} could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
+        why = visible(f"{type(error).__name__}: {error}")
+        print(f"sfu: {path.name} could not be drawn ({why}).", file=sys.stderr)
 
 
 def _run_info(config: RunConfig, folder: Path, sweep: str | None) -> dict[str, Any]:
@@ -153,7 +162,8 @@ def _print_result(metrics: dict[str, Any], folder: Path, *, in_sweep: bool) -> N
     end = f": {n_rows}{f' ({cached} cached)' if cached else ''} in {about['seconds']:.1f} s"
     if about["reused"] == ["run"]:
         end = f": {n_rows}, cached"
-    print(line_of_job(f"job {folder.name}: ", about["overrides"] or ["(defaults)"], end, Console().width))
+    overrides = [visible(item) for item in about["overrides"]] or ["(defaults)"]
+    print(line_of_job(f"job {visible(folder.name)}: ", overrides, end, Console().width))
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """The key of every stage's result: a digest of everything that decides it, known before any data are loaded.
 
-It covers the settings, the seeds, the content of every file that is read, the kind of device, PyTorch's version and the
-code of sfu (except for its reports) and of installed plug-ins, so that a change anywhere leads to another key and never
-to a stale result.
+It covers the settings, the seeds, the content of every file that is read, the kind of device, the number of threads and
+the processor's instruction set (sums in another order end in other digits), PyTorch's version and the code of sfu
+(except for its reports) and of installed plug-ins, so that a change anywhere leads to another key and never to a stale
+result.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _WITHOUT_RESULTS = ("reporting",)
 
 @dataclass(frozen=True)
 class StageKeys:
-    """Keys of one run's results: the original head, every row, and the run as a whole."""
+    """Keys of one run's results: the digests of its examples, the original head, every row, and the run as a whole."""
 
+    examples: str
     head: str
     rows: dict[str, str]
     run: str
@@ -51,6 +53,8 @@ def stage_keys(config: RunConfig) -> StageKeys:
         "code": code_digest(),
         "torch": torch.__version__,
         "device": resolve_device(config.device).type,
+        "threads": config.threads or torch.get_num_threads(),
+        "processor": torch.backends.cpu.get_cpu_capability(),
         "dtype": config.dtype,
         "data": {"settings": _effective(config.dataset), **dataset_content(config.dataset, config.backbone)},
         "head": _effective(config.head),
@@ -62,7 +66,8 @@ def stage_keys(config: RunConfig) -> StageKeys:
     rows = {name: _row_key(config, spec, {**base, "forget": forget}) for name, spec in row_specs(config).items()}
     evaluated = {"evaluation": _effective(config.evaluation), "seed": seeds["evaluation"], "schema": METRICS_SCHEMA}
     run = key_of({"stage": "run", "rows": list(rows.items()), **evaluated})
-    return StageKeys(key_of({"stage": "head", **base}), rows, run)
+    examples = key_of({"stage": "examples", "data": base["data"]})
+    return StageKeys(examples, key_of({"stage": "head", **base}), rows, run)
 
 
 def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:

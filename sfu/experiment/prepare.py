@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfu.data.datasets.base import FeatureDataset, ImageDataset
 from sfu.data.features.store import cache_root
-from sfu.data.load import extract_features, load_dataset, load_image_parts
+from sfu.data.load import dataset_digests, extract_features, load_dataset, load_image_parts
 from sfu.data.seal import real_places
 from sfu.data.settings import NO_BACKBONE
 from sfu.data.split import ForgetSplit, make_split
@@ -113,6 +113,8 @@ def train(run: RunContext) -> None:
     if run.core is not None:
         run.display.say(str(preflight(run.core, data.n_train)))
         checkpoint = checkpoint_of(run.core, data.fingerprint(), config.head.l2, config.loss, run.dtype)
+    if run.cache is not None:
+        run.cache.note_examples(lambda: dataset_digests(config.dataset, config.backbone.name, run.seeds["split"]))
     with run.display.stage("training the original head") as tick:
         make = partial(
             train_head, data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,

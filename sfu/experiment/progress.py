@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich import progress
 from rich.console import Console
 
+from sfu.names import visible
+
 Tick = Callable[[int, int], None]
 
 
@@ -19,7 +21,7 @@ class ProgressDisplay:
         self._enabled = enabled
         self._bar = progress.Progress(
             progress.SpinnerColumn(),
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24),
             progress.TaskProgressColumn(),
             progress.TimeElapsedColumn(),
@@ -40,12 +42,12 @@ class ProgressDisplay:
     def say(self, sentence: str) -> None:
         """Print a sentence above the bar. Unlike the bar, it is also printed into logs."""
         if self._enabled:
-            self._bar.console.print(f"sfu: {sentence}", highlight=False, soft_wrap=True)
+            self._bar.console.print(f"sfu: {visible(sentence)}", markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, description: str) -> Iterator[Tick]:
         """Show ``description`` until the block ends, and yield a function of (done, total)."""
-        task = self._bar.add_task(description, total=None)
+        task = self._bar.add_task(visible(description), total=None)
 
         def tick(done: int, total: int) -> None:
             self._bar.update(task, completed=done, total=total)

@@ -1,13 +1,18 @@
-"""The cache of results: heads, rows and whole runs, each an entry of its own."""
+"""The cache of results: heads, rows and whole runs, each an entry of its own.
+
+Each entry names one more, the digests of the examples that its data held, by which it is found when one of them is to
+be forgotten.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from sfu.data.examples import EXAMPLES
 from sfu.store import Entry, Store, cache_dir
 
 GRAM, ROW, RUN = "gram.safetensors", "row.json", "metrics.json"
-KINDS = {"gram": GRAM, "head": "", "row": ROW, "run": RUN}
+KINDS = {"gram": GRAM, "head": "", "row": ROW, "run": RUN, "examples": EXAMPLES}
 """Each kind of result and the file that only its entries hold; a head's has any name. sfu 0.1 cached Gram matrices."""
 
 
@@ -21,5 +26,5 @@ def result_store(root: Path | None = None) -> Store:
 
 
 def kind_of(entry: Entry) -> str:
-    """Return ``gram``, ``head``, ``row`` or ``run``."""
+    """Return ``gram``, ``head``, ``row``, ``run`` or ``examples``."""
     return next((kind for kind, name in KINDS.items() if name and (entry.folder / name).is_file()), "head")

@@ -21,6 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from sfu.files import write_text
+from sfu.names import visible
 from sfu.readers import TEXT_BYTES, read_bytes
 from sfu.results.aggregate import Run, aggregate
 from sfu.results.artifacts import overwrite_json, write_json
@@ -154,7 +155,7 @@ def report_sweep(sweep: Sweep) -> None:
     write_text(folder / "sweep.md", markdown_table(table))
     if len(table.failed) < table.n_runs:
         save_sweep_plot(table, folder / "sweep.png")
-    print(f"Saved in {folder}")
+    print(f"Saved in {visible(str(folder))}")
 
 
 def _published(runs: Sequence[Run]) -> PublishedTable | None:

@@ -35,6 +35,7 @@ add_modules("sfu.heads.linear")
 add_modules("sfu.heads.linearised")
 
 LOGIT_ROWS = 8192
+_ALIGNMENT = 64  # bytes: that of PyTorch's new tensors
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -246,6 +247,19 @@ class Head(Registered, ABC, kind="head"):
             certificate=certificate and certificate.to(device, dtype),
         )
 
+    def laid_out(self) -> Self:
+        """Return the head with its tensors in memory as those of a saved head are, so sums over them end alike."""
+        certificate = self.certificate
+        secret_CE = None if certificate is None else certificate.secret_CE
+        return replace(
+            self,
+            parameters_CE=lay_out(self.parameters_CE),
+            gradient_CE=lay_out(self.gradient_CE),
+            data_hessian=None if self.data_hessian is None else lay_out(self.data_hessian),
+            certificate=certificate
+            and replace(certificate, secret_CE=secret_CE if secret_CE is None else lay_out(secret_CE)),
+        )
+
     def logits(self, features_ND: Tensor) -> Tensor:
         """Return the outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks."""
         parameters_CE = self.parameters_CE
@@ -306,6 +320,13 @@ class Head(Registered, ABC, kind="head"):
             SfuError, ValueError: Something is missing, not finite, or does not belong to the head.
         """
         raise NotImplementedError(f"{cls.__name__} is not saved.")
+
+
+def lay_out(tensor: Tensor) -> Tensor:
+    """Return a tensor whose rows lie one after the other, aligned as new tensors are: itself, or a copy."""
+    if tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def paths_of(stem: Path) -> tuple[Path, Path, Path]:

@@ -123,7 +123,7 @@ def train_like(
     if config.store_curvature:
         hessian = trained.objective().data_hessian(rows, trained.parameters_CE, trained.loss.layout)
         trained = replace(trained, data_hessian=hessian)
-    return trained.to(zero_CE.device, dtype)
+    return trained.to(zero_CE.device, dtype).laid_out()
 
 
 def _check_storable(head: Head) -> None:

@@ -14,13 +14,12 @@ from typing import NamedTuple
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from sfu.errors import ConfigError
 from sfu.registry import unknown
 from sfu.reporting import format as fmt
 from sfu.reporting.columns import COLUMNS, PAPER_METRICS, PRINTED, cells_of
-from sfu.reporting.terminal import WORSE, flags_of, legend
+from sfu.reporting.terminal import WORSE, Text, flags_of, legend, stacked
 from sfu.reporting.text_tables import csv_rows, escape_cell, markdown_list, markdown_rows
 from sfu.reporting.words import failures, marked, setting_of
 from sfu.results.aggregate import Group, MethodResult, ResultTable, number_of
@@ -138,12 +137,14 @@ def terminal_published_table(table: ResultTable, published: PublishedTable) -> R
             grid.add_row(Text(setting_of(last) or "all runs", style="bold"))
             if last.n != most:
                 grid.add_row(Text(f"  n = {last.n}", style="dim"))
-        cells = []
+        cells: list[RenderableType] = []
         for metric, (figure, difference) in line.theirs.items():
-            cells.append(Text(line.ours[metric].replace(" ± ", "±")))
+            ours = Text(line.ours[metric].replace(" ± ", "±"))
             if any(published is not None for published, _ in line.theirs.values()):
                 theirs = "" if figure is None else f"{figure:g} {fmt.points(difference)}".rstrip()
-                cells[-1].append(f"\n{theirs}", "dim")
+                cells.append(stacked(ours, Text(theirs, style="dim")))
+            else:
+                cells.append(ours)
         distance, flags = line.ours["distance"].replace(" ", ""), flags_of(line.row)
         marks |= {*flags, *distance[-1]}
         grid.add_row(Text(f"{flags:2}{line.name}"), *cells, distance)

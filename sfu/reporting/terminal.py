@@ -8,20 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
+from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
 from sfu.reporting.columns import COLUMNS, PRINTED, ResultCell, cells_of
 from sfu.reporting.verdict import CRITERIA, verdicts
 from sfu.results.aggregate import MethodResult, ResultTable, table_of_run
 from sfu.results.rows import Metrics
+
+
+class Text(RichText):
+    """Text for the terminal: one line, in which names can neither hide, clear nor colour anything.
+
+    Markup such as ``[red]`` has no effect in any ``rich`` text. Every text of sfu's tables is made here.
+    """
+
+    def __init__(self, text: str = "", *args: Any, **options: Any) -> None:
+        super().__init__(visible(text), *args, **options)
+
+    def append(self, text: RichText | str, style: Any = None) -> RichText:
+        return super().append(visible(text) if isinstance(text, str) else text, style)
+
+
+def stacked(*lines: RichText) -> RichText:
+    """Return several lines as one text."""
+    return RichText("\n").join(lines)
+
 
 BEST, WORSE, RETAINED, STORED, WITHHELD, ORACLE = "*", "!", "r", "s", "=", "o"
 MARKS = {
@@ -53,7 +74,7 @@ def flags_of(row: MethodResult) -> str:
     return reads + tuned + (WORSE if row.is_worse_than_nothing else WITHHELD if row.is_withheld else "")
 
 
-def legend(marks: Iterable[str]) -> Text | None:
+def legend(marks: Iterable[str]) -> RichText | None:
     """Return one line that explains the marks in use, or None if there are none."""
     used = {mark: MARKS[mark] for mark in MARKS if mark in marks}
     found = [Text(mark, style=style).append(f" {meaning}", style="dim") for mark, (meaning, style) in used.items()]
@@ -80,7 +101,7 @@ class _Body:
     def __init__(self, table: ResultTable) -> None:
         self.table = table
         self.groups = [group for group in table.groups if group.rows]
-        self.rows = [item for group in self.groups for item in group.rows.items()]
+        self.rows = [(visible(name), row) for group in self.groups for name, row in group.rows.items()]
         self.flags = [flags_of(row) for _, row in self.rows]
         self.averages = any(row.n > 1 for _, row in self.rows)
 
@@ -169,7 +190,7 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
     return Group(*parts)
 
 
-def indented(line: Text) -> Padding:
+def indented(line: RichText) -> Padding:
     """Return a line of a list; what does not fit goes on under its beginning."""
     return Padding(line, (0, 0, 0, 2), expand=False)
 
@@ -183,8 +204,9 @@ def print_verdicts(table: ResultTable, console: Console) -> None:
 def print_run(metrics: Metrics, folder: str | Path, console: Console) -> None:
     """Print the table of a run, the verdict, the methods' notes, and where the files were saved."""
     table = table_of_run(metrics)
-    title, machine = Text(words.run_headline(metrics), style="bold"), words.machine_line(metrics)
-    title = Text("\n").join([title, Text(machine, style="dim")]) if machine else title
+    title: RichText = Text(words.run_headline(metrics), style="bold")
+    machine = words.machine_line(metrics)
+    title = stacked(title, Text(machine, style="dim")) if machine else title
     console.print(terminal_table(table, title), highlight=False)
     console.print()
     print_verdicts(table, console)

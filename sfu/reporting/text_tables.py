@@ -8,15 +8,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
 from sfu.reporting.columns import PRINTED, ResultCell, cells_of, column_of, metrics_in, tidy_table
 from sfu.reporting.verdict import verdicts
-from sfu.results.aggregate import ResultTable, table_of_run
+from sfu.results.aggregate import ResultTable, number_of, table_of_run
 from sfu.results.rows import Metrics
 
 CSV_LEAD = ("method", "access", "tuning", "n", "n_applied")
 _STATISTICS = ("mean", "std", "stderr", "n")
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What begins a formula in a spreadsheet: the last four are the same characters at full width."""
+_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "<": "&lt;", "&": "&amp;"})
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -24,8 +28,8 @@ _LATEX = str.maketrans({
 
 
 def escape_cell(value: str) -> str:
-    """Return text that cannot break a Markdown table: pipes escaped, one line."""
-    return " ".join(value.replace("\\", "\\\\").replace("|", "\\|").split())
+    """Return text that Markdown shows as it stands, in one line: no cell ends, no HTML, no link or picture."""
+    return visible(" ".join(value.split())).translate(_MARKDOWN).replace("](", "]\\(")
 
 
 def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -41,12 +45,23 @@ def markdown_list(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def csv_rows(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    r"""Return a CSV document at full precision, with ``\n`` line ends; a missing value is an empty cell."""
+    r"""Return a CSV document at full precision, with ``\n`` line ends; a missing value is an empty cell.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([str(v).lower() if isinstance(v, bool) else v for v in row] for row in rows)
+    writer.writerows(map(_csv_cell, row) for row in (header, *rows))
     return buffer.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return value
+    shown = visible(value, keep="\n")
+    return f"'{shown}" if shown.startswith(_FORMULA) and number_of(shown) is None else shown
 
 
 def markdown_table(table: ResultTable, title: str | None = None) -> str:
@@ -82,7 +97,7 @@ def run_markdown(metrics: Metrics) -> str:
     """Return a run as Markdown: headline, table, verdict and notes."""
     table = table_of_run(metrics)
     title = ", ".join(part for part in (words.run_headline(metrics), words.machine_line(metrics)) if part)
-    notes = [f"- `{name}`: {escape_cell(note)}" for name, _, note in words.remarks(table)]
+    notes = [f"- {escape_cell(name)}: {escape_cell(note)}" for name, _, note in words.remarks(table)]
     return "\n\n".join([markdown_table(table, title).rstrip(), *map(escape_cell, verdicts(table)), *notes]) + "\n"
 
 
@@ -114,7 +129,12 @@ def csv_table(table: ResultTable) -> str:
 
 def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it stands."""
-    return " ".join(text.split()).translate(_LATEX)
+    return visible(" ".join(text.split())).translate(_LATEX)
+
+
+def latex_comment(text: str) -> str:
+    """Return text as a line that LaTeX ignores."""
+    return f"% {visible(' '.join(text.split()))}\n"
 
 
 def latex_table(table: ResultTable) -> str:
@@ -135,7 +155,7 @@ def latex_table(table: ResultTable) -> str:
     lines += [r"\bottomrule", r"\end{tabular}"]
     comments = [words.headline(table), *(f"averaged over fewer runs: {line}" for line in words.gaps_in_data(table))]
     comments += [*(f"failed: {line}" for line in words.failures(table)), *words.unenforced(table)]
-    return "".join(f"% {' '.join(comment.split())}\n" for comment in comments) + "\n".join(lines) + "\n"
+    return "".join(map(latex_comment, comments)) + "\n".join(lines) + "\n"
 
 
 def _latex_cell(cell: ResultCell) -> str:

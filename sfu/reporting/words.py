@@ -38,7 +38,9 @@ def run_headline(metrics: Metrics) -> str:
 
 def _forgotten(forget: Mapping[str, Any]) -> str:
     kind = forget.get("kind")
-    if kind == "classes" and forget.get("classes"):
+    if kind == "classes" and not forget.get("classes"):
+        return "whole classes"
+    if kind == "classes":
         classes = [str(label) for label in forget["classes"]]
         shown = ", ".join(classes[:8]) + (f" and {len(classes) - 8} more" if len(classes) > 8 else "")
         return f"class{'es' if len(classes) > 1 else ''} {shown}"
@@ -97,7 +99,8 @@ def failures(table: ResultTable) -> list[str]:
         told_apart_by = {key: value for key, value in job["overrides"].items() if key not in table.fixed}
         overrides = " ".join(f"{key}={value}" for key, value in told_apart_by.items()) or unnamed
         row = f"{job['row']}: " if "row" in job else ""
-        ways.setdefault(row + re.sub(r"^job \d+: ", "", job["error"] or ""), []).append(overrides)
+        error = " ".join(re.sub(r"^job \d+: ", "", job["error"] or "").split())
+        ways.setdefault(row + error, []).append(overrides)
     return [": ".join(filter(None, ("; ".join(filter(None, jobs)), error))) for error, jobs in ways.items()]
 
 
@@ -141,7 +144,7 @@ def remarks(table: ResultTable) -> list[tuple[str, str, str]]:
     for group in table.groups:
         for name, row in group.rows.items():
             for note in row.notes:
-                where.setdefault((name, note.strip()), []).append(setting_of(group))
+                where.setdefault((name, " ".join(note.split())), []).append(setting_of(group))
     n_groups = len(table.groups)
     return [
         (name, "" if n_groups == 1 else "at every setting" if len(at) == n_groups else f"at {'; '.join(at)}", note)

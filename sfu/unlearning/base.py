@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sfu.curvature.settings import CurvatureSettings
 from sfu.errors import ConfigError
-from sfu.heads.base import Head
+from sfu.heads.base import Head, lay_out
 from sfu.registry import Registered, add_modules
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, make, typed
@@ -52,6 +52,11 @@ class UnlearningResult:
     note: str | None = None
     path: tuple[Tensor, ...] = ()
     trials: tuple[UnlearningResult, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Lay out the tensors as those of a result from the cache are."""
+        object.__setattr__(self, "head", self.head.laid_out())
+        object.__setattr__(self, "path", tuple(map(lay_out, self.path)))
 
 
 class UnlearningMethod(Registered, ABC, kind="method"):

@@ -138,6 +138,9 @@ def test_jobs_side_by_side(tmp_path, monkeypatch, capsys, launcher):
     assert sfu(monkeypatch, "-m", "seed=0,1", f"launcher={launcher}", *QUICK, "hydra.sweep.dir=s") == 0
     assert "n = 2" in capsys.readouterr().out
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["n_runs"] == 2
+    if launcher == "local_2":
+        assert sfu(monkeypatch, "-m", "seed=0,1", f"launcher={launcher}", *QUICK, "--dry-run") == 0
+        assert "2 jobs: 2 cached" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(shutil.which("srun") is not None, reason="Slurm is here")

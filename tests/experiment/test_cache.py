@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from sfu.experiment import keys
@@ -17,7 +18,12 @@ from sfu.experiment.config import Reuse
 from sfu.experiment.job import open_cache
 from sfu.experiment.keys import stage_keys
 from sfu.experiment.result_store import result_store
+from sfu.heads.files import load_head
+from sfu.heads.settings import LinearSettings
+from sfu.heads.train import train_head
+from sfu.losses.quadratic import Quadratic
 from sfu.results.artifacts import write_json
+from sfu.unlearning.base import UnlearningResult
 from tests.conftest import make_arrays
 from tests.experiment.cases import changed, composed, run
 
@@ -35,22 +41,17 @@ def cached_run(config, folder):
     return run(config, folder, cache=cache), cache
 
 
-def figures(metrics):
-    """Every figure of every row that is not a time or a size."""
-    flat = {
-        f"{name}.{key}": value
-        for name, row in metrics["rows"].items()
-        for key, value in {**row, **row["details"]}.items()
-        if key not in ("details", "seconds", "peak_memory_mb", "fit_seconds")
-    }
-    numbers = {key: value for key, value in flat.items() if isinstance(value, float)}
-    return numbers, {key: value for key, value in flat.items() if key not in numbers}
+def bare(value):
+    """Metrics without times, sizes, and what came from the cache."""
+    if isinstance(value, dict):
+        unlike = ("seconds", "peak_memory_mb", "fit_seconds", "started", "reused", "name")
+        return {key: bare(item) for key, item in value.items() if key not in unlike}
+    return [bare(item) for item in value] if isinstance(value, list) else value
 
 
 def same(first, second):
-    """But for what sums in another order leave."""
-    (numbers, others), (expected, rest) = figures(first), figures(second)
-    return numbers == pytest.approx(expected, rel=1e-6, abs=1e-9) and others == rest
+    """To the last bit."""
+    return json.dumps(bare(first)) == json.dumps(bare(second))
 
 
 def test_a_key_is_a_digest_of_what_decides_the_result(feature_file):
@@ -104,11 +105,11 @@ def test_a_run_from_the_cache_is_the_run(feature_file, tmp_path):
     cache.save_run(tmp_path / "first")
     again, again_cache = cached_run(config, tmp_path / "again")
     assert set(again_cache.reused) == {"head", *config.methods}
-    assert figures(first) == figures(again)
+    assert same(first, again)
     assert same(plain, first)
     assert [row["seconds"] for row in again["rows"].values()] == [row["seconds"] for row in first["rows"].values()]
     whole = StageCache(result_store(), stage_keys(config)).restore_run(tmp_path / "whole")
-    assert figures(whole) == figures(first)
+    assert same(whole, first)
     for path in (tmp_path / "first").rglob("*.safetensors"):
         assert (tmp_path / "whole" / path.relative_to(tmp_path / "first")).read_bytes() == path.read_bytes()
 
@@ -128,6 +129,63 @@ def test_paths_are_cached_and_no_file_of_the_store_strays_into_a_run(feature_fil
     assert heads[0] == heads[1]
 
 
+BITS = [
+    ("head.bias=true", "evaluation.trade_off=true", "methods=[original,retrained,unlearned_minus,neg_grad]"),
+    ("loss=softmax", "dtype=float32", "methods=[original,retrained,unlearned_plus,closed_form]"),
+    ("head.store_curvature=true", "tune=oracle", "methods=[original,stored,neg_grad]"),
+]
+QUICK = ("logger=none", "evaluation.membership_splits=2", "curvature.perturbations=60")
+
+
+@pytest.mark.parametrize("overrides", BITS)
+def test_all_digits_are_the_same_whatever_comes_from_the_cache(tmp_path, overrides):
+    np.savez(tmp_path / "odd.npz", **make_arrays(n_features=12, n_classes=3))
+    config = configured(tmp_path / "odd.npz", *QUICK, *overrides, methods=None)
+    config.methods = composed(*overrides).methods
+    cold, _ = cached_run(config, tmp_path / "cold")
+    assert same(cold, run(config, tmp_path / "uncached"))
+    keys_of, store = stage_keys(config), result_store()
+    for name, dropped in {
+        "without a head": [keys_of.head],
+        "without rows": list(keys_of.rows.values())[::2],
+        "warm": [],
+    }.items():
+        for key in dropped:
+            store.remove(key)
+        metrics, cache = cached_run(config, tmp_path / name)
+        assert len(cache.reused) == 1 + len(keys_of.rows) - len(dropped)
+        assert same(metrics, cold), name
+        assert trade_off(tmp_path / name) == trade_off(tmp_path / "cold"), name
+
+
+def trade_off(folder):
+    path = folder / "trade_off.json"
+    return path.read_text() if path.is_file() else None
+
+
+def test_jobs_with_other_threads_do_not_share_results_since_their_digits_differ(feature_file):
+    one, two = (stage_keys(configured(feature_file, threads=count)) for count in (1, 2))
+    assert not {one.gram, one.head, one.run, *one.rows.values()} & {two.gram, two.head, two.run, *two.rows.values()}
+    assert one == stage_keys(configured(feature_file, threads=1))
+
+
+def test_a_method_that_returns_tensors_in_another_order_of_memory(feature_file, tmp_path):
+    head = train_head_on(feature_file)
+    turned = dataclasses.replace(head, parameters_CE=head.parameters_CE.T.clone().T)
+    result = UnlearningResult(turned, path=(turned.parameters_CE, torch.zeros(2, 53, dtype=torch.float64).T[:, 1:]))
+    for tensor in (result.head.parameters_CE, *result.path):
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % 64 == 0
+
+
+def train_head_on(path):
+    arrays = np.load(path)
+    features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
+    return train_head(
+        features, labels, 4, LinearSettings(), Quadratic(), seed=0, device=torch.device("cpu"), dtype=torch.float64
+    )
+
+
 def test_only_what_is_missing_is_computed(feature_file, tmp_path):
     cached_run(configured(feature_file, methods=["original", "retrained"]), tmp_path / "a")
     metrics, cache = cached_run(configured(feature_file), tmp_path / "b")
@@ -139,15 +197,21 @@ def test_only_what_is_missing_is_computed(feature_file, tmp_path):
 def test_the_cache_holds_no_sum_over_rows_but_in_a_file_of_its_owner(feature_file, tmp_path, head):
     """Two Gram matrices, of training sets that differ by a row, give the row back."""
     config = configured(feature_file, head, "logger=none")
-    cached_run(config, tmp_path / "a")
+    metrics, cache = cached_run(config, tmp_path / "a")
     files = [path for path in result_store().root.rglob("*") if path.is_file()]
     for path in files:
         if path.suffix == ".safetensors":
             shapes = {tuple(tensor.shape) for tensor in load_file(path).values()}
             assert shapes == {(4, 12)}, path
-    secrets = [path for path in files if path.suffix == ".secret"]
+    (tmp_path / "a" / "metrics.json").write_text(json.dumps(metrics))
+    cache.save_run(tmp_path / "a")
+    assert StageCache(result_store(), stage_keys(config)).restore_run(tmp_path / "whole") is not None
+    secrets = [path for path in [*files, *(tmp_path / "whole").rglob("*")] if path.suffix == ".secret"]
     assert bool(secrets) == head.endswith("true")
     assert {path.stat().st_mode & 0o777 for path in secrets} <= {0o600}
+    if secrets:
+        hessians = [load_head(tmp_path / name / "heads" / "original").data_hessian for name in ("a", "whole")]
+        assert torch.equal(*hessians)
 
 
 def test_a_row_that_failed_is_not_cached(feature_file, tmp_path):

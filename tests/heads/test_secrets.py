@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_digits
+from torch.nn.functional import cosine_similarity
 
 from sfu.errors import ArtifactError
 from sfu.files import copy_file
@@ -98,6 +100,28 @@ def test_heads_of_0_1_with_their_secrets_inside_are_read(tmp_path):
     assert torch.equal(back.data_hessian, head.data_hessian)
 
 
+def test_two_heads_give_back_a_row_roughly():
+    """Why no head is uploaded by default: the figure of docs/reporting.md."""
+    pixels, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
+    features, order = pixels / 16, torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    users, others = order[:1000], features[order[1000:]]
+    config, where = LinearSettings(l2=5e-4), {"device": torch.device("cpu"), "dtype": torch.float64}
+    hessian = others.T @ others / len(others) + config.l2 * torch.eye(64).double()
+    by_heads, by_mean = [], []
+    for number in range(10):
+        kept = torch.arange(len(users)) != number
+        original, retrained = (
+            train_head(features[rows], labels[rows], 10, config, make_loss("quadratic"), seed=0, **where)
+            for rows in (users, users[kept])
+        )
+        moved = (original.parameters_CE - retrained.parameters_CE) @ hessian
+        row = features[users[number]]
+        by_heads.append(abs(float(cosine_similarity(torch.linalg.svd(moved).Vh[0], row, dim=0))))
+        by_mean.append(float(cosine_similarity(others.mean(0), row, dim=0)))
+    assert sum(by_heads) / 10 == pytest.approx(0.964, abs=5e-3)
+    assert sum(by_mean) / 10 == pytest.approx(0.846, abs=5e-3)
+
+
 def test_two_stored_summaries_give_back_the_row_that_tells_them_apart(tmp_path):
     """Why a summary is a secret: docs/contract.md. Without the secret files the Hessians are gone."""
     arrays = make_arrays()
@@ -113,7 +137,7 @@ def test_two_stored_summaries_give_back_the_row_that_tells_them_apart(tmp_path):
         heads.append(load_head(tmp_path / name))
     total = [head.n_train * head.data_hessian for head in heads]
     row = torch.linalg.eigh(total[0] - total[1]).eigenvectors[:, -1]
-    found = torch.nn.functional.cosine_similarity(row, features[forgotten].double(), dim=0)
+    found = cosine_similarity(row, features[forgotten].double(), dim=0)
     assert abs(float(found)) == pytest.approx(1.0, abs=1e-9)
     for path in tmp_path.glob("*.secret"):
         assert mode(path) == 0o600

@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import logging
+import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,11 +15,12 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from safetensors.torch import load_file
 
 from sfu.errors import ConfigError
 from sfu.processes import exit_code_of
 from sfu.reporting.loggers.base import NullLogger, RunLogger
-from sfu.reporting.loggers.content import files_of, summary_of
+from sfu.reporting.loggers.content import FAILED, UPLOADED_RECORD, heads_of, picked, public_metrics, summary_of
 from sfu.reporting.loggers.wandb_logger import WandbLogger
 from tests.experiment.cases import sfu
 
@@ -193,7 +196,7 @@ def test_offline_run_reads_back(wandb_home: Path, capfd: pytest.CaptureFixture[s
     assert (found["exit_code"], found["state"], found["name"]) == (0, "finished", "digits")
     assert (found["project"], found["tags"]) == ("sfu", ["mine", "digits"])
     assert found["config"]["head"] == {"l2": 5e-4}
-    assert found["config"]["run_info"] == {"name": "digits", "folder": str(folder)}
+    assert set(found["config"]) <= {"head", "methods", "_wandb"}
     (run,) = records(run_dir)["run"]
     assert (run["run_group"], run["job_type"]) == ("sweep7", "run")  # what was set comes before what the run offers
     summary = found["summary"]
@@ -237,7 +240,7 @@ def test_a_real_sweep_as_wandb_has_it(wandb_home: Path, monkeypatch: pytest.Monk
     code = sfu(
         monkeypatch, "-m", "experiment=quick", f"methods=[{','.join(dashboard.METHODS)}]", "seed=0",
         "dataset=features", f"dataset.path={feature_file}", "curvature.perturbations=30", "logger=wandb",
-        "logger.mode=offline", "logger.tags=[mine]", f"hydra.sweep.dir={folder}",
+        "logger.mode=offline", "logger.tags=[mine]", "logger.heads=true", f"hydra.sweep.dir={folder}",
     )  # fmt: skip
     assert code == 0
     (run_dir,) = (folder / "0" / "wandb").glob("offline-run-*")
@@ -245,7 +248,7 @@ def test_a_real_sweep_as_wandb_has_it(wandb_home: Path, monkeypatch: pytest.Monk
     found = records(run_dir)
     summary = {key: value for item in found["summary"] for key, value in item["update"].items()}
     history = {key: value for item in found["history"] for key, value in item["item"].items()}
-    expected = summary_of(metrics)
+    expected = summary_of(public_metrics(metrics))
     assert {key: summary.get(key) for key in expected} == expected
     numbers = {key: value for key, value in expected.items() if isinstance(value, float)}
     assert {key: history.get(key) for key in numbers} == numbers
@@ -256,21 +259,93 @@ def test_a_real_sweep_as_wandb_has_it(wandb_home: Path, monkeypatch: pytest.Monk
     assert run["tags"] == ["mine", "features", "quadratic"]
     assert run["config"]["update"]["curvature"]["perturbations"] == 30
     kept = {artifact["type"]: artifact["manifest"]["contents"] for artifact in found["artifact"]}
-    assert {item["path"]: item["digest"] for item in kept["result"]} == {
-        name: digest(folder / "0" / name) for name in ("config.yaml", "metrics.json")
-    }
+    assert [item["path"] for item in kept["result"]] == ["metrics.json"]
     heads = {path.name: digest(path) for path in (folder / "0" / "heads").iterdir()}
     assert {item["path"]: item["digest"] for item in kept["heads"]} == heads
     assert len(heads) == 2 * len(dashboard.METHODS)
 
 
-def test_who_asked_to_be_forgotten_stays_in_the_folder(tmp_path: Path) -> None:
-    for name in ("metrics.json", "split.safetensors", "forget_files.txt", "heads/original.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    names = {kind: [path.name for path in paths] for kind, paths in files_of(tmp_path).items()}
-    assert names == {"heads": ["original.json"], "result": ["metrics.json"]}
-    assert files_of(tmp_path / "nowhere") == {}
+def test_loggers_are_given_a_short_list_of_the_record() -> None:
+    metrics = catastrophic_run()
+    metrics["rows"]["lost"] = {
+        "access": "forget",
+        "error": "OSError: /home/me/x",
+        "note": "failed: OSError: /home/me/x",
+    }
+    given = public_metrics(metrics)
+    assert given["run"] == picked(metrics["run"], UPLOADED_RECORD)
+    assert not {"overrides", "path", "fingerprint", "class_names"} & {*given["run"], *given["run"]["data"]}
+    assert given["run"]["data"]["n_train"] == 1437
+    assert given["rows"]["lost"] == {"access": "forget", "error": FAILED, "note": FAILED}
+    assert {**given["rows"], "lost": None} == {**metrics["rows"], "lost": None}
+    logger = Recorder()
+    logger.start({})
+    logger.log_result(metrics)
+    assert "/home/me" not in str(logger.calls)
+
+
+SECRETS = ("hunter2", "top-secret-group", "Jane Doe")
+HOST = "very-private-host"
+
+
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_no_secret_path_or_host_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature_file: Path, name: str
+) -> None:
+    """Every byte that a logger leaves is searched: settings from the environment, the dataset's path, a failing row."""
+    pytest.importorskip(name)
+    password, group, person = SECRETS
+    monkeypatch.setenv("PASSWORD", password)
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
+    monkeypatch.setattr(platform, "node", lambda: HOST)
+    private = tmp_path / password / group / f"{person}.npz"
+    private.parent.mkdir(parents=True)
+    private.write_bytes(feature_file.read_bytes())
+    rows = tmp_path / f"{person}.txt"
+    rows.write_text("1\n2\n3\n")
+    out = tmp_path / "out"
+    code = sfu(
+        monkeypatch, "dataset=features", f"dataset.path='{tmp_path}/${{oc.env:PASSWORD}}/{group}/{person}.npz'",
+        f"forget.indices='{rows}'", f"logger={name}", f"hydra.run.dir={out}", "backbone.cache=${oc.env:PASSWORD}",
+        "methods=[original,retrained,public]",
+        "+variants.public={base:reference,curvature:{reference_path:'" + str(private) + "'}}",
+    )  # fmt: skip
+    assert code == 1  # the row `public` fails, with a message that names the file
+    assert str(private) in json.loads((out / "metrics.json").read_text())["rows"]["public"]["error"]
+    written = [path for path in (out / name).rglob("*") if path.is_file()]
+    uploaded = b"".join(path.read_bytes() for path in written)
+    assert b"retrained" in uploaded
+    if name == "wandb":
+        staged = [path for path in (tmp_path / "wandb-home").rglob("*") if path.is_file()]
+        assert any(path.read_bytes().startswith(b"{") for path in staged)
+        uploaded += b"".join(path.read_bytes() for path in staged)
+    for secret in (*SECRETS, str(private.parent), str(rows), HOST):
+        assert secret.encode() not in uploaded, secret
+        assert not any(secret in path.name for path in written) or (name == "tensorboard" and secret == HOST)
+
+
+def test_secrets_of_heads_and_who_asked_to_be_forgotten_stay_in_the_folder(
+    wandb_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default no head is uploaded; with logger.heads=true those without noise and Hessian are."""
+    settings = (
+        "loss=logistic", "head.l2=1e-2", "head.objective_noise=1", "head.store_curvature=true", "logger.mode=offline",
+        "methods=[original,retrained]", "dataset.normalize_rows=true",
+    )  # fmt: skip
+    kept = {}
+    for heads in ("false", "true"):
+        out = wandb_home / heads
+        assert sfu(monkeypatch, *settings, f"logger.heads={heads}", f"hydra.run.dir={out}") == 0
+        (run_dir,) = (out / "wandb").glob("offline-run-*")
+        artifacts = [one for one in records(run_dir)["artifact"] if one["type"] in ("heads", "result")]
+        kept[heads] = {item["path"] for one in artifacts for item in one["manifest"]["contents"]}
+        assert (out / "heads" / "original.secret").is_file()
+    assert kept["false"] == {"metrics.json"}
+    names = {f"{row}.{ending}" for row in ("original", "retrained") for ending in ("json", "safetensors")}
+    assert kept["true"] == {"metrics.json", *names}
+    for path in heads_of(wandb_home / "true"):
+        if path.suffix == ".safetensors":
+            assert set(load_file(path)) == {"parameters", "gradient"}
 
 
 def test_an_interrupted_run_is_recorded_as_failed(wandb_home: Path) -> None:

@@ -69,7 +69,7 @@ def test_markdown_has_all_columns_with_gaps() -> None:
     assert rows["closed_form"]["Test %"] == "**73.7**"
     assert rows["retrained"]["Data seen"] == "retained"
     assert "Predicted gain" not in header  # null in every row
-    assert "- `unlearned_minus_paper`: loss fit: 1000 equations for 2080 unknowns" in text
+    assert "- unlearned_minus_paper: loss fit: 1000 equations for 2080 unknowns" in text
 
 
 def test_markdown_escapes_pipes_and_line_breaks() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sfu.data.backbones.backbone import Backbone, build_backbone
 from sfu.data.backbones.memo import recall, remember
+from sfu.data.examples import image_digests
 from sfu.data.features.ranks import Ranks
 from sfu.data.features.store import CHUNK_ROWS, READERS, Features, FeatureStore, cache_root
 from sfu.data.features.thread_pools import DecodedBatch, ThreadPools, thread_pools
@@ -153,7 +154,8 @@ class Extractor:
         waiting = "waiting for another run that extracts the same features"
         with store.locked(lambda: self.say(waiting)) if ranks.rank == 0 else nullcontext():
             if ranks.rank == 0:
-                store.begin({**shown, "device": str(self.device)})
+                examples = [digest for one in image_digests(images) for digest in one]
+                store.begin({**shown, "device": str(self.device)}, examples)
             ranks.barrier()
             damaged = self._fill_share(store, images, fail_on_damage)
             ranks.barrier()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sfu.data.examples import EXAMPLES, write_digests
 from sfu.errors import ArtifactError
-from sfu.files import write_tensors, write_text
+from sfu.files import replacing, write_tensors, write_text
 from sfu.readers import Count, Record, floats, read_json, read_tensors, refusing
 from sfu.store import Entry, Store, cache_dir, key_of
 
@@ -88,11 +89,16 @@ class FeatureStore:
         """Hold the entry's lock: one run extracts while the others wait, on one machine or a shared disk."""
         return self._entries.locked(self.key, waiting)
 
-    def begin(self, shown: Mapping[str, object]) -> None:
-        """Describe the entry, with ``shown`` for people, and clear leftovers of killed runs; only while locked."""
+    def begin(self, shown: Mapping[str, object], examples: Iterable[bytes] = ()) -> None:
+        """Describe the entry, with ``shown`` for people, and clear leftovers of killed runs; only while locked.
+
+        ``examples`` are digests by which the entry is found when one of its images is to be forgotten.
+        """
         self._chunks.remove_leftovers(older_than=0.0)
         shown = {**shown, "chunks": self.n_chunks}
         self._entries.describe(self.key, {"record": self.record, "shown": shown})
+        with replacing(self.folder / EXAMPLES) as temporary:
+            write_digests(temporary, examples)
 
     def touch(self) -> bool:
         """Mark the entry as used now, and return whether it is there."""

@@ -24,7 +24,7 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 _SETTLED_SECONDS = 2.0
 _THREADED = 1 << 18  # bytes: smaller files are read faster by one thread, since threads wait for Python's lock
 _SIZE = hashlib.sha256().digest_size
-_DIGESTS = "digests.bin"
+DIGESTS = "digests.bin"
 
 
 def is_image(file: str) -> bool:
@@ -69,7 +69,7 @@ def file_digests(
     """
     states = [file_state(path) for path in paths]
     key, store = key_of(states), Store(cache_dir("fingerprints"))
-    cached = store.read(key, lambda folder: _read_digests(folder / _DIGESTS, len(paths)))
+    cached = store.read(key, lambda folder: _read_digests(folder / DIGESTS, len(paths)))
     if cached is not None:
         return cached
     if reading is not None:
@@ -83,7 +83,7 @@ def file_digests(
             digests = list(pool.map(_digest, paths))
     if is_settled:
         with suppress(ArtifactError):
-            store.put(key, lambda folder: (folder / _DIGESTS).write_bytes(b"".join(digests)))
+            store.put(key, lambda folder: (folder / DIGESTS).write_bytes(b"".join(digests)))
     return digests
 
 

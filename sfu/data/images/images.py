@@ -50,6 +50,13 @@ class Images(ABC):
         ``reading`` is called with the number of files if they must be read.
         """
 
+    def digests(self) -> list[bytes]:
+        """Return a SHA-256 for each image, 32 bytes: of its file, or of its pixels if it is in memory.
+
+        By default, an image is known by its name alone.
+        """
+        return [hashlib.sha256(self.name(index).encode()).digest() for index in range(len(self))]
+
     @property
     def paths(self) -> list[Path]:
         """The files that decoding opens; empty if the images are in memory."""
@@ -85,6 +92,9 @@ class ArrayImages(Images):
         digest.update(self.pixels_NHWK.data)
         return digest.hexdigest()
 
+    def digests(self) -> list[bytes]:
+        return [hashlib.sha256(image.tobytes()).digest() for image in self.pixels_NHWK]
+
 
 class FileImages(Images):
     """Images in files, of any sizes, read when they are decoded."""
@@ -118,6 +128,9 @@ class FileImages(Images):
             digest.update(one)
         return digest.hexdigest()
 
+    def digests(self) -> list[bytes]:
+        return file_digests(self._paths)
+
     @property
     def paths(self) -> list[Path]:
         return [Path(path) for path in self._paths]
@@ -147,6 +160,10 @@ class AugmentedImages(Images):
 
     def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
         return hashlib.sha256(f"{self._name} {self._images.fingerprint(reading)}".encode()).hexdigest()
+
+    def digests(self) -> list[bytes]:
+        """Return those of the images that are changed."""
+        return self._images.digests()
 
     @property
     def paths(self) -> list[Path]:

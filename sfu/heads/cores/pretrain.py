@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from sfu.data.examples import image_digests, note_examples
 from sfu.data.images.images import Images
 from sfu.errors import SolverError
 from sfu.heads.cores.network import Network
@@ -26,11 +27,12 @@ from sfu.store import Store, cache_dir, key_of
 
 @dataclass(frozen=True)
 class Public:
-    """Public images, decoded to uint8 ``[K, S, S]``, with their labels and a digest of both."""
+    """Public images, decoded to uint8 ``[K, S, S]``, with their labels, a digest of both, and digests of the images."""
 
     pixels: list[Tensor]
     labels_M: Tensor
     digest: str
+    examples: list[bytes]
 
     @classmethod
     def of(cls, images: Images, labels_M: Tensor, network: Network) -> Public:
@@ -38,7 +40,7 @@ class Public:
         pixels = [network.transform.pixels([images.decode(index)])[0] for index in range(len(images))]
         digest = hashlib.sha256(images.fingerprint().encode())
         digest.update(labels_M.numpy().tobytes())
-        return cls(pixels, labels_M, digest.hexdigest())
+        return cls(pixels, labels_M, digest.hexdigest(), [known for one in image_digests(images) for known in one])
 
 
 def pretrain(
@@ -132,6 +134,7 @@ class _CachedCore:
             "pretrain": asdict(config), "class_layer_alone": class_layer_alone, "torch": torch.__version__,
         }  # fmt: skip
         self._store, self._epochs = Store(cache_dir("cores")), config.epochs
+        self._examples, self._public = key_of({"stage": "examples", "public": public.digest}), public
         self._final, self._partial = key_of({**record, "state": "final"}), key_of({**record, "state": "partial"})
 
     def load(self, network: Network) -> bool:
@@ -168,14 +171,18 @@ class _CachedCore:
             for index, tensor in enumerate(trained)
             if optimizer.state.get(tensor, {}).get("momentum_buffer") is not None
         }
-        with self._store.optional():
-            self._store.write_tensors(self._partial, {**network.state(), **momentum, "epochs": torch.tensor(epochs)})
+        self._write(self._partial, {**network.state(), **momentum, "epochs": torch.tensor(epochs)})
 
     def save(self, network: Network) -> None:
         """Cache the final weights, and remove the last epoch."""
+        self._write(self._final, network.state())
         with self._store.optional():
-            self._store.write_tensors(self._final, network.state())
             self._store.remove(self._partial)
+
+    def _write(self, key: str, tensors: dict[str, Tensor]) -> None:
+        with self._store.optional():
+            about = note_examples(self._store, self._examples, lambda: self._public.examples)
+            self._store.write_tensors(key, tensors, about)
 
 
 def _check_like(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 
 from sfu.processes import exit_code_of
 from sfu.registry import add_modules
+from sfu.reporting.loggers.content import public_metrics
 from sfu.schema import Choice, setting
 
 log = logging.getLogger(__name__)
@@ -44,10 +45,10 @@ class RunLogger(Choice, kind="logger"):
     _open: bool = field(default=False, init=False, repr=False)
 
     def start(self, config: Mapping[str, Any], run_info: Mapping[str, Any] | None = None) -> None:
-        """Open the log, with the resolved configuration as plain containers.
+        """Open the log, with the public part of the configuration as plain containers.
 
-        ``run_info`` says what is known of the run: its ``name`` and ``folder``, and the ``group``, ``job_type`` and
-        ``tags`` by which it can be found.
+        ``run_info`` says what is known of the run: its ``name``, and the ``group``, ``job_type`` and ``tags`` by which
+        it can be found. Its ``folder`` is for files of the logger's own and is not recorded.
 
         Raises:
             ConfigError: The logger cannot be used as it is configured.
@@ -60,11 +61,12 @@ class RunLogger(Choice, kind="logger"):
         self._attempt("log a stage", lambda: self._log_stage(name, seconds))
 
     def log_result(self, metrics: Mapping[str, Any], picture_path: str | Path | None = None) -> None:
-        """Record the metrics (the content of metrics.json) and the picture of the run."""
-        self._attempt("log the result", lambda: self._log_result(metrics, Path(picture_path) if picture_path else None))
+        """Record the metrics, of which the logger is given the public part, and the picture of the run."""
+        picture = Path(picture_path) if picture_path else None
+        self._attempt("log the result", lambda: self._log_result(public_metrics(metrics), picture))
 
     def log_files(self, folder: str | Path) -> None:
-        """Store the heads and the result that lie in the run's folder, where the logger has a place for files."""
+        """Store files of the run's folder, where the logger has a place for them and is set to."""
         self._attempt("store the files", lambda: self._log_files(Path(folder)))
 
     def finish(self, exit_code: int = 0) -> None:

@@ -17,12 +17,11 @@ from typing import Any
 from sfu.errors import ConfigError
 from sfu.reporting.columns import PRINTED
 from sfu.reporting.loggers.base import RunLogger
-from sfu.reporting.loggers.content import stage_name, summary_of, where_of
+from sfu.reporting.loggers.content import stage_name, summary_of
 from sfu.reporting.text_tables import run_markdown
 from sfu.results.rows import flat_items, is_number
 
 FOLDER = "tensorboard"
-NOT_SETTINGS = ("logger", "run_info")
 
 
 @dataclass
@@ -52,11 +51,10 @@ class TensorBoardLogger(RunLogger, name="tensorboard"):
             ) from error
         self._settings = {
             key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-            for key, value in flat_items({key: value for key, value in config.items() if key not in NOT_SETTINGS})
+            for key, value in flat_items(config)
             if value not in (None, {})
         }
         self._writer.add_text("config", _code(config))
-        self._writer.add_text("run_info", _code(where_of(run_info)))
 
     def _log_stage(self, name: str, seconds: float) -> None:
         self._writer.add_scalar(stage_name(name), float(seconds), 0)

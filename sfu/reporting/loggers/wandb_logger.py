@@ -1,12 +1,13 @@
 """``logger=wandb``: record a run with Weights & Biases, offline by default.
 
 The run's history and summary hold the scalars, under the names of :mod:`sfu.reporting.loggers.content`; its media hold
-the table ``results`` and the image ``figure``. Its artifacts are ``heads-<run id>`` (every head) and
-``result-<run id>`` (metrics.json, config.yaml).
+the table ``results`` and the image ``figure``. Its artifacts are ``result-<run id>`` (the public part of metrics.json)
+and, with ``logger.heads=true``, ``heads-<run id>`` (every head, without its secrets).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from sfu.errors import ConfigError
 from sfu.reporting.columns import tidy_table
 from sfu.reporting.loggers.base import RunLogger
-from sfu.reporting.loggers.content import files_of, stage_name, summary_of, where_of
+from sfu.reporting.loggers.content import heads_of, stage_name, summary_of
 from sfu.results.rows import is_number
 from sfu.schema import setting
 
@@ -33,6 +34,7 @@ class WandbLogger(RunLogger, name="wandb"):
     entity: str | None = setting(None, "Account or team; online only.")
     group: str | None = setting(None, "What ties runs together; null: the sweep's name.")
     tags: list[str] = setting([], "Words to find the run by, besides dataset, loss and backbone.")
+    heads: bool = setting(False, "Upload the heads, too: two of them give back, roughly, a row that one has forgotten.")
     init_timeout: float = setting(30.0, "Seconds to wait for the server; online only.", above=0)
     _run: Any = field(default=None, init=False, repr=False)
 
@@ -66,11 +68,17 @@ class WandbLogger(RunLogger, name="wandb"):
                 job_type=run_info.get("job_type"),
                 tags=[*self.tags, *(run_info.get("tags") or ())],
                 name=run_info.get("name"),
-                config={**config, "run_info": where_of(run_info)},
+                config=dict(config),
                 mode=mode,
                 reinit="finish_previous",
                 settings=wandb.Settings(
-                    silent=True, console="off", save_code=False, disable_git=True, init_timeout=self.init_timeout
+                    silent=True,
+                    console="off",
+                    save_code=False,
+                    disable_git=True,
+                    init_timeout=self.init_timeout,
+                    host="",
+                    x_disable_meta=True,  # else W&B records host, user, command line and paths
                 ),
             )
         except ConfigError:
@@ -90,17 +98,22 @@ class WandbLogger(RunLogger, name="wandb"):
         header, data = tidy_table(metrics)
         if data:
             self._run.log({"results": wandb.Table(columns=[*header], data=data, allow_mixed_types=True)})
+        artifact = wandb.Artifact(f"result-{self._run.id}", type="result")
+        with artifact.new_file("metrics.json", encoding="utf-8") as file:
+            json.dump(metrics, file, indent=2)
+        self._run.log_artifact(artifact)
         if picture_path is not None:
             self._run.log({"figure": wandb.Image(str(picture_path))})
 
     def _log_files(self, folder: Path) -> None:
         import wandb
 
-        for kind, paths in files_of(folder).items():
-            artifact = wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
-            for path in paths:
-                artifact.add_file(str(path), policy="immutable")  # no second copy: nothing changes them
-            self._run.log_artifact(artifact)
+        if not self.heads:
+            return
+        artifact = wandb.Artifact(f"heads-{self._run.id}", type="heads")
+        for path in heads_of(folder):
+            artifact.add_file(str(path), policy="immutable")  # no second copy: nothing changes them
+        self._run.log_artifact(artifact)
 
     def _finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)

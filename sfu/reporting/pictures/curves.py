@@ -60,7 +60,7 @@ def _draw_curves(axes: Axes, table: ResultTable, key: str, metric: str) -> None:
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
         axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel(key)
+    axes.set_xlabel(draw.plain(key))
 
 
 def _scale_swept(axes: Axes, values: Sequence[float]) -> None:

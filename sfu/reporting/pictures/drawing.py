@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sfu.files import replacing
+from sfu.names import visible
 from sfu.reporting.format import compact
 from sfu.results.aggregate import ResultTable
 
@@ -48,7 +49,7 @@ def pick(choices: Sequence[str], index: int) -> str:
 
 def plain(text: str, width: int = 105) -> str:
     """Return text that matplotlib shows as it is: no mathematics between dollar signs, long lines broken."""
-    return textwrap.fill(text, width, break_on_hyphens=False).replace("$", r"\$")
+    return textwrap.fill(visible(text, keep="\n"), width, break_on_hyphens=False).replace("$", r"\$")
 
 
 def distance_ends(table: ResultTable) -> list[float]:

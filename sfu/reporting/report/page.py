@@ -6,9 +6,10 @@ from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sfu
+from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
 from sfu.reporting.columns import cells_of, column_of, metrics_in
@@ -31,7 +32,9 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) 
     from jinja2 import Environment, StrictUndefined
 
     here = resources.files("sfu.reporting.report")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
     environment.filters |= {"breakable": _breakable, "public": public, "base64": lambda png: b64encode(png).decode()}
     template = environment.from_string((here / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
@@ -56,7 +59,12 @@ def _breakable(text: str) -> Markup:
     """A name that may be broken after an underscore."""
     from markupsafe import Markup, escape
 
-    return Markup(str(escape(text)).replace("_", "_<wbr>"))
+    return Markup(str(escape(visible(text))).replace("_", "_<wbr>"))
+
+
+def _shown(value: Any) -> Any:
+    """Everything that the page shows passes here; what is markup already is sfu's own."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _seconds(run: FoundRun) -> float | None:

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from sfu.files import replacing, write_text
 from sfu.reporting.pictures.choose import pictures_of
 from sfu.reporting.report.build import Report, Track
 from sfu.reporting.report.page import html_page
-from sfu.reporting.terminal import WORSE_STYLE, indented, print_verdicts, terminal_table
-from sfu.reporting.text_tables import CSV_LEAD, csv_records, csv_rows, escape_cell, latex_table, markdown_table
+from sfu.reporting.terminal import WORSE_STYLE, Text, indented, print_verdicts, terminal_table
+from sfu.reporting.text_tables import (
+    CSV_LEAD,
+    csv_records,
+    csv_rows,
+    escape_cell,
+    latex_comment,
+    latex_table,
+    markdown_table,
+)
 from sfu.reporting.verdict import verdicts
 
 PAGE, PICTURES = "report.html", "pictures"
@@ -74,9 +81,7 @@ def csv_report(report: Report) -> str:
 
 def latex_report(report: Report) -> str:
     r"""Return a ``tabular`` for each section, for a document with ``\usepackage{booktabs}``."""
-    return "\n".join(
-        f"% {' '.join(section.title.split())}\n{latex_table(section.table)}" for section in report.sections
-    )
+    return "\n".join(f"{latex_comment(section.title)}{latex_table(section.table)}" for section in report.sections)
 
 
 TEXTS = {"markdown": markdown_report, "csv": csv_report, "latex": latex_report}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sfu.data.examples import find_entries
 from sfu.data.images.images import ArrayImages
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ArtifactError, ConfigError, SolverError
@@ -144,6 +145,10 @@ def test_a_core_whose_training_was_stopped_goes_on_to_the_same_weights(tmp_path,
 
     with pytest.raises(KeyboardInterrupt):
         pretrain(network(), public(), SHORT, CPU, class_layer_alone=False, progress=stop)
+    cached = Store(cache_dir("cores")).entries()
+    held, strange = (find_entries(cached, [frozenset([one])]) for one in (public().examples[5], bytes(32)))
+    assert len(held.made_of_them) == len(cached) == 2  # the epoch, and the list of images that it names
+    assert held.unknown == strange.unknown == strange.made_of_them == []
     resumed, told = network(), []
     pretrain(resumed, public(), SHORT, CPU, class_layer_alone=False, say=told.append)
     assert told == ["training the core on 24 public images, 2 epochs (from epoch 2)"]

@@ -50,7 +50,7 @@ def write_run(
     started: str = "2026-11-27T23:08:00+00:00",
     **status: Any,
 ) -> Path:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     record = {"state": "finished", "started": started, "overrides": list(overrides), "job": None, **status}
     (folder / "status.json").write_text(json.dumps(record))
     (folder / "config.yaml").write_text(yaml.safe_dump(config or config_with()))
