@@ -138,24 +138,31 @@ def parse_record(text: bytes, kind: type[R]) -> R:
     Raises:
         ValueError: It is no JSON, holds too much, or a value is wrong.
     """
-    if sum(text.count(mark) for mark in (b",", b"[", b"{")) > _ITEMS:
-        raise ValueError(f"it holds more than {_ITEMS:,} values")
+    _require_few(text, _ITEMS)
     return kind.model_validate_json(text)
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+def _require_few(text: bytes, items: int) -> None:
+    if sum(text.count(mark) for mark in (b",", b"[", b"{")) > items:
+        raise ValueError(f"it holds more than {items:,} values")
 
 
-def read_json(path: Path, kind: type[T], limit: int = TEXT_BYTES) -> T:
+def read_json(path: Path, kind: type[T], limit: int = TEXT_BYTES, items: int = _ITEMS) -> T:
     """Return the value of a JSON file whose type is not a record's, such as ``list[int]``.
+
+    Args:
+        path: The file.
+        kind: The type; see :class:`Record` for how exact it is.
+        limit: Bytes that the file may have.
+        items: Values that it may hold.
 
     Raises:
         OSError, ValueError: It cannot be read, is too large, or holds something else.
     """
-    found: T = _adapter(cast(Any, kind)).validate_json(read_bytes(path, limit))
-    return found
+    text = read_bytes(path, limit)
+    _require_few(text, items)
+    exact: TypeAdapter[T] = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+    return exact.validate_json(text)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

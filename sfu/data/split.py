@@ -9,10 +9,11 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import FailFast
 from torch import Tensor
 
 from sfu.errors import ConfigError, DataError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FRACTION = 0.1
 _DEPTH = 4  # how many last parts of a path may name an image
+_ROWS = Annotated[list[Whole], FailFast()]
 _SMALL_FILE, _BYTES_PER_ROW = 1 << 16, 64  # of a list of row numbers
 
 
@@ -146,9 +148,10 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
         if path.suffix == ".npy":
             values = read_array(path)
         elif path.suffix == ".json":
-            values = np.array(read_json(path, list[Whole], limit), dtype=np.int64)
+            values = np.array(read_json(path, _ROWS, limit, n_train + 1), dtype=np.int64)
         else:
-            values = np.array([int(word) for word in read_bytes(path, limit).split()], dtype=np.int64)
+            words = read_bytes(path, limit).replace(b"_", b"?").split()  # int() takes 1_0 for 10
+            values = np.array([int(word) for word in words], dtype=np.int64)
     if values.size == 0:
         raise DataError(f"{where} is an empty forget set. Forget at least one row.")
     if values.ndim != 1 or values.dtype.kind not in "iu":

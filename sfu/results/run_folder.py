@@ -93,18 +93,20 @@ class FoundRun:
 def run_folders(*paths: Path) -> list[Path]:
     """Find every folder at or below ``paths`` that holds a status.json or a metrics.json, each once.
 
+    A folder that cannot be listed is among them, since it may hold a run.
+
     Raises:
-        ArtifactError: A path does not exist, or a folder cannot be listed.
+        ArtifactError: A path does not exist.
     """
-
-    def refuse(error: OSError) -> None:
-        raise ArtifactError(f"{error.filename} cannot be searched for runs ({error.strerror}).") from error
-
     found: dict[Path, Path] = {}
+
+    def note(error: OSError) -> None:
+        found.setdefault(Path(error.filename).resolve(), Path(error.filename))
+
     for path in paths:
         if not path.exists():
             raise ArtifactError(f"{path} does not exist (looked from {Path.cwd()}).")
-        for name, below, files in os.walk(path if path.is_dir() else path.parent, onerror=refuse):
+        for name, below, files in os.walk(path if path.is_dir() else path.parent, onerror=note):
             below[:] = sorted(folder for folder in below if folder not in _NOT_RUNS)
             if "status.json" in files or "metrics.json" in files:
                 found.setdefault(Path(name).resolve(), Path(name))
@@ -116,7 +118,9 @@ def read_run(folder: Path, *, with_config: bool = False) -> FoundRun:
     path, metrics, config, problem = folder / "status.json", None, None, None
     found = FoundRun(folder, "finished", None)  # a folder without a status holds the numbers of a finished run
     try:
-        if path.exists():
+        with refusing(path, "Make it readable, or remove the folder."):
+            has_status = path.exists()
+        if has_status:
             status = read_record(path, StatusRecord, _REMEDY)
             found, problem = status.describe(folder), status.problem
     except ArtifactError as error:

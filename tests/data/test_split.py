@@ -68,6 +68,7 @@ def test_index_files(tmp_path, suffix):
         ("40\n", r"rows 40 \.\. 40\. The training rows are 0 \.\. 39"),
         ("-1\n", r"rows -1"),
         ("1.5\n", "cannot be read .*Give row numbers"),
+        ("1_0\n", "cannot be read .*Give row numbers"),
         ("one\n", "cannot be read .*Give row numbers"),
         ("\n".join(map(str, range(40))), "all 40 training rows"),
     ],
@@ -111,3 +112,44 @@ def test_settings_that_cannot_work(settings, error, message):
 def test_a_class_without_rows_is_an_empty_forget_set():
     with pytest.raises(DataError, match="no training row has these labels"):
         make_split(ForgetSettings(classes=[4]), LABELS, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.npy", b"", r"cannot be read \(it is no npy file\)\. Give row numbers"),
+        ("a.json", b"", r"cannot be read \(Invalid JSON"),
+        ("a.npy", b"PK\x03\x04" + bytes(40), "it is no npy file"),
+        ("a.json", b"[" * 9, "recursion limit|Invalid JSON"),
+        ("a.json", b"[" * 60_000, "holds more than 41 values"),
+        ("a.json", b"[" + b"1," * 30_000 + b"1]", "holds more than 41 values"),
+        ("a.json", b'["' + b"x" * 80_000 + b'"]', r"it has 78\.1 KiB, and at most 66\.5 KiB are read"),
+        ("a.txt", b"1\n" * 40_000, r"it has 78\.1 KiB"),
+        ("a.txt", b"1\n" * 30_000, "holds 30000 numbers for 40 training rows. List every row once"),
+        ("a.txt", b"9" * 5000, "cannot be read"),
+    ],
+)
+def test_lists_of_rows_that_do_harm_are_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        split(indices=str(tmp_path / name))
+
+
+def test_an_npz_under_the_name_of_an_npy_and_a_forged_shape_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", np.arange(3))
+    (tmp_path / "a.npz").rename(tmp_path / "a.npy")
+    with pytest.raises(DataError, match="it is no npy file"):
+        split(indices=str(tmp_path / "a.npy"))
+    np.save(tmp_path / "b.npy", np.arange(3))
+    body = (tmp_path / "b.npy").read_bytes().replace(b"(3,), }       ", b"(3000000000,), }", 1)
+    (tmp_path / "b.npy").write_bytes(body)
+    with pytest.raises(DataError, match=r"shape \[3000000000\], which takes 24,000,000,000 bytes, but holds"):
+        split(indices=str(tmp_path / "b.npy"))
+
+
+def test_a_list_of_files_that_is_far_too_long_is_refused_before_it_is_read(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 70_000)
+    with pytest.raises(
+        DataError, match=r"it has 68\.4 KiB, and at most 64\.0 KiB are read\)\. Give one file name a line"
+    ):
+        make_split(ForgetSettings(files=str(tmp_path / "a.txt")), LABELS[:2], 2, 0, (), ["a.png", "b.png"])

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import ast
 import json
 import os
 import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +48,7 @@ def test_a_path_that_does_not_exist(tmp_path):
         ({"state": "running", "host": "elsewhere", "pid": 1}, "running", "not finished: still running, or killed"),
         ({"state": "running", "host": platform.node(), "pid": os.getpid()}, "running", "not finished"),
         ({"state": "running", "host": platform.node(), "pid": 10**30}, "killed", "killed midway"),
-        ({"state": "running", "host": platform.node(), "pid": os.getpid(), "born": 3}, "running", "not finished"),
+        ({"state": "running", "host": platform.node(), "pid": os.getpid(), "born": 3}, "unknown", "status.json cannot"),
         ({"state": "finished"}, "finished", "metrics.json cannot be read"),
         ({"state": ""}, "unknown", "status.json cannot be read (state=''"),
         ({"state": "failed", "error": " \n"}, "failed", "failed"),
@@ -97,3 +102,25 @@ def test_numbers_alone_are_a_finished_run_and_a_failed_row_keeps_the_others(tmp_
     run = read_run(write_run(tmp_path / "b", good_run(), state="failed", error="SfuError: 1 of 5 rows failed"))
     assert run.metrics is not None
     assert run.problem == "SfuError: 1 of 5 rows failed"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_a_folder_that_cannot_be_listed_costs_a_line():
+    script = (
+        "import os, sys; from pathlib import Path; import sfu.results.run_folder as runs; os.setuid(65534); "
+        "found = map(runs.read_run, runs.run_folders(Path(sys.argv[1]))); "
+        "print([(run.folder.name, run.state, run.problem) for run in found])"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        write_run(Path(name) / "good", good_run())
+        write_run(Path(name) / "closed", good_run()).chmod(0o700)
+        done = subprocess.run([sys.executable, "-c", script, name], capture_output=True, text=True, check=True)
+    assert sorted(ast.literal_eval(done.stdout)) == [
+        (
+            "closed",
+            "unknown",
+            "status.json cannot be read (Permission denied). Make it readable, or remove the folder.",
+        ),
+        ("good", "finished", None),
+    ]

@@ -136,7 +136,7 @@ def _problem(row: _Row, present: Set[str], folder: Path, first: int, has_split: 
 
 def _numbered(labels: list[str], path: Path, n_classes: int | None) -> tuple[np.ndarray, tuple[str, ...]]:
     try:
-        numbers = [int(label) for label in labels]
+        numbers = [int(label.replace("_", "?")) for label in labels]  # int() takes 1_0 for 10
     except ValueError:
         names, labels_N = np.unique(labels, return_inverse=True)
         return labels_N, tuple(names.tolist())
