@@ -118,12 +118,20 @@ def run_in_process(
             if about is None:
                 raise ChildDied("its process ended without a result")
             usage, error = Usage(float(about["seconds"]), float(about["peak_memory_mb"])), about["error"]
-            result = None if error is not None else read_row(Path(scratch), core, device)
+            result = None if error is not None else _read_back(Path(scratch), core, device)
         except ChildDied as died:
             return RowResult(Usage(), None, str(died), kept_from)
         except Exception as wrong:  # whatever else a process sends or writes is its row's failure
             return RowResult(Usage(), None, f"its result cannot be read ({type(wrong).__name__}: {wrong})", kept_from)
         return RowResult(usage, None, str(error), kept_from) if result is None else replace(result, isolation=kept_from)
+
+
+def _read_back(folder: Path, core: Core | None, device: torch.device) -> RowResult:
+    """Read a row's result; links are not followed, for they may lead to what only this process can read."""
+    for entry in os.scandir(folder):
+        if not entry.is_file(follow_symlinks=False):
+            raise ValueError(f"{entry.name} is no regular file")
+    return read_row(folder, core, device)
 
 
 def serve_children(control: int) -> None:

@@ -10,11 +10,12 @@ Source: landlock(7) and seccomp(2) of the Linux manual; ``linux/landlock.h``, ``
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -31,11 +32,16 @@ _TCP = 3  # bind and connect, since version 4
 _SCOPES = 3  # abstract sockets and signals of processes outside, since version 6
 
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # of the filter's machine
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 13  # EACCES
-_SOCKET = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""Audit number of the architecture, and its system call ``socket``."""
-_IO_URING_SETUP, _OTHER_ABI = 425, 0x40000000
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the filter's machine
+_ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EACCES, 0x00050000 | errno.ENOSYS
+_ARCHITECTURES = {
+    "x86_64": (0xC000003E, {"socket": 41, "clone": 56, "fork": 57, "vfork": 58}),
+    "aarch64": (0xC00000B7, {"socket": 198, "clone": 220}),
+}
+"""The audit number of each architecture, and its numbers of system calls."""
+_IO_URING_SETUP, _CLONE3, _OTHER_ABI = 425, 435, 0x40000000
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # places in what the filter sees
+_THREAD = 0x10000  # of clone's flags
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Enforced:
 
     Attributes:
         files: Nothing can be opened, made, renamed or linked except what was allowed.
-        network: No socket can be made.
+        network: No socket can be made, and no further process.
     """
 
     files: bool = False
@@ -166,25 +172,34 @@ def _allow(rules: int, path: Path, rights: int) -> None:
 
 
 def _can_filter() -> bool:
-    return sys.platform.startswith("linux") and platform.machine() in _SOCKET
+    return sys.platform.startswith("linux") and platform.machine() in _ARCHITECTURES
 
 
 def _close_network() -> None:
-    """Have ``socket`` fail, and ``io_uring_setup`` (whose rings make sockets, too), under any calling convention."""
-    architecture, socket = _SOCKET[platform.machine()]
-    refuse = 6  # index of the instruction that refuses
-    code: Sequence[tuple[int, int, int, int]] = (
-        (_LOAD, 0, 0, 4),
-        (_EQUAL, 0, refuse - 2, architecture),
-        (_LOAD, 0, 0, 0),
-        (_AT_LEAST, refuse - 4, 0, _OTHER_ABI),
-        (_EQUAL, refuse - 5, 0, socket),
-        (_EQUAL, 0, 1, _IO_URING_SETUP),
-        (_RETURN, 0, 0, _REFUSE),
-        (_RETURN, 0, 0, _ALLOW),
-    )
-    instructions = (_Instruction * len(code))(*(_Instruction(*one) for one in code))
-    program = _Program(len(code), instructions)
+    """Refuse new sockets and rings (which make sockets, too), and new processes: threads are all that can be started.
+
+    ``clone3`` hides its flags from a filter. It is made unknown, so that the C library falls back to ``clone``.
+    """
+    architecture, calls = _ARCHITECTURES[platform.machine()]
+    refused = [calls[name] for name in ("socket", "fork", "vfork") if name in calls] + [_IO_URING_SETUP]
+    lines: list[tuple[int, int, str, str]] = [
+        (_LOAD, _ARCHITECTURE, "", ""),
+        (_EQUAL, architecture, "", "refuse"),
+        (_LOAD, _NUMBER, "", ""),
+        (_AT_LEAST, _OTHER_ABI, "refuse", ""),
+        *((_EQUAL, number, "refuse", "") for number in refused),
+        (_EQUAL, _CLONE3, "unknown", ""),
+        (_EQUAL, calls["clone"], "", "allow"),
+        (_LOAD, _FIRST_ARGUMENT, "", ""),
+        (_ANY_BIT, _THREAD, "allow", "refuse"),
+    ]
+    ends = {"refuse": _REFUSE, "unknown": _UNKNOWN, "allow": _ALLOW}
+    places = {end: len(lines) + index for index, end in enumerate(ends)}
+    code = [
+        _Instruction(kind, *(places[end] - index - 1 if end else 0 for end in (yes, no)), value)
+        for index, (kind, value, yes, no) in enumerate(lines)
+    ] + [_Instruction(_RETURN, 0, 0, end) for end in ends.values()]
+    program = _Program(len(code), (_Instruction * len(code))(*code))
     _check(_libc().prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0))
 
 

@@ -153,7 +153,10 @@ def serve(control: int, child: Callable[[Channel], None]) -> None:
     gc.freeze()  # a collection in a child need not copy the pages of what is imported
     with socket.socket(fileno=control) as connection:
         while True:
-            message, handles, *_ = socket.recv_fds(connection, 16, 1)
+            try:
+                message, handles, *_ = socket.recv_fds(connection, 16, 1)
+            except OSError:
+                message = b""
             if not message:
                 os._exit(0)
             pid = os.fork()

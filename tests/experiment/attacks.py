@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import json
 import mmap
 import os
 import re
@@ -16,6 +17,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +40,9 @@ def _dir_fd(path: Path) -> bytes:
 
 def _through_a_link(make: Callable[[Path, str], None]) -> Callable[[Path], bytes]:
     def reach(path: Path) -> bytes:
-        make(path, "link")
-        return Path("link").read_bytes()
+        link = Path(tempfile.gettempdir(), "link")
+        make(path, str(link))
+        return link.read_bytes()
 
     return reach
 
@@ -66,6 +69,15 @@ def _image_op(path: Path) -> Any:
     import torchvision  # noqa: F401  registers the operator
 
     return torch.ops.image.read_file(str(path))
+
+
+def _forked(path: Path) -> bytes:
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.write(writing, path.read_bytes()[:10])
+        os._exit(0)
+    os.close(writing)
+    return os.read(reading, 10)
 
 
 def _run(*command: str) -> bytes:
@@ -98,6 +110,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "copy": _through_a_link(shutil.copy),
     "cat": lambda path: _run("cat", str(path)),
     "python": lambda path: _run(sys.executable, "-c", f"print(open({str(path)!r}, 'rb').read(10))"),
+    "fork": _forked,
     "own_root": lambda path: Path(f"/proc/self/root{path}").read_bytes(),
     "write": lambda path: path.write_bytes(b"wrong"),
     "append": lambda path: path.open("ab").write(b"wrong"),
@@ -248,6 +261,23 @@ class Patches(UnlearningMethod):
         os.environ["SFU_CACHE"] = "/nowhere"
         os.chdir("/")
         return UnlearningResult(request.head)
+
+
+@dataclass(frozen=True)
+class HandsBackLinks(UnlearningMethod):
+    """Has the caller read another head in place of the row's own."""
+
+    other: Path
+
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
+        for suffix in (".safetensors", ".json"):
+            Path(tempfile.gettempdir(), f"head{suffix}").symlink_to(self.other.with_suffix(suffix))
+        frame = json.dumps({"error": None, "seconds": 1.0, "peak_memory_mb": 1.0}).encode()
+        about = {"seconds": 1.0, "peak_memory_mb": 1.0, "isolation": None, "applied": True, "note": None}
+        about |= {"predicted_distance_gain": None, "details": {}, "trials": []}
+        Path(tempfile.gettempdir(), "row.json").write_text(json.dumps(about))
+        socket.socket(fileno=3).sendall(len(frame).to_bytes(8, "big") + frame)
+        os._exit(0)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from tests.experiment.attacks import (
     Careless,
     Dies,
     FindsFiles,
+    HandsBackLinks,
     Patches,
     Reaches,
     SearchesMemory,
@@ -76,13 +78,13 @@ def test_no_file_of_the_dataset_can_be_reached_by_any_spelling(tmp_path, marked_
 
 def test_every_attack_on_files_works_where_nothing_is_enforced(tmp_path, monkeypatch):
     """The attacks above are real: outside the sandbox each of them gets somewhere."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     refused = {}
     for how, attack in FILES.items():
         path = tmp_path / "folder" / "features.npz"
         path.parent.mkdir(exist_ok=True)
         np.savez(path, **make_arrays())
-        (tmp_path / "link").unlink(missing_ok=True)
+        Path(tempfile.gettempdir(), "link").unlink(missing_ok=True)
         try:
             attack(path)
         except (PermissionError, FileNotFoundError, subprocess.CalledProcessError) as error:
@@ -105,6 +107,15 @@ def test_caches_the_run_folder_and_installed_datasets_cannot_be_reached(tmp_path
     folders = {"cache": cache, "run": tmp_path / "second", "others": tmp_path / "first", "installed": installed}
     rows = rows_of(marked_file, tmp_path / "second", {name: FindsFiles((at,)) for name, at in folders.items()})
     assert {name: row["note"] for name, row in rows.items()} == dict.fromkeys(folders, "read 0 files")
+
+
+@enforced
+def test_a_row_cannot_have_the_caller_read_another_head_for_it(tmp_path, marked_file):
+    run(config_for(marked_file), tmp_path / "first")
+    other = tmp_path / "first" / "heads" / "retrained"
+    row = rows_of(marked_file, tmp_path / "run", {"links": HandsBackLinks(other.with_suffix(".json"))})["links"]
+    assert "no regular file" in row["error"]
+    assert "distance" not in row
 
 
 @enforced
