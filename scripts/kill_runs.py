@@ -35,6 +35,7 @@ from typing import Any
 from uuid import uuid4
 
 GONE_SECONDS, END_SECONDS = 5.0, 60.0
+EXIT_SECONDS = 3.0  # Python's own exit, during which a signal may come too late to change the exit code
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 UNLIKE = ("seconds", "peak_memory_mb", "fit_seconds", "started", "reused", "name", "overrides")
 MARK = "SFU_KILL_MARK"
@@ -141,12 +142,14 @@ def kill(case: Case, name: str, how: str, seconds: float, folder: Path, cache: P
         os.killpg(process.pid, number)
     elif not about.done:
         process.send_signal(number)
+    sent = time.monotonic()
     try:
         about.code = process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         about.problems.append(f"it did not end within {END_SECONDS:g} s")
         process.kill()
         process.wait()
+    took = time.monotonic() - sent
     end = time.monotonic() + GONE_SECONDS
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -160,7 +163,7 @@ def kill(case: Case, name: str, how: str, seconds: float, folder: Path, cache: P
         records = [json.loads((run.folder / "status.json").read_text()) for run in runs]
         about.problems += [f"{record['job']} stays running" for record in records if record["state"] == "running"]
     under_way = bool(runs) and any(run.state != "finished" for run in runs)  # else it was starting or exiting
-    ignored = about.code == 0 and not about.done
+    ignored = about.code == 0 and not about.done and (under_way or took > EXIT_SECONDS)
     unlike = about.code not in (0, 128 + number) and ((how != "SIGKILL" and under_way) or about.code != -number)
     if ignored or unlike:
         about.problems.append(f"exit code {about.code}")

@@ -64,6 +64,7 @@ def test_jobs_side_by_side_end_with_their_sweep(tmp_path, how, code):
     assert {read_run(job).state for job in jobs} == {"killed" if how == "SIGKILL" else "interrupted"}
     if how != "SIGKILL":
         assert {state(job) for job in tmp_path.glob("[0-9]")} == {"interrupted"}
+        assert {read_run(job).problem for job in jobs} == {"interrupted by SIGTERM"}  # asked, and not killed at once
         assert "0 of 2 runs" in output
         assert "Traceback" not in output
 

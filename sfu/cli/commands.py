@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import ArtifactError, ConfigError, SfuError
 from sfu.names import show_warnings_safely, visible
 from sfu.processes import exit_code_of, signals_as_exceptions
@@ -42,8 +44,10 @@ def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted
     """
     given = parser.parse_args(arguments)
     show_warnings_safely()
+    # a rank that waits for the others inside PyTorch runs no handler, and torchrun would wait 30 s for it
+    handling = nullcontext() if launched_by_torchrun() else signals_as_exceptions()
     try:
-        with signals_as_exceptions():
+        with handling:
             given.run(given)
     except KeyboardInterrupt as stop:
         print(f"{parser.prog}: interrupted{interrupted}.", file=sys.stderr)

@@ -39,32 +39,33 @@ def dry_run(arguments: list[str]) -> Iterator[Tally]:
     given = arguments[1:]
     with tempfile.TemporaryDirectory(prefix="sfu-dry-run-") as folder:
         ours = [f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", "hydra.output_subdir=null"]
-        theirs = ("launcher=", "hydra/launcher=", *(f"{item.split('=')[0]}=" for item in ours))
-        threads = [f"threads={count}" for count in map(_threads_under, given) if count]
-        if any(item.startswith("threads=") for item in given):
-            threads = []
+        theirs = (
+            *("launcher=", "hydra/launcher=", "hydra.launcher."),
+            *(f"{item.split('=')[0]}=" for item in ours),
+        )
         kept = [item for item in given if item != FLAG and not item.startswith(theirs)]
-        arguments[1:] = kept + threads + ours
+        arguments[1:] = kept + _threads_under(given) + ours
         try:
             yield Tally()
         finally:
             arguments[1:] = given
 
 
-def _threads_under(argument: str) -> int | None:
-    """The threads of each job under ``launcher=NAME`` if that runs several side by side, as joblib shares them out."""
+def _threads_under(arguments: list[str]) -> list[str]:
+    """The setting of ``threads`` that jobs have under a launcher that runs several side by side (joblib's)."""
     import yaml
 
-    name = argument.removeprefix("launcher=")
-    path = config_dir() / "launcher" / f"{name}.yaml"
-    if name == argument or not path.is_file():
-        return None
-    jobs = yaml.safe_load(path.read_text(encoding="utf-8")).get("hydra", {}).get("launcher", {}).get("n_jobs")
-    if jobs is None:
-        return None
+    asked = dict(item.split("=", 1) for item in arguments if "=" in item)
+    path = config_dir() / "launcher" / f"{asked.get('launcher')}.yaml"
+    if "threads" in asked or not path.is_file():
+        return []
+    preset = yaml.safe_load(path.read_text(encoding="utf-8"))["hydra"].get("launcher", {})
+    jobs = str(asked.get("hydra.launcher.n_jobs", preset.get("n_jobs")))
+    if not jobs.removeprefix("-").isdigit():
+        return []
     from joblib import cpu_count
 
-    return max(1, cpu_count() // jobs)
+    return [f"threads={max(1, cpu_count() // int(jobs) if int(jobs) > 0 else 1)}"]  # below 0: all cores
 
 
 def inspect_job(config: DictConfig, tally: Tally) -> None:

@@ -131,7 +131,8 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     Raises:
         ArtifactError: It cannot be written.
     """
-    target = Path(path)
+    target, drawn = Path(path), io.BytesIO()
+    figure.savefig(drawn, format=target.suffix[1:], dpi=150, facecolor="white")
     with replacing(target) as temporary:
-        figure.savefig(temporary, format=target.suffix[1:], dpi=150, facecolor="white")
+        temporary.write_bytes(drawn.getvalue())
     return target
