@@ -15,7 +15,14 @@ import pytest
 
 from tests.experiment.cases import sfu
 
-SWEEP = ("-m", "seed=0,1", "logger=none", "methods=[original,closed_form]", "evaluation.membership_splits=2")
+SWEEP = (
+    "-m",
+    "seed=0,1",
+    "threads=1",
+    "logger=none",
+    "methods=[original,closed_form]",
+    "evaluation.membership_splits=2",
+)
 
 
 def cached_files(root: Path) -> dict[Path, int]:

@@ -78,7 +78,11 @@ class Server:
     def __init__(self, module: str) -> None:
         """Start ``serve_children`` of a module, which imports what children need and calls :func:`serve`."""
         ours, theirs = socket.socketpair()
-        code = f"import sys; sys.path[:] = {sys.path!r}; import {module} as m; m.serve_children({theirs.fileno()})"
+        # by the kernel's signal the server also ends while it still imports; it is tied to the thread that started it
+        lasts = threading.current_thread() is threading.main_thread()
+        tied = f"from sfu.processes import die_with_parent; die_with_parent({os.getpid()}); " if lasts else ""
+        serving = f"import {module} as m; m.serve_children({theirs.fileno()})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; {tied}{serving}"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]

@@ -361,9 +361,9 @@ def test_no_process_of_a_row_outlives_the_command(tmp_path, how):
     methods = "methods=[waits]" if how else "methods=[closed_form]"
     with command_started(tmp_path, "dataset=digits", methods, "hydra.run.dir=out", **{name: value}) as process:
         if how:
-            wait_for(lambda: len(processes_with(mark)) >= 3, 60)  # the command, the server, the row
+            wait_for(lambda: len(processes_with(mark)) >= 3, 240)  # the command, the server, the row
             process.send_signal(how)
-        process.wait(60)
+        process.communicate(timeout=240)
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, None: 0}[how]
     wait_for(lambda: not processes_with(mark), 5)
 
