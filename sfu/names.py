@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 from collections.abc import Iterable
 
@@ -28,6 +29,19 @@ def visible(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(_written_out(character) if _is_hidden(character, keep) else character for character in text)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats messages of the log with their control characters made visible."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), keep="\n")
+
+
+def show_warnings_safely() -> None:
+    """Have warnings that reach the terminal without a handler of their own pass :class:`VisibleFormatter`."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(VisibleFormatter())
 
 
 def check_row_name(key: str, name: str, reserved: Iterable[str] = ()) -> None:

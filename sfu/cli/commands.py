@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfu.errors import ArtifactError, ConfigError, SfuError
-from sfu.names import visible
+from sfu.names import show_warnings_safely, visible
 from sfu.processes import exit_code_of, signals_as_exceptions
 from sfu.store import Entry, Store, cache_dir
 
@@ -41,6 +41,7 @@ def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted
     It exits with 130 after Ctrl-C and with 143 after SIGTERM.
     """
     given = parser.parse_args(arguments)
+    show_warnings_safely()
     try:
         with signals_as_exceptions():
             given.run(given)

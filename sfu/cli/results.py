@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from argparse import ArgumentParser, Namespace
 
 from sfu.cli.commands import IN_CACHE, add_ls_and_rm, remove_entries, run_command
@@ -46,9 +45,12 @@ def _remove(given: Namespace) -> None:
     if given.unused is not None and not given.unused >= 0:
         raise ConfigError(f"--unused {given.unused:g} is not a number of days. Give 0 or more.")
     store = Store(given.cache)
-    limit = time.time() - _DAY * (given.unused or 0.0)
+    entries = store.entries()
+    if given.unused is not None:
+        limit = store.now() - _DAY * given.unused
+        entries = [entry for entry in entries if entry.used.timestamp() <= limit]
     try:
-        remove_entries([entry for entry in store.entries() if entry.used.timestamp() <= limit], given.cache)
+        remove_entries(entries, given.cache)
     finally:
         store.remove_leftovers()
 

@@ -24,7 +24,7 @@ from sfu.experiment.pipeline import run
 from sfu.experiment.result_store import result_store
 from sfu.experiment.validate import validate
 from sfu.files import folder_in_use, write_text
-from sfu.names import visible
+from sfu.names import show_warnings_safely, visible
 from sfu.processes import Stopped, birth_of
 from sfu.results.artifacts import overwrite_json, remove_results, write_json
 from sfu.unlearning.rows import make_methods
@@ -40,6 +40,7 @@ def run_job(config: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    show_warnings_safely()
     hydra = HydraConfig.get()
     sweep = Path(hydra.sweep.dir).name if hydra.mode is RunMode.MULTIRUN else None
     folder = Path(hydra.runtime.output_dir)

@@ -184,6 +184,9 @@ class Head(Registered, ABC, kind="head"):
         """Mean gradient of the training rows alone (regulariser included), without the b/V of objective perturbation.
 
         The gradient of a random sample of the rows scatters about it.
+
+        Raises:
+            ArtifactError: The head was trained with noise and read without its secret file.
         """
         if self.certificate is None:
             return self.gradient_CE

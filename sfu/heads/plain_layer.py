@@ -67,6 +67,8 @@ def check_outputs(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
                     "plain torch.nn.Linear without hooks."
                 ) from error
             wanted_BC = nn.functional.linear(probe_BD, weight_CD, bias_C)
+            if found_BC.shape == wanted_BC.shape and torch.equal(found_BC, wanted_BC):
+                continue
             size_BC = nn.functional.linear(probe_BD.abs(), weight_CD.abs(), None if bias_C is None else bias_C.abs())
             if found_BC.shape != wanted_BC.shape or not bool(
                 ((found_BC.double() - wanted_BC.double()).abs() <= precision * size_BC.double()).all()

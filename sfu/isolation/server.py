@@ -27,6 +27,7 @@ from sfu.processes import die_with_parent
 
 _LENGTH = struct.Struct("!Q")
 _STATUS = struct.Struct("!i")
+_SERVER_GONE = "the process that starts rows has ended"
 LONGEST_REPLY = 1 << 24
 """Longest frame, in bytes, that a child may send."""
 
@@ -98,23 +99,26 @@ class Server:
         """
         with self._busy:
             try:
+                broken = False
                 ours, theirs = socket.socketpair()
                 with ours:
                     with theirs:
                         socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
-                    yield Channel(ours)
+                    try:
+                        yield Channel(ours)
+                    except ConnectionError:
+                        broken = True
                 status = self._control.recv(_STATUS.size)
-            except ConnectionError as error:
+            except BaseException as error:
                 self.stop()
-                raise ChildDied("the process that starts rows has ended") from error
-            except BaseException:
-                self.stop()
+                if isinstance(error, ConnectionError):
+                    raise ChildDied(_SERVER_GONE) from error
                 raise
             if len(status) < _STATUS.size:
                 self.stop()
-                raise ChildDied("the process that starts rows has ended")
+                raise ChildDied(_SERVER_GONE)
             (code,) = _STATUS.unpack(status)
-            if code:
+            if code or broken:
                 raise ChildDied(_how_it_ended(code))
 
     def stop(self) -> None:

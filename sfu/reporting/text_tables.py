@@ -24,6 +24,7 @@ _MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "<": "&lt;", "&": "&amp;"})
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "[": "{[}", "*": "{*}",  # after a line end, these two would be its options
 })  # fmt: skip
 
 

@@ -58,6 +58,14 @@ def test_what_is_old_or_everything_goes_and_so_does_what_the_killed_left(tmp_pat
     assert "Nothing to remove" in capsys.readouterr().out
 
 
+def test_everything_goes_although_the_clock_of_the_disk_is_ahead(tmp_path, capsys):
+    store = filled(tmp_path)
+    for entry in store.entries():
+        os.utime(entry.folder / "entry.json", (2**32, 2**32))
+    main(["rm", "--all", "--cache", str(tmp_path)])
+    assert "Removed 3 entries" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["rm"], "rm needs --all or --unused DAYS"), (["rm", "--all", "--unused", "3"], "rm needs --all or --unused DAYS"),

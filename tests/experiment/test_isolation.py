@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +34,7 @@ from tests.experiment.attacks import (
     SearchesMemory,
     marked_rows,
 )
-from tests.experiment.cases import Probe, config_for, run, sfu
+from tests.experiment.cases import Probe, config_for, run
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = np.float32(123456.78)
@@ -205,6 +208,20 @@ SITE = {
             def unlearn(self, request, context, retained=None):
                 return UnlearningResult(request.head, note=f"has {len(self.rows)} rows")
     """,
+    "waits.py": """
+        import time
+        from dataclasses import dataclass
+        from pathlib import Path
+
+        from sfu.unlearning.base import UnlearningMethod
+
+
+        @dataclass(frozen=True)
+        class Waits(UnlearningMethod, name="waits"):
+            def unlearn(self, request, context, retained=None):
+                context.report(1, 2)
+                time.sleep(600)
+    """,
     "searches.py": f"""
         from dataclasses import dataclass
 
@@ -222,6 +239,13 @@ SITE = {
 
 def command(folder: Path, *arguments: str, prelude: str = "") -> subprocess.CompletedProcess[str]:
     """Run sfu with the plug-ins above installed, in a process of its own, after some Python code."""
+    with command_started(folder, *arguments, prelude=prelude) as process:
+        out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def command_started(folder: Path, *arguments: str, prelude: str = "", **more: str) -> subprocess.Popen[str]:
+    """Start it, with more variables in its environment."""
     site = folder / "site"
     about = site / "careless-1.0.dist-info"
     about.mkdir(parents=True, exist_ok=True)
@@ -230,11 +254,11 @@ def command(folder: Path, *arguments: str, prelude: str = "") -> subprocess.Comp
     (about / "entry_points.txt").write_text("[sfu.plugins]\n" + "".join(f"{name} = {name}\n" for name in names))
     for name, text in SITE.items():
         (site / name).write_text(textwrap.dedent(text))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), **more}
     start = f"{prelude}\nimport sys; sys.argv[0] = 'sfu'\nfrom sfu.cli.run import main\nmain()"
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-c", start, *arguments, "logger=none", "backbone=none", "evaluation.membership_splits=2"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -308,7 +332,33 @@ def test_a_cached_row_tells_how_it_was_isolated(tmp_path, marked_file, monkeypat
     assert third["rows"]["closed_form"]["isolation"] == "none"  # what was not enforced is not taken for what was
 
 
-def test_the_command_uses_one_server_and_leaves_none(tmp_path, monkeypatch, capsys):
-    code = sfu(monkeypatch, "logger=none", "methods=[closed_form,retrained]", f"hydra.run.dir={tmp_path / 'out'}")
-    assert code == 0
-    assert "not enforced" not in capsys.readouterr().out
+def processes_with(mark: str) -> list[int]:
+    """Processes whose environment holds the mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
+def test_no_process_of_a_row_outlives_the_command(tmp_path, how):
+    mark = f"SFU_MARK={tmp_path}-{how}"
+    name, _, value = mark.partition("=")
+    methods = "methods=[waits]" if how else "methods=[closed_form]"
+    with command_started(tmp_path, "dataset=digits", methods, "hydra.run.dir=out", **{name: value}) as process:
+        if how:
+            wait_for(lambda: len(processes_with(mark)) >= 3, 60)  # the command, the server, the row
+            process.send_signal(how)
+        process.wait(60)
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, None: 0}[how]
+    wait_for(lambda: not processes_with(mark), 5)
+
+
+def wait_for(done: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -32,7 +34,7 @@ from sfu.reporting.text_tables import (
 )
 from sfu.results.aggregate import ResultTable, aggregate
 from sfu.store import cache_dir
-from tests.experiment.cases import sfu
+from tests.experiment.cases import sfu, write_folder
 
 from .report.folders import config_with, write_run
 from .report.html_checks import check
@@ -95,7 +97,7 @@ def texts(folder: Path) -> dict[str, str]:
 def test_no_medium_lets_a_name_control_the_terminal_or_turn_text_around(tmp_path: Path) -> None:
     for medium, text in texts(tmp_path).items():
         assert not CONTROL.search(text), (medium, CONTROL.search(text))
-        shown = r"\textbackslash{}x1b[2J" if "latex" in medium else r"\x1b[2J"
+        shown = r"\textbackslash{}x1b{[}2J" if "latex" in medium else r"\x1b[2J"
         assert shown in text, medium
         assert "[red]" in text, medium
 
@@ -169,3 +171,14 @@ def test_errors_and_listings_on_the_command_line(
     capsys.readouterr()
     features_cli.main(["ls"])
     assert r"[red]d\x1b[31m" in capsys.readouterr().out
+
+
+def test_warnings_of_a_run_on_the_terminal(tmp_path: Path) -> None:
+    """In a process of its own, because pytest handles the log of this one."""
+    folder = write_folder(tmp_path / "a\x1b[31m", per_class=4, n_test=2)
+    (folder / "labels.csv").write_text("file,label\ntrain/class-0/000.png,a\ntrain/class-1/000.png,b\n")
+    command = [sys.executable, "-m", "sfu.cli.features", "extract", "dataset=image_folder", "backbone=pixels"]
+    settings = [f"dataset.path='{folder}'", "dataset.labels_csv=labels.csv"]
+    done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=120, check=False)
+    assert r"a\x1b[31m are not in" in done.stderr
+    assert "\x1b" not in done.stderr + done.stdout

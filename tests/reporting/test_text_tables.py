@@ -116,6 +116,7 @@ def test_latex_has_booktabs_and_escapes() -> None:
     assert r"$897 \pm 16$$^\dagger$" in text
     assert "% failed: forget.fraction=0.15 seed=2" in text
     assert escape_latex("a_b%$&#{}~^\\") == r"a\_b\%\$\&\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
+    assert escape_latex("[red]* a") == "{[}red]{*} a"  # the line end before it would take [red] for a length
     big = good_run()
     big["rows"]["closed_form"]["distance"] = 1.2e8
     assert r"$1.2 \times 10^{8}$" in latex_table(aggregate([({}, big)]))

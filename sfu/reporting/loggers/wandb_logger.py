@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from sfu.errors import ConfigError
+from sfu.names import visible
 from sfu.reporting.columns import tidy_table
 from sfu.reporting.loggers.base import RunLogger
 from sfu.reporting.loggers.content import heads_of, stage_name, summary_of
 from sfu.results.rows import is_number
 from sfu.schema import setting
 
+_LONGEST, _LONGEST_TAG = 128, 64  # characters that the server takes
 REMEDY = "Use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`."
 
 
@@ -37,6 +39,15 @@ class WandbLogger(RunLogger, name="wandb"):
     heads: bool = setting(False, "Upload the heads, too: two of them give back, roughly, a row that one has forgotten.")
     init_timeout: float = setting(30.0, "Seconds to wait for the server; online only.", above=0)
     _run: Any = field(default=None, init=False, repr=False)
+
+    def check_settings(self) -> None:
+        """Check the names that W&B's server would refuse, which an offline run would only learn when it is synced."""
+        _check("logger.project", self.project, _LONGEST, "/\\#?%:")
+        for key, text in (("logger.entity", self.entity), ("logger.group", self.group)):
+            if text is not None:
+                _check(key, text, _LONGEST)
+        for tag in self.tags:
+            _check("logger.tags", tag, _LONGEST_TAG)
 
     @property
     def run_dir(self) -> Path | None:
@@ -64,10 +75,10 @@ class WandbLogger(RunLogger, name="wandb"):
                 project=self.project,
                 entity=self.entity,
                 dir=str(folder),
-                group=self.group or run_info.get("group"),
-                job_type=run_info.get("job_type"),
-                tags=[*self.tags, *(run_info.get("tags") or ())],
-                name=run_info.get("name"),
+                group=self.group or _label(run_info.get("group"), _LONGEST),
+                job_type=_label(run_info.get("job_type"), _LONGEST_TAG),
+                tags=[*self.tags, *(str(_label(tag, _LONGEST_TAG)) for tag in run_info.get("tags") or ())],
+                name=_label(run_info.get("name"), _LONGEST),
                 config=dict(config),
                 mode=mode,
                 reinit="finish_previous",
@@ -117,3 +128,18 @@ class WandbLogger(RunLogger, name="wandb"):
 
     def _finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)
+
+
+def _label(text: str | None, longest: int) -> str | None:
+    """A name of a folder or an experiment, as the server takes it."""
+    return None if not text else visible(text)[-longest:].strip()
+
+
+def _check(key: str, text: str, longest: int, forbidden: str = "") -> None:
+    shown = visible(text)
+    if not text.strip() or shown != text or len(text) > longest or any(character in text for character in forbidden):
+        without = f" without any of {' '.join(forbidden)}" if forbidden else ""
+        raise ConfigError(
+            f"{key}={shown} is no name that W&B takes. Give 1 to {longest} characters{without}, and no control "
+            "characters."
+        )
