@@ -365,6 +365,12 @@ def on_safetensors(data: bytes, draw: random.Random) -> bytes:
     return struct.pack("<Q", size & _MASK) + text + body
 
 
+def change_of(name: str) -> Callable[[bytes, random.Random], bytes]:
+    """Return how a file is changed, by its suffix."""
+    known = {".json": on_json, ".safetensors": on_safetensors, ".secret": on_safetensors}
+    return known.get(Path(name).suffix, mutated_bytes)
+
+
 def on_text(data: bytes, draw: random.Random) -> bytes:
     """Change a text file line by line."""
     if draw.random() < 0.4:
@@ -524,7 +530,7 @@ def _heads() -> Format:
     from sfu.heads.files import load_head
 
     files = _written(lambda folder: _head().save(folder / "head"))
-    change = {name: on_json if name.endswith(".json") else on_safetensors for name in files}
+    change = {name: change_of(name) for name in files}
     return Format(files, change, lambda folder: load_head(folder / "head"), 12)
 
 
@@ -540,7 +546,7 @@ def _linearised() -> Format:
     core = network.core(torch.randn(4, 3, 32, 32), torch.device("cpu"))
     parameters = torch.randn(1, core.n_parameters).double()
     files = _written(lambda folder: LinearisedHead(parameters, parameters, 1e-3, 50, core=core).save(folder / "head"))
-    change = {name: on_json if name.endswith(".json") else on_safetensors for name in files}
+    change = {name: change_of(name) for name in files}
     change["head.json "] = change["head.json"]  # drawn twice as often
     return Format(files, change, lambda folder: load_head(folder / "head"), 0.3)
 
@@ -660,13 +666,14 @@ def _chunks() -> Format:
 
         with redirect_stdout(io.StringIO()):
             main(["ls", "--cache", str(folder)])
+            main(["forget", "--dry-run", "--digest", "0" * 64, "--cache", str(folder)])
             found = store(folder).load()
             if found is None:
                 raise SfuError("made again")
             main(["rm", "--all", "--cache", str(folder)])
         return found
 
-    change = {name: on_json if name.endswith(".json") else on_safetensors for name in files}
+    change = {name: change_of(name) for name in files}
     return Format(files, change, read, 6, sealed=next(name for name in files if name.endswith("damaged.json")))
 
 
@@ -695,7 +702,7 @@ def _rows() -> Format:
             raise SfuError("made again")
         return found
 
-    change = {name: on_json if name.endswith(".json") else on_safetensors for name in files}
+    change = {name: change_of(name) for name in files}
     return Format(files, change, read, 8, sealed=f"{_KEY}/row.json")
 
 
@@ -729,7 +736,7 @@ def _training() -> Format:
             raise SfuError("made again")
         return found
 
-    change = {name: on_json if name.endswith(".json") else on_safetensors for name in files}
+    change = {name: change_of(name) for name in files}
     return Format(files, change, read, 2, sealed=f"{_KEY}/tensors.safetensors")
 
 

@@ -237,22 +237,27 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
         return found
 
 
-def require_modest(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
+def require_modest(members: Sequence[zipfile.ZipInfo], path: Path, *, packed: bool = True) -> None:
     """Refuse members of a zip file that are encrypted, oddly compressed, or far larger than the file.
+
+    Unless they may be ``packed``, they may not take more bytes than the file has.
 
     Raises:
         ValueError: The message says which.
     """
+    own = path.stat().st_size
     for info in members:
         if info.flag_bits & 0x1:
             raise ValueError(f"{info.filename} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{info.filename} has compression {info.compress_type}; sfu reads deflate only")
-    size, own = sum(info.file_size for info in members), path.stat().st_size
-    if size > max(_SMALL, _RATIO * own):
+        if info.compress_size > own:
+            raise ValueError(f"{info.filename} claims {human_size(info.compress_size)} of a file of {human_size(own)}")
+    size = sum(info.file_size for info in members)
+    if size > (max(_SMALL, _RATIO * own) if packed else own):
         raise ValueError(
-            f"it unpacks to {human_size(size)}, more than {_RATIO} times its own {human_size(own)}; write it without "
-            "compression if it is meant to"
+            f"it has {human_size(own)} and unpacks to {human_size(size)}, which may be meant to fill the memory; write "
+            "it without compression"
         )
 
 

@@ -73,7 +73,10 @@ def _remove(given: Namespace) -> None:
 
 
 def _dataset_of(entry: Entry) -> str:
-    return f"features of {entry.about.get('shown', {}).get('dataset', '?')}"
+    from sfu.data.features.store import about_features
+    from sfu.names import visible
+
+    return f"features of {visible(about_features(entry).shown.dataset)}"
 
 
 def _forget(given: Namespace) -> None:

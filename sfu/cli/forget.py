@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from sfu.cli.commands import compose_settings, remove_entries
 from sfu.errors import ArtifactError, ConfigError, DataError
+from sfu.files import file_digest
 from sfu.names import visible
+from sfu.readers import refusing, require_regular
 from sfu.store import Entry, Store, cache_dir
 
 if TYPE_CHECKING:
@@ -130,17 +131,16 @@ def _of_files(path: Path) -> list[frozenset[bytes]]:
     """Examples by the paths in a list; a file that is gone is known by its path alone."""
     from sfu.data.examples import path_digest
 
-    try:
+    with refusing(f"--files {path}", "Give a text file with one file a line.", DataError):
+        require_regular(path)
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--files {path} cannot be read ({error}). Give a text file with one file a line.") from error
     if not lines:
         raise DataError(f"--files {path} names no file. Give a text file with one file a line.")
     examples, gone = [], 0
     for file in map(Path, lines):
         digests = {path_digest(file.expanduser())}
         if file.expanduser().is_file():
-            digests.add(hashlib.sha256(file.expanduser().read_bytes()).digest())
+            digests.add(bytes.fromhex(file_digest(file.expanduser())))
         else:
             gone += 1
         examples.append(frozenset(digests))

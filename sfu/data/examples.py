@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sfu.errors import ArtifactError
+from sfu.readers import require_regular
 from sfu.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ def find_entries(entries: Iterable[Entry], examples: Sequence[frozenset[bytes]],
 
 def _numbers_in(path: Path, examples: Sequence[frozenset[bytes]]) -> set[int] | None:
     try:
+        require_regular(path)
         body = path.read_bytes()
-    except OSError:
+    except (OSError, ValueError):
         return None
     if not body or len(body) % DIGEST_BYTES:
         return None

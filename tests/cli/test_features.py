@@ -97,6 +97,8 @@ def test_a_damaged_description_and_markup_in_a_name_are_listed_and_removed(tmp_p
     shown = capsys.readouterr().out
     assert key[:12] in shown
     assert ("[/red]x" in shown) == ("[/red]x" in about)
+    features_cli.main(["forget", "--dry-run", "--digest", "0" * 64, "--cache", str(cache)])
+    assert "1 features of " in capsys.readouterr().out
     features_cli.main(["rm", key[:6], "--cache", str(cache)])
     assert not (cache / key).exists()
 

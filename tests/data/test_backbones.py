@@ -219,7 +219,7 @@ def test_a_file_of_weights_gets_no_more_memory_than_it_has(tmp_path, zipped):
     for bomb in bombs:
         path.write_bytes(bomb)
         tracemalloc.start()
-        with pytest.raises(DataError, match=r"bytearray|more than 100 times|cannot be read"):
+        with pytest.raises(DataError, match=r"bytearray|may be meant to fill|cannot be read"):
             read_state_dict(path)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
         tracemalloc.stop()

@@ -26,7 +26,12 @@ from .samples import catastrophic_run, good_run, sweep_runs, ten_methods, tuned_
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that would have been saved, for a look inside; painting them is left to a few tests."""
     figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+
+    def save(figure: Figure, path: Path, **_: object) -> None:
+        figures.append(figure)
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
     return figures
 
 

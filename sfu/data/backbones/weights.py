@@ -60,8 +60,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 def _checked(path: Path) -> Path | BytesIO:
     """Return what can be loaded with the memory that a file of this size deserves.
 
-    Files of today are zip files: members far larger than the file are refused. Older ones are read into memory, which
-    gives no more bytes than it has, whatever length the file asks for.
+    Files of today are zip files whose members are not compressed; those with larger members are refused. Older ones are
+    read into memory, which gives no more bytes than it has, whatever length the file asks for.
     """
     require_regular(path)
     if not zipfile.is_zipfile(path):
@@ -69,7 +69,7 @@ def _checked(path: Path) -> Path | BytesIO:
         _refuse_buffers(content)
         return BytesIO(content)
     with zipfile.ZipFile(path) as archive:
-        require_modest(archive.infolist(), path)
+        require_modest(archive.infolist(), path, packed=False)
         for info in archive.infolist():
             if info.filename.endswith("data.pkl"):
                 _refuse_buffers(archive.read(info))

@@ -16,6 +16,7 @@ from sfu.errors import DataError
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others run programs, as PostScript does
 _MODES = {1: "L", 3: "RGB"}
+_LARGE = 1 << 22  # pixels
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -37,7 +38,7 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             image = ImageOps.exif_transpose(image)
         image = _to_mode(image, _MODES[channels])
-        pixels = np.frombuffer(bytearray(image.tobytes()), np.uint8)  # half the time of np.array(image) if it is small
+        pixels = _pixels(image, channels)
     except UnidentifiedImageError:
         what = "is empty" if not data else f"is none of {', '.join(_FORMATS)}"
         raise ImageError(what) from None
@@ -54,6 +55,19 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
     except Exception as error:  # on damaged files, Pillow's plugins raise errors of many types
         raise ImageError(f"is damaged ({error})") from None
     return torch.from_numpy(pixels.reshape(image.height, image.width, channels)).permute(2, 0, 1)
+
+
+def _pixels(image: Image.Image, channels: int) -> np.ndarray:
+    """Return the pixels, those of a large image band by band, since Pillow's copies take more memory than the image."""
+    width, height = image.size
+    if width * height <= _LARGE:
+        return np.frombuffer(bytearray(image.tobytes()), np.uint8)  # half the time of np.array(image)
+    pixels_HV = np.empty((height, width * channels), np.uint8)
+    rows = max(1, _LARGE // (8 * width))
+    for top in range(0, height, rows):
+        band = image.crop((0, top, width, min(top + rows, height)))
+        pixels_HV[top : top + rows] = np.frombuffer(band.tobytes(), np.uint8).reshape(-1, width * channels)
+    return pixels_HV
 
 
 def _to_mode(image: Image.Image, mode: str) -> Image.Image:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+import tracemalloc
 from contextlib import suppress
 
 import numpy as np
@@ -126,6 +127,17 @@ def test_pixels_without_a_range_are_refused():
     wide = Image.fromarray(np.full((3, 3), 100_000, dtype=np.int32))
     with pytest.raises(ImageError, match="neither 8 nor 16 bits"):
         decode_image(encoded(wide, "TIFF"))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_large_images_take_no_more_memory_than_they_must(channels):
+    drawn = np.random.default_rng(0).integers(0, 256, (3001, 2003, 3)[: 3 if channels == 3 else 2], dtype=np.uint8)
+    data = encoded(Image.fromarray(drawn), "BMP")
+    tracemalloc.start()
+    found = decode_image(data, channels)
+    assert tracemalloc.get_traced_memory()[1] < 1.6 * drawn.nbytes  # Pillow's own memory is not traced
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found.permute(1, 2, 0).numpy().squeeze(), drawn)
 
 
 def test_formats_that_run_programs_are_not_opened(monkeypatch, tmp_path):
