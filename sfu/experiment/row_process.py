@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pickle
+import site
 import sys
 import sysconfig
 import tempfile
@@ -248,7 +249,8 @@ class _KnownModules(MetaPathFinder):
 
 @cache
 def _package_folders() -> list[Path]:
-    return [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return [Path(place) for place in (*places, *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []))]
 
 
 @cache

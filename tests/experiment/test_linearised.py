@@ -15,6 +15,7 @@ from sfu.experiment.context import RunContext
 from sfu.experiment.validate import validate
 from sfu.heads.files import load_head
 from sfu.heads.settings import CoreWeights, LinearSettings
+from sfu.isolation.sandbox import protections
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import composed, run, write_folder
 
@@ -54,6 +55,8 @@ def test_a_run_from_images_to_the_table(tmp_path, folder):
     assert rows["unlearned_plus"]["distance"] < 1e-3
     assert rows["closed_form"]["access"] == rows["unlearned_minus"]["access"] == "forget"
     assert rows["unlearned_plus_diagonal"]["access"] == "retained"
+    isolation = {name: row["isolation"] for name, row in rows.items() if row["access"] != "retained"}
+    assert set(isolation.values()) == {protections(isolate=True)}
     for name in rows:
         saved = load_head(tmp_path / "run" / "heads" / name)
         assert saved.n_classes == 3
