@@ -51,6 +51,7 @@ _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/l
            "/usr/share/zoneinfo", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system",
            "/sys/fs/cgroup", "/dev/urandom", "/dev/zero")  # fmt: skip
 _CUDA = ("/usr/local/cuda", "/opt/cuda", "/proc/driver/nvidia", "/sys/bus/pci", "/sys/class", "/sys/devices")
+_RESULT = "result"  # folder
 _PRELOADED = ("scipy.linalg", "scipy.optimize", "sfu.curvature.cross_validation", "sfu.curvature.psd_fit.solve",
               "sfu.curvature.subspace", "sfu.heads.linear", "sfu.heads.linearised", "sfu.heads.train",
               "sfu.losses.softmax", "sfu.unlearning.descent", "sfu.unlearning.further_steps")  # fmt: skip
@@ -119,7 +120,7 @@ def run_in_process(
             if about is None:
                 raise ChildDied("its process ended without a result")
             usage, error = Usage(float(about["seconds"]), float(about["peak_memory_mb"])), about["error"]
-            result = None if error is not None else _read_back(Path(scratch), core, device)
+            result = None if error is not None else _read_back(Path(scratch, _RESULT), core, device)
         except ChildDied as died:
             return RowResult(Usage(), None, str(died), kept_from)
         except Exception as wrong:  # whatever else a process sends or writes is its row's failure
@@ -150,7 +151,9 @@ def _child(channel: Channel) -> None:
     about: dict[str, Any] = json.loads(places)
     scratch = Path(about["scratch"])
     os.chdir(about["folder"])
-    tempfile.tempdir = about["scratch"]
+    tempfile.tempdir = str(scratch / "tmp")
+    for name in ("tmp", _RESULT):
+        (scratch / name).mkdir()
     os.environ["JOBLIB_MULTIPROCESSING"] = "0"  # it would warn that it may make no semaphores
     sys.meta_path.insert(0, _KnownModules(about["modules"]))
     restrict(map(Path, about["read"]), closed=map(Path, about["closed"]), write=map(Path, about["write"]))
@@ -160,7 +163,7 @@ def _child(channel: Channel) -> None:
     result = _run_task(payload, about["plugins"], channel)
     if result.unlearned is not None:
         try:
-            write_row(result, scratch)
+            write_row(result, scratch / _RESULT)
         except Exception as error:
             result = RowResult(result.usage, None, f"its result cannot be sent ({type(error).__name__}: {error})")
     channel.send(json.dumps({"error": result.error, **asdict(result.usage)}).encode())

@@ -24,6 +24,7 @@ from sfu.experiment.row_files import read_row, run_method, write_row
 from sfu.experiment.row_process import RowTask, packed, run_in_process
 from sfu.heads.base import Head
 from sfu.isolation.sandbox import NOTHING, protections
+from sfu.reporting.loggers.base import NullLogger
 from sfu.request import Access, ForgetRequest, RetainedSet
 from sfu.results.artifacts import write_json
 from sfu.store import cache_dir
@@ -135,7 +136,8 @@ def _compute_row(
     """Run a row: a source-free one in a process of its own, if there can be one, and any other on its own copies."""
     context = run.method_context(tick)
     if retained is None and protections(isolate=run.config.isolate) != NOTHING:
-        task = RowTask(name, name if run.methods_named else method, run.config, request, context, run.sealed_paths)
+        config = replace(run.config, logger=NullLogger())
+        task = RowTask(name, name if run.methods_named else method, config, request, context, run.sealed_paths)
         if (payload := packed(task)) is not None:
             closed = [*run.sealed_paths, cache_dir(""), run.folder]
             return run_in_process(

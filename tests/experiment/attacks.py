@@ -270,12 +270,13 @@ class HandsBackLinks(UnlearningMethod):
     other: Path
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
+        result = Path(tempfile.gettempdir()).with_name("result")
         for suffix in (".safetensors", ".json"):
-            Path(tempfile.gettempdir(), f"head{suffix}").symlink_to(self.other.with_suffix(suffix))
+            (result / f"head{suffix}").symlink_to(self.other.with_suffix(suffix))
         frame = json.dumps({"error": None, "seconds": 1.0, "peak_memory_mb": 1.0}).encode()
         about = {"seconds": 1.0, "peak_memory_mb": 1.0, "isolation": None, "applied": True, "note": None}
         about |= {"predicted_distance_gain": None, "details": {}, "trials": []}
-        Path(tempfile.gettempdir(), "row.json").write_text(json.dumps(about))
+        (result / "row.json").write_text(json.dumps(about))
         socket.socket(fileno=3).sendall(len(frame).to_bytes(8, "big") + frame)
         os._exit(0)
 
