@@ -252,15 +252,17 @@ class Head(Registered, ABC, kind="head"):
 
     def laid_out(self) -> Self:
         """Return the head with its tensors in memory as those of a saved head are, so sums over them end alike."""
-        certificate = self.certificate
+        certificate, hessian = self.certificate, self.data_hessian
         secret_CE = None if certificate is None else certificate.secret_CE
-        return replace(
-            self,
-            parameters_CE=lay_out(self.parameters_CE),
-            gradient_CE=lay_out(self.gradient_CE),
-            data_hessian=None if self.data_hessian is None else lay_out(self.data_hessian),
-            certificate=certificate
-            and replace(certificate, secret_CE=secret_CE if secret_CE is None else lay_out(secret_CE)),
+        changes: dict[str, Any] = {
+            "parameters_CE": lay_out(self.parameters_CE),
+            "gradient_CE": lay_out(self.gradient_CE),
+            "data_hessian": None if hessian is None else lay_out(hessian),
+        }
+        if certificate is not None and secret_CE is not None and lay_out(secret_CE) is not secret_CE:
+            return replace(self, **changes, certificate=replace(certificate, secret_CE=lay_out(secret_CE)))
+        return (
+            self if all(getattr(self, name) is tensor for name, tensor in changes.items()) else replace(self, **changes)
         )
 
     def logits(self, features_ND: Tensor) -> Tensor:
