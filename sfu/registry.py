@@ -20,7 +20,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -31,8 +31,9 @@ ENTRY_POINTS = "sfu.plugins"
 _sources: list[tuple[str, tuple[str, ...]]] = []
 """Modules and packages of sfu that are still to be imported, and what is left out of them."""
 _groups = [ENTRY_POINTS]
-_broken: list[str] = []
-"""What :func:`load_what_can_be` passed over, in sentences."""
+_kinds: list[type[Registered]] = []
+_elsewhere: dict[str, Mapping[str, str]] = {}
+"""The module of every member by kind and name, once :func:`use_members` has said so."""
 
 
 class Registered:
@@ -56,6 +57,7 @@ class Registered:
         super().__init_subclass__(**options)
         if kind is not None:
             cls.kind, cls._members = kind, {}
+            _kinds.append(cls)
         cls.registered_name = name or ""
         if name is not None:
             known = cls._members.setdefault(name, cls)
@@ -70,7 +72,7 @@ class Registered:
     def names(cls) -> list[str]:
         """Names of all members of this kind, sorted."""
         load_plugins()
-        return sorted(cls._members)
+        return sorted({*cls._members, *_elsewhere.get(cls.kind, ())})
 
     @classmethod
     def named(cls, name: str, key: str | None = None) -> type[Self]:
@@ -84,16 +86,16 @@ class Registered:
             ConfigError: There is no such member; the message lists those there are.
         """
         load_plugins()
+        if name not in cls._members and name in (modules := _elsewhere.get(cls.kind, {})):
+            importlib.import_module(modules[name])
         if name not in cls._members:
-            raise ConfigError(unknown(key or cls.kind, name, cls._members))
+            raise ConfigError(unknown(key or cls.kind, name, cls.names()))
         return cls._members[name]
 
 
 def unknown(key: str, value: object, accepted: Iterable[str]) -> str:
     """Say that ``key=value`` is unknown, what is accepted, and which of it is nearest."""
     names = sorted(accepted)
-    if _broken:
-        return f"{key}={value} is unknown in this process. {' '.join(_broken)}"
     return f"{key}={value} is unknown. Choose one of {', '.join(names)}.{did_you_mean(str(value), names)}"
 
 
@@ -106,7 +108,8 @@ def did_you_mean(given: str, accepted: Sequence[str], prefix: str = "") -> str:
 
 def add_modules(source: str, *, skip: Sequence[str] = ()) -> None:
     """Have :func:`load_plugins` import a module, or all modules of a package but some, when a name is first asked."""
-    _sources.append((source, tuple(skip)))
+    if not _elsewhere:
+        _sources.append((source, tuple(skip)))
 
 
 def load_plugins() -> None:
@@ -132,27 +135,17 @@ def load_plugins() -> None:
                 ) from error
 
 
-def plugin_modules() -> list[str]:
-    """Return the modules that installed packages name as plug-ins."""
-    return [entry.module for entry in metadata.entry_points(group=ENTRY_POINTS)]
+def member_modules() -> dict[str, dict[str, str]]:
+    """Return the module of every member, by kind and name."""
+    load_plugins()
+    return {kind.kind: {name: one.__module__ for name, one in kind._members.items()} for kind in _kinds}
 
 
-def load_what_can_be(plugins: Iterable[str]) -> None:
-    """Import as :func:`load_plugins` does, with ``plugins`` for those of other packages; pass over what cannot be.
-
-    Looking up a member that is missing then says why.
-    """
+def use_members(modules: Mapping[str, Mapping[str, str]]) -> None:
+    """Have this process find members only where another one has found them, and import each when it is asked for."""
+    _elsewhere.update(modules)
+    _sources.clear()
     _groups.clear()
-    names = list(plugins)
-    while names or _sources:
-        names += [name for source, skipped in _sources for name in _modules_of(source, skipped)]
-        _sources.clear()
-        for name in names:
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                _broken.append(f"{name} cannot be imported ({type(error).__name__}: {error}).")
-        names = []
 
 
 def _modules_of(source: str, skipped: Sequence[str]) -> list[str]:

@@ -38,10 +38,10 @@ from sfu.experiment.row_files import read_row, run_method, write_row
 from sfu.heads.cores.core import Core
 from sfu.isolation.sandbox import protections, restrict
 from sfu.isolation.server import LONGEST_REPLY, Channel, ChildDied, serve, server_of
-from sfu.registry import load_what_can_be, plugin_modules
+from sfu.registry import member_modules, use_members
 from sfu.request import ForgetRequest, MethodContext
 from sfu.unlearning.base import UnlearningMethod
-from sfu.unlearning.rows import make_method
+from sfu.unlearning.rows import RowSpec, make_method
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +65,13 @@ class RowTask:
     """What a row's process is given.
 
     Attributes:
-        method: The method itself, or the name of a row of the configuration, which is built inside.
+        method: The method itself, or the settings of a row of the configuration, which is built inside.
         config: The run's configuration, to build the method from.
         sealed: Files and folders to refuse with a friendly message.
     """
 
     name: str
-    method: UnlearningMethod | str
+    method: UnlearningMethod | RowSpec
     config: RunConfig
     request: ForgetRequest
     context: MethodContext
@@ -107,7 +107,7 @@ def run_in_process(
     with tempfile.TemporaryDirectory(prefix="sfu-row-") as scratch:
         places = {
             "read": [str(path) for path in (*readable, *code, *map(Path, files))],
-            "modules": modules, "plugins": plugin_modules(),
+            "modules": modules, "members": member_modules(),
             "closed": [str(path) for path in (*closed, *_data_of_packages())],
             "write": [scratch, "/dev/null", *(_nvidia_devices() if device.type == "cuda" else [])],
             "scratch": scratch, "folder": os.getcwd(), "threads": torch.get_num_threads(),
@@ -157,10 +157,11 @@ def _child(channel: Channel) -> None:
     os.environ["JOBLIB_MULTIPROCESSING"] = "0"  # it would warn that it may make no semaphores
     sys.meta_path.insert(0, _KnownModules(about["modules"]))
     restrict(map(Path, about["read"]), closed=map(Path, about["closed"]), write=map(Path, about["write"]))
+    use_members(about["members"])
     torch.set_num_threads(about["threads"])
     torch.set_float32_matmul_precision("highest")
     _send_log_records(channel)
-    result = _run_task(payload, about["plugins"], channel)
+    result = _run_task(payload, channel)
     if result.unlearned is not None:
         try:
             write_row(result, scratch / _RESULT)
@@ -169,17 +170,18 @@ def _child(channel: Channel) -> None:
     channel.send(json.dumps({"error": result.error, **asdict(result.usage)}).encode())
 
 
-def _run_task(payload: bytes, plugins: list[str], channel: Channel) -> RowResult:
+def _run_task(payload: bytes, channel: Channel) -> RowResult:
     """Build the method and run it. What it reaches for is refused in words before the kernel refuses it."""
 
     def tick(done: int, total: int) -> None:
         channel.send(json.dumps({"done": done, "total": total}).encode())
 
     try:
-        load_what_can_be(plugins)
         task: RowTask = pickle.loads(payload)
         with sealed(task.sealed):
-            method = make_method(task.config, task.method) if isinstance(task.method, str) else task.method
+            method = task.method
+            if isinstance(method, RowSpec):
+                method = make_method(task.config, task.name, method)
             return run_method(task.name, method, task.request, replace(task.context, progress=tick), None)
     except Exception as error:
         return RowResult(Usage(), None, f"{type(error).__name__}: {error}")

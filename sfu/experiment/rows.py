@@ -30,6 +30,7 @@ from sfu.results.artifacts import write_json
 from sfu.store import cache_dir
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
+from sfu.unlearning.rows import row_spec
 from sfu.unlearning.tuning import nearest
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,8 @@ def _compute_row(
     context = run.method_context(tick)
     if retained is None and protections(isolate=run.config.isolate) != NOTHING:
         config = replace(run.config, logger=NullLogger())
-        task = RowTask(name, name if run.methods_named else method, config, request, context, run.sealed_paths)
+        given = row_spec(config, name) if run.methods_named else method
+        task = RowTask(name, given, config, request, context, run.sealed_paths)
         if (payload := packed(task)) is not None:
             closed = [*run.sealed_paths, cache_dir(""), run.folder]
             return run_in_process(

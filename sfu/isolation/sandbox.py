@@ -124,21 +124,21 @@ def restrict(read: Iterable[Path], *, closed: Iterable[Path] = (), write: Iterab
     return can
 
 
-def split_around(roots: Iterable[Path], closed: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+def split_around(roots: Iterable[Path], closed: Iterable[Path]) -> tuple[list[str], list[str]]:
     """Return paths that together cover what is below ``roots`` and not ``closed``, and the folders that were split."""
     shut = {os.path.realpath(path) for path in closed}
     around = {str(parent) for path in shut for parent in Path(path).parents}
-    whole: list[Path] = []
-    split: list[Path] = []
+    whole: list[str] = []
+    split: list[str] = []
     for root in map(os.path.realpath, roots):
         todo = [] if shut.intersection(map(str, Path(root).parents)) else [root]
         while todo:
             path = todo.pop()
             if path in around and os.path.isdir(path):
-                split.append(Path(path))
+                split.append(path)
                 todo += [entry.path for entry in os.scandir(path) if not entry.is_symlink()]
             elif path not in shut:
-                whole.append(Path(path))
+                whole.append(path)
     return whole, split
 
 
@@ -158,7 +158,7 @@ def _close_files(read: Iterable[Path], closed: Iterable[Path], write: Iterable[P
         os.close(rules)
 
 
-def _allow(rules: int, path: Path, rights: int) -> None:
+def _allow(rules: int, path: str | Path, rights: int) -> None:
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -52,12 +52,7 @@ def make_methods(run: RunSettings) -> dict[str, UnlearningMethod]:
     Raises:
         ConfigError: A name is unknown or listed twice, or its settings do not fit.
     """
-    return {name: _method(run, name, spec) for name, spec in row_specs(run).items()}
-
-
-def make_method(run: RunSettings, name: str) -> UnlearningMethod:
-    """Return the method of one row; raise as :func:`make_methods` does."""
-    return _method(run, name, _spec(run, name))
+    return {name: make_method(run, name, spec) for name, spec in row_specs(run).items()}
 
 
 def row_specs(run: RunSettings) -> dict[str, RowSpec]:
@@ -68,7 +63,7 @@ def row_specs(run: RunSettings) -> dict[str, RowSpec]:
     for name in map(str, run.variants):
         check_row_name(f"variants.{visible(name)}", name, built_in)
     check_row_names(run.methods)
-    return {name: _spec(run, name) for name in run.methods}
+    return {name: row_spec(run, name) for name in run.methods}
 
 
 def check_row_names(names: Iterable[str]) -> None:
@@ -88,7 +83,8 @@ def check_row_names(names: Iterable[str]) -> None:
         seen.append(name)
 
 
-def _spec(run: RunSettings, name: str) -> RowSpec:
+def row_spec(run: RunSettings, name: str) -> RowSpec:
+    """Return the settings of one row; raise as :func:`make_methods` does."""
     layers = _layers(run, name, seen=())
     method = next((layer.method for layer in reversed(layers) if layer.method), None)
     if method is None:
@@ -103,8 +99,8 @@ def _spec(run: RunSettings, name: str) -> RowSpec:
     return RowSpec(kind, curvature, settings, grid)
 
 
-def _method(run: RunSettings, name: str, spec: RowSpec) -> UnlearningMethod:
-    """Return the method of a row, or a choice among its grid."""
+def make_method(run: RunSettings, name: str, spec: RowSpec) -> UnlearningMethod:
+    """Return the method of a row, or a choice among its grid; raise as :func:`make_methods` does."""
     with _named(f"the row '{name}'") if name != spec.kind.registered_name else nullcontext():
         published = spec.kind.from_config(run, spec.curvature, spec.settings)
     if spec.grid is None or run.tune is Tune.authors:
