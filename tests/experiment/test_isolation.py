@@ -354,17 +354,16 @@ def processes_with(mark: str) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_of_a_row_outlives_the_command(tmp_path, how):
     mark = f"SFU_MARK={tmp_path}-{how}"
     name, _, value = mark.partition("=")
-    methods = "methods=[waits]" if how else "methods=[closed_form]"
-    with command_started(tmp_path, "dataset=digits", methods, "hydra.run.dir=out", **{name: value}) as process:
-        if how:
-            wait_for(lambda: len(processes_with(mark)) >= 3, 240)  # the command, the server, the row
-            process.send_signal(how)
+    arguments = ("dataset=digits", "methods=[waits]", "hydra.run.dir=out")
+    with command_started(tmp_path, *arguments, **{name: value}) as process:
+        wait_for(lambda: len(processes_with(mark)) >= 3, 240)  # the command, the server, the row
+        process.send_signal(how)
         process.communicate(timeout=240)
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, None: 0}[how]
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143}[how]
     wait_for(lambda: not processes_with(mark), 5)
 
 
