@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import safetensors.torch
 
 from sfu.errors import SourceFreeError
 
-_seal: _Seal | None = None
+_state = threading.local()  # its seal is that of the run in this thread
 _hook_installed = False
 
 
@@ -50,17 +51,22 @@ class _Seal:
         return False
 
 
+def _current() -> _Seal | None:
+    return getattr(_state, "seal", None)
+
+
 @contextmanager
 def sealed(paths: Sequence[Path], *, allowed: Sequence[Path] = ()) -> Iterator[None]:
     """Refuse to load a dataset, or to open any of ``paths`` or anything below them, until the block ends.
 
     What is ``allowed``, or below it, may be opened all the same (the images to forget).
     """
-    global _seal, _hook_installed
+    global _hook_installed
     if not _hook_installed:
         sys.addaudithook(_refuse_sealed_files)
         _hook_installed = True
-    before, _seal = _seal, _Seal(_names(paths), _names(allowed))
+    before = _current()
+    _state.seal = _Seal(_names(paths), _names(allowed))
     readers: list[tuple[Any, str]] = [
         (module, "safe_open") for module in (safetensors, safetensors.numpy, safetensors.torch)
     ]
@@ -72,7 +78,7 @@ def sealed(paths: Sequence[Path], *, allowed: Sequence[Path] = ()) -> Iterator[N
     try:
         yield
     finally:
-        _seal = before
+        _state.seal = before
         for (module, name), reader in zip(readers, originals, strict=True):
             setattr(module, name, reader)
 
@@ -86,7 +92,7 @@ def real_places(files: Sequence[Path]) -> list[Path]:
 
 def require_open(what: str) -> None:
     """Raise :class:`SourceFreeError` inside a sealed block; ``what`` names what was asked for."""
-    if _seal is not None:
+    if _current() is not None:
         raise SourceFreeError(
             f"{what} was asked for while a source-free method runs. The source data has been discarded. Declare "
             "access = Access.RETAINED in the method if it needs it."
@@ -106,7 +112,7 @@ def _guarded(reader: Any) -> Any:
 
 
 def _refuse_sealed_files(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "open" and _seal is not None and isinstance(arguments[0], str | bytes):
+    if event == "open" and isinstance(arguments[0], str | bytes) and (seal := _current()) is not None:
         path = os.fsdecode(arguments[0])
-        if _seal.covers(path):
+        if seal.covers(path):
             require_open(f"The file {path}")

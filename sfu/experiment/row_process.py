@@ -8,25 +8,29 @@ has, and is checked as they are.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import json
 import logging
 import os
 import pickle
+import shutil
 import site
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter
 
 from sfu.config_files import config_dir
 from sfu.data.seal import sealed
@@ -38,6 +42,7 @@ from sfu.experiment.row_files import read_row, run_method, write_row
 from sfu.heads.cores.core import Core
 from sfu.isolation.sandbox import protections, restrict
 from sfu.isolation.server import LONGEST_REPLY, Channel, ChildDied, serve, server_of
+from sfu.readers import Count, Record, Size
 from sfu.registry import member_modules, use_members
 from sfu.request import ForgetRequest, MethodContext
 from sfu.unlearning.base import UnlearningMethod
@@ -52,10 +57,12 @@ _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/l
            "/sys/fs/cgroup", "/dev/urandom", "/dev/zero")  # fmt: skip
 _CUDA = ("/usr/local/cuda", "/opt/cuda", "/proc/driver/nvidia", "/sys/bus/pci", "/sys/class", "/sys/devices")
 _RESULT = "result"  # folder
+_LONGEST_TEXT = 10_000  # characters of an error or a log record
 _PRELOADED = ("scipy.linalg", "scipy.optimize", "sfu.curvature.cross_validation", "sfu.curvature.psd_fit.solve",
               "sfu.curvature.subspace", "sfu.heads.linear", "sfu.heads.linearised", "sfu.heads.train",
               "sfu.losses.softmax", "sfu.unlearning.descent", "sfu.unlearning.further_steps")  # fmt: skip
 """It is quicker to import them once than in every row."""
+_LIBRARIES = (f"{sys.base_prefix}/lib", "/usr/lib", "/usr/local/lib")
 _OTHERS_DATA = "*/datasets/data"
 """Datasets that packages bring along, such as scikit-learn's, from a folder of packages."""
 
@@ -81,8 +88,9 @@ class RowTask:
 def packed(task: RowTask) -> bytes | None:
     """Return a task as bytes; ``None`` if another process cannot import its method or head."""
     try:
-        return pickle.dumps(replace(task, context=replace(task.context, progress=None)))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        payload = pickle.dumps(replace(task, context=replace(task.context, progress=None)))
+        return None if b"__main__" in payload else payload  # a script or notebook is not imported again
+    except Exception as error:  # pickling calls any class's own code
         log.debug("%s cannot be sent to a process of its own: %s", task.name, error)
         return None
 
@@ -104,13 +112,13 @@ def run_in_process(
     readable = _readable(device.type)
     modules = _modules_elsewhere(readable)
     code = [Path(place) for file, folders in modules.values() for place in folders or filter(None, [file])]
-    with tempfile.TemporaryDirectory(prefix="sfu-row-") as scratch:
+    with _scratch_folder() as scratch:
         places = {
             "read": [str(path) for path in (*readable, *code, *map(Path, files))],
             "modules": modules, "members": member_modules(),
             "closed": [str(path) for path in (*closed, *_data_of_packages())],
             "write": [scratch, "/dev/null", *(_nvidia_devices() if device.type == "cuda" else [])],
-            "scratch": scratch, "folder": os.getcwd(), "threads": torch.get_num_threads(),
+            "scratch": scratch, "folder": _working_folder(), "threads": torch.get_num_threads(),
         }  # fmt: skip
         try:
             with server_of(ROW_PROCESS).task() as channel:
@@ -119,8 +127,8 @@ def run_in_process(
                 about = _follow(channel, tick)
             if about is None:
                 raise ChildDied("its process ended without a result")
-            usage, error = Usage(float(about["seconds"]), float(about["peak_memory_mb"])), about["error"]
-            result = None if error is not None else _read_back(Path(scratch, _RESULT), core, device)
+            usage, error = Usage(about.seconds, about.peak_memory_mb), about.error
+            result = None if error is not None else read_back(Path(scratch, _RESULT), core, device)
         except ChildDied as died:
             return RowResult(Usage(), None, str(died), kept_from)
         except Exception as wrong:  # whatever else a process sends or writes is its row's failure
@@ -128,8 +136,22 @@ def run_in_process(
         return RowResult(usage, None, str(error), kept_from) if result is None else replace(result, isolation=kept_from)
 
 
-def _read_back(folder: Path, core: Core | None, device: torch.device) -> RowResult:
-    """Read a row's result; links are not followed, for they may lead to what only this process can read."""
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def read_back(folder: Path, core: Core | None, device: torch.device) -> RowResult:
+    """Read a row's result from the folder it has left.
+
+    Raises:
+        ValueError: Something there is a link, which may lead to what only this process can read, or no file.
+        ArtifactError: A file is missing or damaged.
+    """
+    if folder.is_symlink():
+        raise ValueError(f"{folder.name} is no folder")
     for entry in os.scandir(folder):
         if not entry.is_file(follow_symlinks=False):
             raise ValueError(f"{entry.name} is no regular file")
@@ -167,7 +189,8 @@ def _child(channel: Channel) -> None:
             write_row(result, scratch / _RESULT)
         except Exception as error:
             result = RowResult(result.usage, None, f"its result cannot be sent ({type(error).__name__}: {error})")
-    channel.send(json.dumps({"error": result.error, **asdict(result.usage)}).encode())
+    said = None if result.error is None else result.error[:_LONGEST_TEXT]
+    channel.send(json.dumps({"error": said, **asdict(result.usage)}).encode())
 
 
 def _run_task(payload: bytes, channel: Channel) -> RowResult:
@@ -183,32 +206,71 @@ def _run_task(payload: bytes, channel: Channel) -> RowResult:
             if isinstance(method, RowSpec):
                 method = make_method(task.config, task.name, method)
             return run_method(task.name, method, task.request, replace(task.context, progress=tick), None)
-    except Exception as error:
-        return RowResult(Usage(), None, f"{type(error).__name__}: {error}")
+    except BaseException as error:  # an exit or an interrupt of the method's own ends its row, too
+        return RowResult(Usage(), None, _described(error))
 
 
-def _follow(channel: Channel, tick: Tick) -> dict[str, Any] | None:
+class _Progress(Record):
+    done: Count
+    total: Count
+
+
+class _Logged(Record):
+    level: Annotated[int, Field(ge=0, le=logging.CRITICAL)]
+    message: str
+
+
+class _Ended(Record):
+    seconds: Size
+    peak_memory_mb: Size
+    error: str | None
+
+
+_FRAMES: TypeAdapter[_Progress | _Logged | _Ended] = TypeAdapter(_Progress | _Logged | _Ended)
+
+
+def _follow(channel: Channel, tick: Tick) -> _Ended | None:
     """Show progress and log records until the row has ended; return its last frame, or ``None`` if there is none.
 
     Raises:
         ValueError: The process sends something else.
     """
     while (frame := channel.receive(LONGEST_REPLY)) is not None:
-        about = json.loads(frame)
-        if "done" in about:
-            tick(int(about["done"]), int(about["total"]))
-        elif "level" in about:
-            logging.getLogger(str(about["logger"])).log(int(about["level"]), "%s", about["message"])
+        about = _FRAMES.validate_json(frame)
+        if isinstance(about, _Progress):
+            tick(about.done, about.total)
+        elif isinstance(about, _Logged):
+            log.log(about.level, "%s", about.message)
         else:
-            return dict(about)
+            return about
     return None
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[str]:
+    """Yield an empty folder, and remove it with whatever a row has made in it, as far as that can be removed."""
+    scratch = tempfile.mkdtemp(prefix="sfu-row-")
+    try:
+        yield scratch
+    finally:
+        try:
+            shutil.rmtree(scratch)
+        except Exception as error:
+            log.warning("the temporary folder %s of a row could not be removed: %s", scratch, error)
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return os.sep
 
 
 def _send_log_records(channel: Channel) -> None:
     class Sender(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            about = {"logger": record.name, "level": record.levelno, "message": self.format(record)}
-            channel.send(json.dumps(about).encode())
+            message = f"{record.name}: {self.format(record)}"[:_LONGEST_TEXT]
+            channel.send(json.dumps({"level": min(record.levelno, logging.CRITICAL), "message": message}).encode())
 
     logging.captureWarnings(True)
     logging.getLogger().addHandler(Sender())
@@ -260,7 +322,11 @@ def _package_folders() -> list[Path]:
 
 @cache
 def _data_of_packages() -> list[Path]:
-    return [path for folder in _package_folders() for path in folder.glob(_OTHERS_DATA)]
+    folders = [
+        *_package_folders(),
+        *(Path(place) for root in _LIBRARIES for place in glob.glob(f"{root}/python3*/*-packages")),
+    ]
+    return [path for folder in folders for path in folder.glob(_OTHERS_DATA)]
 
 
 def _nvidia_devices() -> list[str]:

@@ -142,16 +142,30 @@ def _compute_row(
         task = RowTask(name, given, config, request, context, run.sealed_paths)
         if (payload := packed(task)) is not None:
             closed = [*run.sealed_paths, cache_dir(""), run.folder]
-            return run_in_process(
+            result = run_in_process(
                 payload, device=run.device, files=method.files, closed=closed, core=run.core, tick=tick
             )
-    result = run_method(name, method, request.private(), context, retained)
+            return _fitting(result, request.head)
+    result = _fitting(run_method(name, method, request.private(), context, retained), request.head)
     if run.core is not None and weights_digest(run.core.top) != run.core.digest:
         raise SfuError(
             f"The row {name} changed the weights of the network below the head, which other rows use. No figure of "
             "this run would mean anything. Have the method work on a copy (copy.deepcopy(head.core))."
         )
     return result if retained is not None else replace(result, isolation=NOTHING)
+
+
+def _fitting(result: RowResult, original: Head) -> RowResult:
+    """Return the row, or its failure if a head of it cannot take the original's place."""
+    results = [] if result.unlearned is None else [result.unlearned, *result.unlearned.trials]
+    for head in (one.head for one in results):
+        what = [(type(one).__name__, list(one.parameters_CE.shape), one.n_features, one.n_classes, one.bias)
+                for one in (head, original)]  # fmt: skip
+        if what[0] != what[1]:
+            kind, shape, *_ = what[0]
+            error = f"it returned a {kind} with parameters {shape}, which does not fit a {what[1][0]} with {what[1][1]}"
+            return replace(result, unlearned=None, error=error)
+    return result
 
 
 def _retained_set(run: RunContext) -> RetainedSet:

@@ -31,17 +31,31 @@ _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 
 _TCP = 3  # bind and connect, since version 4
 _SCOPES = 3  # abstract sockets and signals of processes outside, since version 6
 
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
+_SPECIAL = sum(1 << bit for bit in (6, 9, 10, 11, 12))  # devices, sockets, pipes and symbolic links are never made
+
+_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _SET_DEATH_SIGNAL = 38, 22, 2, 1  # of prctl
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the filter's machine
 _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EACCES, 0x00050000 | errno.ENOSYS
+_CALLS = (
+    "socket", "socketpair", "clone", "fork", "vfork", "prctl", "ioctl", "kill", "tgkill", "tkill", "prlimit64",
+    "setpriority", "unshare", "setns", "shmget", "shmat", "msgget", "semget", "add_key", "request_key", "keyctl",
+)  # fmt: skip
 _ARCHITECTURES = {
-    "x86_64": (0xC000003E, {"socket": 41, "clone": 56, "fork": 57, "vfork": 58}),
-    "aarch64": (0xC00000B7, {"socket": 198, "clone": 220}),
+    "x86_64": (
+        0xC000003E,
+        (41, 53, 56, 57, 58, 157, 16, 62, 234, 200, 302, 141, 272, 308, 29, 30, 68, 64, 248, 249, 250),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (198, 199, 220, 0, 0, 167, 29, 129, 131, 130, 261, 140, 97, 268, 194, 196, 186, 190, 217, 218, 219),
+    ),
 }
-"""The audit number of each architecture, and its numbers of system calls."""
-_IO_URING_SETUP, _CLONE3, _OTHER_ABI = 425, 435, 0x40000000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # places in what the filter sees
+"""The audit number of each architecture, and its numbers of the calls above (0: it has none)."""
+_PIDFD_SEND_SIGNAL, _IO_URING_SETUP, _CLONE3, _OTHER_ABI = 424, 425, 435, 0x40000000
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # places in what the filter sees
 _THREAD = 0x10000  # of clone's flags
+_TYPE_INTO_TERMINAL, _ASK_CONSOLE = 0x5412, 0x541C  # of ioctl
+_CAPABILITIES_VERSION, _IGNORE_PERMISSIONS = 0x20080522, 1 << 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class Enforced:
 
     Attributes:
         files: Nothing can be opened, made, renamed or linked except what was allowed.
-        network: No socket can be made, and no further process.
+        network: No socket can be made, no further process, and no call that reaches another one.
     """
 
     files: bool = False
@@ -106,7 +120,7 @@ def restrict(read: Iterable[Path], *, closed: Iterable[Path] = (), write: Iterab
     Args:
         read: Files, and folders with all below them, that may be read and executed.
         closed: What is closed all the same, with all below it. The names in a folder around it can still be listed.
-        write: Where anything may be done.
+        write: Where files and folders may be made, changed and removed.
 
     Returns:
         What is enforced from now on.
@@ -117,6 +131,7 @@ def restrict(read: Iterable[Path], *, closed: Iterable[Path] = (), write: Iterab
     can = available()
     if can.files or can.network:
         _check(_libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+        _drop_capabilities()
     if can.files:
         _close_files(read, closed, write)
     if can.network:
@@ -150,7 +165,11 @@ def _close_files(read: Iterable[Path], closed: Iterable[Path], write: Iterable[P
     size = 8 if version < 4 else 16 if version < 6 else 24
     rules = _check(_libc().syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), 0))
     try:
-        for paths, wanted in ((whole, _EXECUTE | _READ_FILE | _READ_DIR), (split, _READ_DIR), (write, rights)):
+        for paths, wanted in (
+            (whole, _EXECUTE | _READ_FILE | _READ_DIR),
+            (split, _READ_DIR),
+            (write, rights & ~_SPECIAL),
+        ):
             for path in paths:
                 _allow(rules, path, wanted & rights)
         _check(_libc().syscall(_RESTRICT_SELF, rules, 0))
@@ -176,31 +195,51 @@ def _can_filter() -> bool:
 
 
 def _close_network() -> None:
-    """Refuse new sockets and rings (which make sockets, too), and new processes: threads are all that can be started.
+    """Refuse new sockets and processes, and calls that reach other processes; threads can be started.
 
     ``clone3`` hides its flags from a filter. It is made unknown, so that the C library falls back to ``clone``.
     """
-    architecture, calls = _ARCHITECTURES[platform.machine()]
-    refused = [calls[name] for name in ("socket", "fork", "vfork") if name in calls] + [_IO_URING_SETUP]
-    lines: list[tuple[int, int, str, str]] = [
-        (_LOAD, _ARCHITECTURE, "", ""),
-        (_EQUAL, architecture, "", "refuse"),
-        (_LOAD, _NUMBER, "", ""),
-        (_AT_LEAST, _OTHER_ABI, "refuse", ""),
-        *((_EQUAL, number, "refuse", "") for number in refused),
-        (_EQUAL, _CLONE3, "unknown", ""),
-        (_EQUAL, calls["clone"], "", "allow"),
-        (_LOAD, _FIRST_ARGUMENT, "", ""),
-        (_ANY_BIT, _THREAD, "allow", "refuse"),
+    architecture, numbers = _ARCHITECTURES[platform.machine()]
+    calls, own = dict(zip(_CALLS, numbers, strict=True)), os.getpid()
+    examined: dict[str, tuple[int, list[tuple[int, int, str, str]]]] = {
+        "clone": (_FIRST_ARGUMENT, [(_ANY_BIT, _THREAD, "allow", "refuse")]),
+        "prctl": (_FIRST_ARGUMENT, [(_EQUAL, _SET_DEATH_SIGNAL, "refuse", "allow")]),
+        "kill": (_FIRST_ARGUMENT, [(_EQUAL, own, "allow", "refuse")]),
+        "tgkill": (_FIRST_ARGUMENT, [(_EQUAL, own, "allow", "refuse")]),
+        "prlimit64": (_FIRST_ARGUMENT, [(_EQUAL, 0, "allow", ""), (_EQUAL, own, "allow", "refuse")]),
+        "ioctl": (_SECOND_ARGUMENT, [
+            (_EQUAL, _TYPE_INTO_TERMINAL, "refuse", ""), (_EQUAL, _ASK_CONSOLE, "refuse", "allow"),
+        ]),
+    }  # fmt: skip
+    refused = [number for name, number in calls.items() if number and name not in examined]
+    lines: list[tuple[int, int, str | int, str | int]] = [
+        (_LOAD, _ARCHITECTURE, 0, 0),
+        (_EQUAL, architecture, 0, "refuse"),
+        (_LOAD, _NUMBER, 0, 0),
+        (_AT_LEAST, _OTHER_ABI, "refuse", 0),
+        *((_EQUAL, number, "refuse", 0) for number in (*refused, _PIDFD_SEND_SIGNAL, _IO_URING_SETUP)),
+        (_EQUAL, _CLONE3, "unknown", 0),
     ]
-    ends = {"refuse": _REFUSE, "unknown": _UNKNOWN, "allow": _ALLOW}
+    for name, (place, tests) in examined.items():
+        lines += [(_EQUAL, calls[name], 0, 1 + len(tests)), (_LOAD, place, 0, 0)]
+        lines += [(kind, value, yes or 0, no or 0) for kind, value, yes, no in tests]
+    ends = {"allow": _ALLOW, "refuse": _REFUSE, "unknown": _UNKNOWN}
     places = {end: len(lines) + index for index, end in enumerate(ends)}
     code = [
-        _Instruction(kind, *(places[end] - index - 1 if end else 0 for end in (yes, no)), value)
+        _Instruction(kind, *(places[to] - index - 1 if isinstance(to, str) else to for to in (yes, no)), value)
         for index, (kind, value, yes, no) in enumerate(lines)
     ] + [_Instruction(_RETURN, 0, 0, end) for end in ends.values()]
     program = _Program(len(code), (_Instruction * len(code))(*code))
     _check(_libc().prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0))
+
+
+def _drop_capabilities() -> None:
+    """Give up what root may do beyond its files, for good; it may go on reading packages of other users."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    _check(_libc().capget(header, sets))
+    keep = sets[0] & _IGNORE_PERMISSIONS
+    _check(_libc().capset(header, (ctypes.c_uint32 * 6)(keep, keep)))
 
 
 @cache

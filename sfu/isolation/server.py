@@ -10,6 +10,7 @@ may be pickled. What a child sends is never unpickled: a child may run anybody's
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import select
@@ -27,6 +28,7 @@ from sfu.processes import die_with_parent
 
 _LENGTH = struct.Struct("!Q")
 _STATUS = struct.Struct("!i")
+_PATIENCE = 5.0  # seconds
 _SERVER_GONE = "the process that starts rows has ended"
 LONGEST_REPLY = 1 << 24
 """Longest frame, in bytes, that a child may send."""
@@ -40,12 +42,13 @@ class Channel:
     """One end of a pair of sockets, for frames of bytes."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
+        self._end, self._sending = end, threading.Lock()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; raise :class:`OSError` if the other end is closed."""
-        self._end.sendall(_LENGTH.pack(len(frame)))
-        self._end.sendall(frame)
+        """Send a frame, from any thread; raise :class:`OSError` if the other end is closed."""
+        with self._sending:
+            self._end.sendall(_LENGTH.pack(len(frame)))
+            self._end.sendall(frame)
 
     def receive(self, longest: int | None = None) -> bytes | None:
         """Return the next frame, or ``None`` if the other end is closed.
@@ -87,7 +90,7 @@ class Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
-        self._control, self._busy = ours, threading.Lock()
+        self._control, self._busy, self._used = ours, threading.Lock(), False
 
     @property
     def alive(self) -> bool:
@@ -103,7 +106,7 @@ class Server:
         """
         with self._busy:
             try:
-                broken = False
+                self._used, broken = True, False
                 ours, theirs = socket.socketpair()
                 with ours:
                     with theirs:
@@ -128,6 +131,9 @@ class Server:
     def stop(self) -> None:
         """End the server and the child it has, if any. The server also ends by itself when this process does."""
         self._control.close()
+        if self._used:  # it kills the child and ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_PATIENCE)
         self._process.kill()
         self._process.wait()
 
@@ -191,6 +197,7 @@ def _run(child: Callable[[Channel], None], handle: int, parent: int) -> None:
     code = 1
     try:
         die_with_parent(parent)
+        os.setsid()
         os.dup2(handle, 3)
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))
         with socket.socket(fileno=3) as end:
@@ -199,8 +206,9 @@ def _run(child: Callable[[Channel], None], handle: int, parent: int) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
         os._exit(code)
 
 

@@ -6,11 +6,14 @@ They stand in a module of their own, because a row's process imports the method 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import io
 import json
 import mmap
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -18,8 +21,11 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +147,24 @@ def _vm_read(pid: int) -> Any:
     return found
 
 
+def _limit(pid: int) -> Any:
+    return resource.prlimit(pid, resource.RLIMIT_CORE)
+
+
+def _send_datagram(pid: int) -> Any:
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return ends[0].sendto(b"row", "/dev/log")
+
+
+def _type_into_terminal(pid: int) -> Any:
+    try:
+        return fcntl.ioctl(2, termios.TIOCSTI, b"x")
+    except OSError as error:
+        if error.errno == errno.EACCES:  # it was refused, and did not fail for want of a terminal
+            raise
+        return error
+
+
 def _attach(pid: int) -> Any:
     found = ctypes.CDLL(None, use_errno=True).ptrace(16, pid, 0, 0)
     if found < 0:
@@ -153,6 +177,10 @@ PROCESSES: dict[str, Callable[[int], Any]] = {
     "vm_read": _vm_read,
     "ptrace": _attach,
     "signal": lambda pid: os.kill(pid, 0),
+    "limit": _limit,
+    "priority": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 5),
+    "datagram": _send_datagram,
+    "type": _type_into_terminal,
     "environment": lambda pid: Path(f"/proc/{pid}/environ").read_bytes(),
     "descriptors": lambda pid: os.listdir(f"/proc/{pid}/fd"),
 }
@@ -265,12 +293,16 @@ class Patches(UnlearningMethod):
 
 @dataclass(frozen=True)
 class HandsBackLinks(UnlearningMethod):
-    """Has the caller read another head in place of the row's own."""
+    """Has the caller read another head in place of the row's own: through links, or a link in place of the folder."""
 
     other: Path
+    folder: bool = False
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         result = Path(tempfile.gettempdir()).with_name("result")
+        if self.folder:
+            result.rmdir()
+            result.symlink_to(self.other.parent)
         for suffix in (".safetensors", ".json"):
             (result / f"head{suffix}").symlink_to(self.other.with_suffix(suffix))
         frame = json.dumps({"error": None, "seconds": 1.0, "peak_memory_mb": 1.0}).encode()
@@ -279,6 +311,52 @@ class HandsBackLinks(UnlearningMethod):
         (result / "row.json").write_text(json.dumps(about))
         socket.socket(fileno=3).sendall(len(frame).to_bytes(8, "big") + frame)
         os._exit(0)
+
+
+@dataclass(frozen=True)
+class Odd(UnlearningMethod):
+    """Behaves as no method should, or as few do."""
+
+    how: str
+
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
+        head = request.head
+        if self.how == "shape":
+            return UnlearningResult(
+                replace(head, parameters_CE=head.parameters_CE[:, 1:], gradient_CE=head.gradient_CE[:, 1:])
+            )
+        if self.how == "interrupt":
+            raise KeyboardInterrupt
+        if self.how == "exit":
+            raise SystemExit("a good reason")
+        if self.how == "long":
+            raise RuntimeError("x" * 50_000_000)
+        if self.how == "closed":
+            sys.stdout.close()
+        if self.how == "threads":
+            threads = [threading.Thread(target=lambda: [context.report(n, 100) for n in range(100)]) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if self.how == "deep":
+            folder = tempfile.gettempdir()
+            os.chdir(folder)
+            for _ in range(3000):
+                os.mkdir("d")
+                os.chdir("d")
+        return UnlearningResult(head)
+
+
+@dataclass(frozen=True)
+class Stays(UnlearningMethod):
+    """Asks not to die with its parent, sends junk, and stays."""
+
+    def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
+        ctypes.CDLL(None).prctl(1, 0)
+        socket.socket(fileno=3).sendall(b"\xff" * 64)
+        time.sleep(600)
+        return UnlearningResult(request.head)
 
 
 @dataclass(frozen=True)

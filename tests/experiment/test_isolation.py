@@ -13,12 +13,15 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sfu.experiment.job import open_cache
+from sfu.experiment.row_process import read_back
 from sfu.isolation.sandbox import available, split_around
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.rows import make_methods
@@ -31,13 +34,16 @@ from tests.experiment.attacks import (
     Dies,
     FindsFiles,
     HandsBackLinks,
+    Odd,
     Patches,
     Reaches,
     SearchesMemory,
+    Stays,
     marked_rows,
 )
 from tests.experiment.cases import Probe, config_for, run
 
+CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = np.float32(123456.78)
 INVERTED = bytes(255 - byte for byte in MARKER.tobytes())
@@ -110,12 +116,98 @@ def test_caches_the_run_folder_and_installed_datasets_cannot_be_reached(tmp_path
 
 
 @enforced
-def test_a_row_cannot_have_the_caller_read_another_head_for_it(tmp_path, marked_file):
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_row_cannot_have_the_caller_read_another_head_for_it(tmp_path, marked_file, folder):
     run(config_for(marked_file), tmp_path / "first")
-    other = tmp_path / "first" / "heads" / "retrained"
-    row = rows_of(marked_file, tmp_path / "run", {"links": HandsBackLinks(other.with_suffix(".json"))})["links"]
-    assert "no regular file" in row["error"]
+    other = tmp_path / "first" / "heads" / "retrained.json"
+    row = rows_of(marked_file, tmp_path / "run", {"links": HandsBackLinks(other, folder)})["links"]
+    assert "PermissionError" in row["error"]  # no link can be made
     assert "distance" not in row
+
+
+def test_what_is_no_plain_folder_of_files_is_not_read(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "head.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(ValueError, match="link is no folder"):
+        read_back(tmp_path / "link", None, CPU)
+    with pytest.raises(ValueError, match=r"head\.json is no regular file"):
+        read_back(tmp_path / "real", None, CPU)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("shape", "does not fit a LinearHead"), ("interrupt", "KeyboardInterrupt"),
+        ("exit", "SystemExit: a good reason"),
+        ("long", "RuntimeError: xxx"), ("closed", None), ("threads", None), ("deep", None),
+    ],
+)  # fmt: skip
+def test_odd_behaviour_ends_the_row_at_most(tmp_path, marked_file, how, says):
+    rows = rows_of(marked_file, tmp_path / "run", {"odd": Odd(how), "after": Odd("fine")})
+    assert "error" not in rows["after"]
+    if says is None:
+        assert "error" not in rows["odd"]
+    else:
+        assert says in rows["odd"]["error"]
+        assert len(rows["odd"]["error"]) < 20_000
+
+
+@enforced
+def test_a_row_cannot_outlive_its_end(tmp_path, marked_file):
+    rows = rows_of(marked_file, tmp_path / "run", {"stays": Stays()})
+    assert "cannot be read" in rows["stays"]["error"]
+    assert not [folder for folder in Path("/proc").glob("[0-9]*") if is_orphan(folder)]
+
+
+def is_orphan(folder: Path) -> bool:
+    """Whether a process of a row has lost its server."""
+    with contextlib.suppress(OSError):
+        if b"serve_children" in (folder / "cmdline").read_bytes():
+            return "\nPPid:\t1\n" in (folder / "status").read_text()
+    return False
+
+
+def test_a_class_of_a_script_runs_in_the_script(tmp_path, marked_file):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from dataclasses import dataclass
+        from pathlib import Path
+
+        from sfu.experiment.pipeline import run
+        from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+        from tests.experiment.cases import config_for
+
+
+        @dataclass(frozen=True)
+        class Mine(UnlearningMethod):
+            def unlearn(self, request, context, retained=None):
+                return UnlearningResult(request.head)
+
+
+        folder = Path(sys.argv[2])
+        folder.mkdir()
+        row = run(config_for(Path(sys.argv[1])), folder, methods={"mine": Mine()}, show_progress=False)["rows"]["mine"]
+        assert "error" not in row, row
+        assert row["isolation"] == "none"
+    """)
+    )
+    command = [sys.executable, str(script), str(marked_file), str(tmp_path / "out")]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+
+
+def test_runs_in_two_threads_do_not_disturb_each_other(tmp_path, marked_file):
+    alone = rows_of(marked_file, tmp_path / "alone", {"probe": Probe()})["probe"]
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [
+            pool.submit(rows_of, marked_file, tmp_path / str(n), {"probe": Probe(), "odd": Odd("fine")})
+            for n in range(2)
+        ]  # fmt: skip
+        both = [task.result() for task in tasks]
+    assert [rows["probe"].get("error") for rows in both] == [None, None]
+    assert [rows["odd"]["distance"] for rows in both] == [alone["distance"]] * 2
 
 
 @enforced
