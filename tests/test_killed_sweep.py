@@ -19,6 +19,7 @@ SWEEP = (
     "-m",
     "seed=0,1",
     "threads=1",
+    "isolate=false",
     "logger=none",
     "methods=[original,closed_form]",
     "evaluation.membership_splits=2",

@@ -21,7 +21,7 @@ from sfu.results.run_folder import read_run
 from tests.experiment.cases import sfu, write_folder
 from tests.reporting.scripts import load_script
 
-QUICK = ("methods=[original,retrained,closed_form]", "evaluation.membership_splits=2")
+QUICK = ("methods=[original,retrained,closed_form]", "evaluation.membership_splits=2", "isolate=false")
 FOREVER = ("methods=[slow]", "+variants.slow={base:neg_grad,settings:{epochs:1000000,lr:1e-9}}")
 
 

@@ -30,7 +30,7 @@ from sfu.results.run_folder import FoundRun, read_run, run_folders
 if TYPE_CHECKING:
     from sfu.reporting.published import PublishedTable
 
-_ASKING_SECONDS, _POLL_SECONDS = 3.0, 0.05
+_ASKING_SECONDS, _POLL_SECONDS = 8.0, 0.05
 
 
 @dataclass(frozen=True)

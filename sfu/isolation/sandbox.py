@@ -33,7 +33,7 @@ _SCOPES = 3  # abstract sockets and signals of processes outside, since version 
 
 _SPECIAL = sum(1 << bit for bit in (6, 9, 10, 11, 12))  # devices, sockets, pipes and symbolic links are never made
 
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _SET_DEATH_SIGNAL = 38, 22, 2, 1  # of prctl
+_NO_NEW_PRIVILEGES, _GET_SECCOMP, _SET_SECCOMP, _FILTER, _SET_DEATH_SIGNAL = 38, 21, 22, 2, 1  # of prctl
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the filter's machine
 _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EACCES, 0x00050000 | errno.ENOSYS
 _CALLS = (
@@ -191,7 +191,8 @@ def _allow(rules: int, path: str | Path, rights: int) -> None:
 
 
 def _can_filter() -> bool:
-    return sys.platform.startswith("linux") and platform.machine() in _ARCHITECTURES
+    known = sys.platform.startswith("linux") and platform.machine() in _ARCHITECTURES
+    return known and _libc().prctl(_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
 def _close_network() -> None:
