@@ -76,7 +76,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text."""
+    """Write text as UTF-8; the file is either complete or as it was."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

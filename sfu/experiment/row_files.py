@@ -57,9 +57,17 @@ def run_method(
             if not torch.isfinite(unlearned.head.parameters_CE).all():
                 unlearned, error = None, "the unlearned head has NaN or infinite parameters"
         except Exception as caught:
-            error = f"{type(caught).__name__}: {caught}"
+            error = described(caught)
             log.debug("%s failed", name, exc_info=True)
     return RowResult(usage, unlearned, error)
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and text; the type alone if its text cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def write_row(row: RowResult, folder: Path) -> None:

@@ -38,7 +38,7 @@ from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RowResult
 from sfu.experiment.progress import Tick
 from sfu.experiment.resources import Usage
-from sfu.experiment.row_files import read_row, run_method, write_row
+from sfu.experiment.row_files import described, read_row, run_method, write_row
 from sfu.heads.cores.core import Core
 from sfu.isolation.sandbox import protections, restrict
 from sfu.isolation.server import LONGEST_REPLY, Channel, ChildDied, serve, server_of
@@ -136,13 +136,6 @@ def run_in_process(
         return RowResult(usage, None, str(error), kept_from) if result is None else replace(result, isolation=kept_from)
 
 
-def _described(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
-
-
 def read_back(folder: Path, core: Core | None, device: torch.device) -> RowResult:
     """Read a row's result from the folder it has left.
 
@@ -207,7 +200,7 @@ def _run_task(payload: bytes, channel: Channel) -> RowResult:
                 method = make_method(task.config, task.name, method)
             return run_method(task.name, method, task.request, replace(task.context, progress=tick), None)
     except BaseException as error:  # an exit or an interrupt of the method's own ends its row, too
-        return RowResult(Usage(), None, _described(error))
+        return RowResult(Usage(), None, described(error))
 
 
 class _Progress(Record):
