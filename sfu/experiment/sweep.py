@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -86,12 +87,25 @@ class Sweep:
 _sweep: Sweep | None = None
 
 
-class RememberSweepFolder(Callback):
-    """Hydra callback that notes where the jobs of this sweep write, and what is there already."""
+class PrepareSweep(Callback):
+    """Hydra callback that turns ``seeds`` into a sweep over ``seed``, and notes where the jobs of this sweep write."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         global _sweep
         _sweep = Sweep.starting_in(Path(config.hydra.sweep.dir).resolve())
+        if isinstance(config.seeds, int) and config.seeds > 1:
+            _sweep_over_seeds(config)
+
+
+def _sweep_over_seeds(config: DictConfig) -> None:
+    """Have Hydra run ``seeds`` seeds from ``seed`` on, unless the command line lists several itself."""
+    overrides = config.hydra.overrides.task  # Hydra reads them next
+    sweep = f"seed={','.join(str(config.seed + index) for index in range(config.seeds))}"
+    keys = [one.key_or_group for one in OverridesParser.create().parse_overrides(list(overrides))]
+    if "seed" not in keys:
+        overrides.insert(0, sweep)
+    elif isinstance(config.seed, int):
+        overrides[len(keys) - 1 - keys[::-1].index("seed")] = sweep
 
 
 def current_sweep() -> Sweep | None:
@@ -121,7 +135,10 @@ def collect(sweep: Sweep) -> list[Run]:
     the others.
     """
     return [
-        (run.overrides, {"error": f"job {run.job}: {run.problem}"} if run.metrics is None else run.metrics)
+        (
+            {key: value for key, value in run.overrides.items() if key != "seeds"},
+            {"error": f"job {run.job}: {run.problem}"} if run.metrics is None else run.metrics,
+        )
         for run in sweep.jobs()
     ]
 
@@ -145,7 +162,8 @@ def report_sweep(sweep: Sweep) -> None:
     runs, folder = collect(sweep), sweep.folder
     if not runs:
         return
-    table, published = aggregate(runs), _published(runs)
+    seeds = sorted({key for overrides, _ in runs for key in overrides if key.startswith("seed_for.")})
+    table, published = aggregate(runs, ["seed", *seeds]), _published(runs)
     Console().print(terminal_table(table) if published is None else terminal_published_table(table, published))
     if published is not None:
         write_text(folder / "published.md", markdown_published_table(table, published))

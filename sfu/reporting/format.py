@@ -84,6 +84,13 @@ def span(values: Iterable[Any], write: Callable[[float], str]) -> str:
     return " to ".join(dict.fromkeys(map(write, (min(known), max(known))))) if known else ""
 
 
+def interval(centre: Any, ends: tuple[float, float] | None, write: Callable[[Any], str]) -> str:
+    """A mean and its interval: ``+0.1 [-0.2, +0.4]``; the mean alone where there is no interval."""
+    if not is_number(centre):
+        return MISSING
+    return write(centre) + (f" [{write(ends[0])}, {write(ends[1])}]" if ends else "")
+
+
 def spread(mean: Any, deviation: Any, write: Callable[[Any], str], plus_minus: str = "±") -> str:
     """A mean and its spread with the same decimals: ``73.7 ± 0.1``, or the mean alone where there is no spread."""
     if not is_number(mean):

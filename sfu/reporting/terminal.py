@@ -20,7 +20,16 @@ from rich.text import Text as RichText
 from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
-from sfu.reporting.columns import COLUMNS, PRINTED, ResultCell, cells_of
+from sfu.reporting.columns import (
+    COLUMNS,
+    DIFFERENCES,
+    DIFFERENT,
+    PRINTED,
+    ResultCell,
+    cells_of,
+    compared_rows,
+    difference_cells,
+)
 from sfu.reporting.verdict import CRITERIA, verdicts
 from sfu.results.aggregate import MethodResult, ResultTable, table_of_run
 from sfu.results.rows import Metrics
@@ -166,6 +175,45 @@ class _Body:
             name = Text(self.rows[index][0], style=style, overflow="fold")
             grid.add_row(*([marks] if flags else []), name, *(column[index + 1] for column in columns))
         return grid
+
+
+class _Differences:
+    """The paired differences from Retrained of a table over several runs: as many columns as fit."""
+
+    def __init__(self, table: ResultTable) -> None:
+        self.lines: list[tuple[str, dict[str, tuple[str, str]] | None]] = []
+        for group in table.groups:
+            rows = compared_rows(group)
+            if rows and (setting := words.setting_of(group)):
+                self.lines.append((setting, None))
+            self.lines += [(visible(name), difference_cells(row)) for name, row in rows.items()]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        differs = "!=" if options.ascii_only else DIFFERENT
+        cells = [line for _, line in self.lines if line is not None]
+        names = [name for name, line in self.lines if line is not None]
+        columns = {
+            key: _column(COLUMNS[key].short, [(text, "", shows.replace(DIFFERENT, differs)) for text, shows in column])
+            for key in DIFFERENCES
+            for column in [[line[key] for line in cells]]
+        }
+        shown = list(columns)
+        for key in ("remain_gap", "mia_gap", "forget_gap"):
+            if max(map(cell_len, names)) + sum(len(columns[one][0]) + 1 for one in shown) > options.max_width:
+                shown.remove(key)
+        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+        grid.add_column("difference from", overflow="fold")
+        for key in shown:
+            grid.add_column(columns[key][0], no_wrap=True)
+        index = 0
+        for name, line in self.lines:
+            if line is None:
+                grid.add_row(Text(name, style="bold"))
+            else:
+                index += 1
+                grid.add_row(Text(name, overflow="fold"), *(columns[key][index] for key in shown))
+        yield grid
+        yield Text(words.DIFFERENCE.replace(DIFFERENT, differs), style="dim")
 
 
 def terminal_table(table: ResultTable, title: RenderableType | None = None) -> RenderableType:
