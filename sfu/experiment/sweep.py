@@ -146,7 +146,7 @@ def collect(sweep: Sweep) -> list[Run]:
 def report_sweep(sweep: Sweep) -> None:
     """Aggregate the jobs of a sweep over their seeds, print and save the table.
 
-    It becomes sweep.json, sweep.csv, sweep.md and sweep.png in its folder; with ``published``, ours beside the paper's
+    It becomes sweep.json, sweep.csv, sweep.md, sweep.tex and sweep.png in its folder; with ``published``, ours beside the paper's
     table is printed instead and becomes published.md and published.csv.
 
     Raises:
@@ -156,21 +156,24 @@ def report_sweep(sweep: Sweep) -> None:
 
     from sfu.reporting.pictures.choose import save_sweep_plot
     from sfu.reporting.published import csv_published_table, markdown_published_table, terminal_published_table
-    from sfu.reporting.terminal import terminal_table
-    from sfu.reporting.text_tables import csv_table, markdown_table
+    from sfu.reporting.terminal import print_verdicts, terminal_table
+    from sfu.reporting.text_tables import csv_table, latex_table, markdown_table
 
     runs, folder = collect(sweep), sweep.folder
     if not runs:
         return
     seeds = sorted({key for overrides, _ in runs for key in overrides if key.startswith("seed_for.")})
     table, published = aggregate(runs, ["seed", *seeds]), _published(runs)
-    Console().print(terminal_table(table) if published is None else terminal_published_table(table, published))
+    console = Console()
+    console.print(terminal_table(table) if published is None else terminal_published_table(table, published))
+    print_verdicts(table, console)
     if published is not None:
         write_text(folder / "published.md", markdown_published_table(table, published))
         write_text(folder / "published.csv", csv_published_table(table, published))
     write_json(folder / "sweep.json", table.to_json())
     write_text(folder / "sweep.csv", csv_table(table))
     write_text(folder / "sweep.md", markdown_table(table))
+    write_text(folder / "sweep.tex", latex_table(table))
     if len(table.failed) < table.n_runs:
         save_sweep_plot(table, folder / "sweep.png")
     print(f"Saved in {visible(str(folder))}")

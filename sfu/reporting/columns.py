@@ -93,23 +93,24 @@ def cells_of(
         yield name, row, cells
 
 
-DIFFERENCES = {gap: metric for metric, gap in CRITERIA.items() if gap != "distance"}
-"""The gaps to Retrained, which are paired by run, each with the metric that it is a gap of."""
+DIFFERENCES = {gap: metric for metric, gap in CRITERIA.items()}
+"""What is compared with Retrained within a run: the gaps and the distance, each with the metric that it belongs to."""
 EQUAL, DIFFERENT, UNCLEAR = "=", "≠", "?"
 
 
 def difference_cells(row: MethodResult) -> dict[str, tuple[str, str]]:
     """Return the paired differences from Retrained: by gap ``+0.1 [-0.2, +0.4]`` (95 % interval), and what it shows.
 
-    That is ``EQUAL`` if the two one-sided tests place it within the margin, ``DIFFERENT`` if the interval leaves out 0,
-    else ``UNCLEAR``; empty below two runs.
+    A gap shows ``EQUAL`` if the two one-sided tests place it within the margin, ``DIFFERENT`` if the interval leaves
+    out 0, else ``UNCLEAR``. A distance, or a gap over fewer than two runs, shows nothing.
     """
     cells = {}
     for gap, metric in DIFFERENCES.items():
-        entry = row[gap]
-        found = relation((value for value in entry.values if value is not None), MARGINS[metric])
-        shows = EQUAL if found is Relation.equal else UNCLEAR if found is Relation.unclear else DIFFERENT
-        cells[gap] = fmt.interval(entry.mean, entry.interval, fmt.points), shows if entry.n > 1 else ""
+        entry, shows = row[gap], ""
+        if entry.n > 1 and gap != "distance":
+            found = relation((value for value in entry.values if value is not None), MARGINS[metric])
+            shows = EQUAL if found is Relation.equal else UNCLEAR if found is Relation.unclear else DIFFERENT
+        cells[gap] = fmt.interval(entry.mean, entry.interval, column_of(gap).write), shows
     return cells
 
 

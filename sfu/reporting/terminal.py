@@ -53,7 +53,7 @@ def stacked(*lines: RichText) -> RichText:
     return RichText("\n").join(lines)
 
 
-BEST, WORSE, RETAINED, STORED, WITHHELD, ORACLE = "*", "!", "r", "s", "=", "o"
+BEST, WORSE, RETAINED, STORED, WITHHELD, ORACLE = "*", "!", "r", "s", "n", "o"
 MARKS = {
     BEST: ("best source-free", "bold green"),
     WORSE: ("worse than nothing", "bold red"),
@@ -65,7 +65,7 @@ MARKS = {
 """Each mark with its meaning and its style."""
 WORSE_STYLE = MARKS[WORSE][1]
 
-_FOLDED_NAME, _NARROWEST_NAME = 12, 8
+_FOLDED_NAME, _NARROWEST_NAME, _FROM = 12, 8, "minus retrained"
 _KEYS = (*PRINTED, "test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
 _NAMES, _ALL_GAPS = "names", "gaps"
 _GIVEN_UP = (
@@ -190,28 +190,26 @@ class _Differences:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         differs = "!=" if options.ascii_only else DIFFERENT
-        cells = [line for _, line in self.lines if line is not None]
-        names = [name for name, line in self.lines if line is not None]
-        columns = {
-            key: _column(COLUMNS[key].short, [(text, "", shows.replace(DIFFERENT, differs)) for text, shows in column])
-            for key in DIFFERENCES
-            for column in [[line[key] for line in cells]]
-        }
-        shown = list(columns)
+        columns = {}
+        for key, metric in DIFFERENCES.items():
+            cells = [line[key] for _, line in self.lines if line is not None]
+            widest = max(cell_len(text) for text, _ in cells)
+            shown = [
+                f"{text.rjust(widest)} {shows.replace(DIFFERENT, differs):{len(differs)}}" for text, shows in cells
+            ]
+            columns[key] = [COLUMNS[metric].short.rjust(widest) + " " * (1 + len(differs)), *shown]
+        names = max(cell_len(name) for name, line in self.lines if line is not None)
         for key in ("remain_gap", "mia_gap", "forget_gap"):
-            if max(map(cell_len, names)) + sum(len(columns[one][0]) + 1 for one in shown) > options.max_width:
-                shown.remove(key)
+            if max(names, len(_FROM)) + sum(len(column[0]) + 1 for column in columns.values()) > options.max_width:
+                del columns[key]
         grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
-        grid.add_column("difference from", overflow="fold")
-        for key in shown:
-            grid.add_column(columns[key][0], no_wrap=True)
-        index = 0
+        grid.add_column(_FROM, overflow="fold", min_width=min(names, _FOLDED_NAME))
+        for heading, *_ in columns.values():
+            grid.add_column(heading, no_wrap=True)
+        cells_of_line = zip(*(column[1:] for column in columns.values()), strict=True)
         for name, line in self.lines:
-            if line is None:
-                grid.add_row(Text(name, style="bold"))
-            else:
-                index += 1
-                grid.add_row(Text(name, overflow="fold"), *(columns[key][index] for key in shown))
+            found = [] if line is None else map(Text, next(cells_of_line))
+            grid.add_row(Text(name, style="bold" if line is None else "", overflow="fold"), *found)
         yield grid
         yield Text(words.DIFFERENCE.replace(DIFFERENT, differs), style="dim")
 
@@ -228,6 +226,11 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
         parts.append(Text("No run finished." if len(table.failed) == table.n_runs else "No rows."))
     else:
         parts.append(body)
+        differences = _Differences(table)
+        if differences.lines:
+            parts += [Text(""), differences]
+        elif any(row.n == 1 for _, row in body.rows):
+            parts.append(Text(words.ONE_RUN, style="dim"))
     for title, lines, style in (
         ("Averaged over fewer runs:", words.gaps_in_data(table), ""),
         ("Failed:", words.failures(table), WORSE_STYLE),

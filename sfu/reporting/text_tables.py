@@ -99,7 +99,7 @@ def markdown_table(table: ResultTable, title: str | None = None) -> str:
     parts = [f"**{escape_cell(title or words.headline(table))}**", markdown_rows(header, body)]
     best = f"**Bold**: best among the methods without source data{' at this setting' if table.varied else ''}."
     parts.append(f"{words.SIGNED} {words.SCALE} {best} `!`: worse than doing nothing.")
-    parts += _markdown_differences(table)
+    parts += _markdown_differences(table) or ([words.ONE_RUN] if table.n_runs == 1 else [])
     parts += markdown_list("Averaged over fewer runs:", words.gaps_in_data(table))
     parts += markdown_list("Failed:", words.failures(table))
     parts += map(escape_cell, words.unenforced(table))
@@ -151,7 +151,7 @@ def csv_records(table: ResultTable) -> list[dict[str, Any]]:
 
 
 def csv_table(table: ResultTable) -> str:
-    """Return a line for each setting and method: ``<metric>.mean``, ``.std``, ``.stderr``, ``.low``, ``.high`` and ``.n``."""
+    """Return a line for each setting and method, with all of ``_STATISTICS`` of every metric."""
     metrics = [f"{key}.{part}" for key in metrics_in(table) for part in _STATISTICS]
     header = [*table.varied, *CSV_LEAD, *metrics]
     return csv_rows(header, [[record[key] for key in header] for record in csv_records(table)])
