@@ -146,8 +146,8 @@ def collect(sweep: Sweep) -> list[Run]:
 def report_sweep(sweep: Sweep) -> None:
     """Aggregate the jobs of a sweep over their seeds, print and save the table.
 
-    It becomes sweep.json, sweep.csv, sweep.md, sweep.tex and sweep.png in its folder; with ``published``, ours beside the paper's
-    table is printed instead and becomes published.md and published.csv.
+    It becomes sweep.json, sweep.csv, sweep.md, sweep.tex and sweep.png in its folder. With ``published``, ours beside
+    the paper's table is printed instead and becomes published.md and published.csv.
 
     Raises:
         ArtifactError: A file cannot be written. The table is printed before.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sfu.results.rows import is_number
@@ -84,7 +84,7 @@ def span(values: Iterable[Any], write: Callable[[float], str]) -> str:
     return " to ".join(dict.fromkeys(map(write, (min(known), max(known))))) if known else ""
 
 
-def interval(centre: Any, ends: tuple[float, float] | None, write: Callable[[Any], str]) -> str:
+def interval(centre: Any, ends: Sequence[float] | None, write: Callable[[Any], str]) -> str:
     """A mean and its interval: ``+0.1 [-0.2, +0.4]``; the mean alone where there is no interval."""
     if not is_number(centre):
         return MISSING

@@ -43,6 +43,8 @@ def best_rows(rows: Mapping[str, MethodResult]) -> dict[str, set[str]]:
             first = min(scores, key=scores.__getitem__)
             alike = {name for name in scores if compared(rows[name], rows[first], metric) is Relation.equal}
             best[metric] = {first} | alike
+        else:
+            best[metric] = set()
     return best
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -40,8 +40,8 @@ class Statistic:
     stderr: float | None = None
     n: int = 0
     missing: int = 0
-    interval: tuple[float, float] | None = None
-    values: tuple[float | None, ...] = ()
+    interval: list[float] | None = None
+    values: list[float | None] = field(default_factory=list)
 
     @property
     def low(self) -> float | None:
@@ -56,7 +56,7 @@ class Statistic:
     @classmethod
     def of(cls, values: Sequence[Any]) -> Statistic:
         """Summarise values, some of which may be missing."""
-        known = tuple(float(value) if is_number(value) else None for value in values)
+        known = [float(value) if is_number(value) else None for value in values]
         present = [value for value in known if value is not None]
         missing = len(values) - len(present)
         if not present:
@@ -99,12 +99,12 @@ def relation(differences: Iterable[float], margin: float) -> Relation | None:
     return Relation.better if high < 0 else Relation.worse if low > 0 else Relation.unclear
 
 
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> list[float]:
     """Return Student's interval of the mean; of a single value, the value twice."""
     from scipy.special import stdtrit  # quicker to import than scipy.stats
 
     mean, n = statistics.fmean(values), len(values)
     if n == 1:
-        return mean, mean
+        return [mean, mean]
     half = float(stdtrit(n - 1, (1 + confidence) / 2)) * statistics.stdev(values) / math.sqrt(n)
-    return mean - half, mean + half
+    return [mean - half, mean + half]
