@@ -181,37 +181,43 @@ class _Differences:
     """The paired differences from Retrained of a table over several runs: as many columns as fit."""
 
     def __init__(self, table: ResultTable) -> None:
-        self.lines: list[tuple[str, dict[str, tuple[str, str]] | None]] = []
-        for group in table.groups:
-            rows = compared_rows(group)
-            if rows and (setting := words.setting_of(group)):
-                self.lines.append((setting, None))
-            self.lines += [(visible(name), difference_cells(row)) for name, row in rows.items()]
+        self.groups = [(words.setting_of(group), rows) for group in table.groups if (rows := compared_rows(group))]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         differs = "!=" if options.ascii_only else DIFFERENT
+        rows = [(visible(name), difference_cells(row)) for _, group in self.groups for name, row in group.items()]
         columns = {}
         for key, metric in DIFFERENCES.items():
-            cells = [line[key] for _, line in self.lines if line is not None]
-            widest = max(cell_len(text) for text, _ in cells)
+            width = max(cell_len(line[key][0]) for _, line in rows)
+            mark = 0 if key == "distance" else 1 + len(differs)
             shown = [
-                f"{text.rjust(widest)} {shows.replace(DIFFERENT, differs):{len(differs)}}" for text, shows in cells
+                line[key][0].rjust(width) + line[key][1].replace(DIFFERENT, differs).rjust(mark) for _, line in rows
             ]
-            columns[key] = [COLUMNS[metric].short.rjust(widest) + " " * (1 + len(differs)), *shown]
-        names = max(cell_len(name) for name, line in self.lines if line is not None)
+            columns[key] = [Text(COLUMNS[metric].short.rjust(width).ljust(width + mark)), *map(Text, shown)]
+        longest = max(cell_len(name) for name in (_FROM, *(name for name, _ in rows)))
         for key in ("remain_gap", "mia_gap", "forget_gap"):
-            if max(names, len(_FROM)) + sum(len(column[0]) + 1 for column in columns.values()) > options.max_width:
+            if longest + sum(len(column[0]) + 1 for column in columns.values()) > options.max_width:
                 del columns[key]
-        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
-        grid.add_column(_FROM, overflow="fold", min_width=min(names, _FOLDED_NAME))
-        for heading, *_ in columns.values():
-            grid.add_column(heading, no_wrap=True)
-        cells_of_line = zip(*(column[1:] for column in columns.values()), strict=True)
-        for name, line in self.lines:
-            found = [] if line is None else map(Text, next(cells_of_line))
-            grid.add_row(Text(name, style="bold" if line is None else "", overflow="fold"), *found)
-        yield grid
+        room = options.max_width - sum(len(column[0]) + 1 for column in columns.values())
+        width, start = max(min(longest, room), _NARROWEST_NAME), 0
+        yield _grid([[Text(_FROM), *(column[0] for column in columns.values())]], width, header=True)
+        for setting, group in self.groups:
+            if setting:
+                yield Text(setting, style="bold")
+            lines = range(start, start := start + len(group))
+            yield _grid([[Text(rows[i][0]), *(column[i + 1] for column in columns.values())] for i in lines], width)
         yield Text(words.DIFFERENCE.replace(DIFFERENT, differs), style="dim")
+
+
+def _grid(lines: Sequence[Sequence[Text]], width: int, *, header: bool = False) -> Table:
+    """Lines of a table, or its heading, whose names are folded at a width."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, show_header=header)
+    for index, cell in enumerate(lines[0]):
+        head = cell if header else ""
+        grid.add_column(head, width=len(cell) if index else width, no_wrap=index > 0, overflow="fold")
+    for line in [] if header else lines:
+        grid.add_row(*line)
+    return grid
 
 
 def terminal_table(table: ResultTable, title: RenderableType | None = None) -> RenderableType:
@@ -227,7 +233,7 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
     else:
         parts.append(body)
         differences = _Differences(table)
-        if differences.lines:
+        if differences.groups:
             parts += [Text(""), differences]
         elif any(row.n == 1 for _, row in body.rows):
             parts.append(Text(words.ONE_RUN, style="dim"))
