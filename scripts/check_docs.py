@@ -20,8 +20,8 @@ or ``>=``, and either a metric of a row, with settings of its runs, or a pattern
 prints. ``max``, ``min`` and ``abs`` before a metric take the largest, the smallest or absolute values.
 
 A figure is off if it differs by more than its spread and what its last digit stands for. Its spread is what follows its
-±, else ``spread``, else the standard deviation over the seeds of the run. A figure after ± is off if it differs by more
-than half. Tables with figures that cannot be run again say why: ``<!-- not checked: REASON -->``.
+±, else ``spread``, else the standard deviation (with ``se``, the standard error) over the seeds of the run. A figure
+after ± is off if it differs by more than half. Tables with figures that cannot be run again say why: ``<!-- not checked: REASON -->``.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def check(claim: Claim, outcome: Outcome, options: dict[str, str]) -> tuple[str,
     measured = statistics.fmean(values)
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     shown = deviation / math.sqrt(len(values)) if "se" in options else deviation
-    spread = float(options.get("spread", deviation if figure.spread is None else figure.spread))
+    spread = float(options.get("spread", shown if figure.spread is None else figure.spread))
     tolerance = spread + 0.5001 * figure.unit
     if claim.relation != "=":
         holds = figure.value >= measured if claim.relation == ">=" else figure.value <= measured
