@@ -21,7 +21,8 @@ prints. ``max``, ``min`` and ``abs`` before a metric take the largest, the small
 
 A figure is off if it differs by more than its spread and what its last digit stands for. Its spread is what follows its
 ±, else ``spread``, else the standard deviation (with ``se``, the standard error) over the seeds of the run. A figure
-after ± is off if it differs by more than half. Tables with figures that cannot be run again say why: ``<!-- not checked: REASON -->``.
+after ± is off if it differs by more than half. Tables with figures that cannot be run again say why:
+``<!-- not checked: REASON -->``.
 """
 
 from __future__ import annotations
