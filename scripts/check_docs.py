@@ -4,6 +4,7 @@
     python scripts/check_docs.py --features cifar10_512.npz       # and those on CIFAR-10's features
     python scripts/check_docs.py --features cifar10_512.npz --images cifar10_images --all    # and those that take long
     python scripts/check_docs.py --list                           # what each marker needs; runs nothing
+    python scripts/check_docs.py --update README.md               # write what was measured into its tables
 
 It prints a line for each figure. The exit code is 1 if a figure is off, and 2 if a command or a marker does not work.
 
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import math
 import os
 import re
@@ -38,7 +40,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,19 @@ class MarkerError(Exception):
 
 @dataclass(frozen=True)
 class Figure:
-    """A number as a page prints it; ``unit`` is what one step of its last digit stands for."""
+    """A number as a page prints it.
+
+    Attributes:
+        text: Its digits.
+        unit: What one step of its last digit stands for.
+        spread: What follows its ±.
+        place: Where it and its spread stand in the page; ``None`` outside tables.
+    """
 
     text: str
     unit: float
     spread: float | None = None
+    place: tuple[int, int] | None = None
 
     @property
     def value(self) -> float:
@@ -109,11 +119,14 @@ class Marked:
 # --- pages
 
 
-def figures_of(cell: str) -> list[Figure]:
-    """Return the numbers of a table's cell, without what stands in brackets."""
-    plain = re.sub(r"\([^)]*\)", "", cell.replace("*", ""))
-    found = re.findall(rf"(?<![\w.-])({NUMBER})(?:\s*±\s*({NUMBER}))?", plain)
-    return [Figure(one, unit_of(one), float(spread.replace(",", "")) if spread else None) for one, spread in found]
+def figures_of(cell: str, start: int = 0) -> list[Figure]:
+    """Return the numbers of a table's cell, without what stands in brackets; ``start`` is the cell's place."""
+    plain = re.sub(r"\([^)]*\)", lambda found: " " * len(found[0]), cell.replace("*", " "))
+    figures = []
+    for found in re.finditer(rf"(?<![\w.-])({NUMBER})(?: ± ({NUMBER}))?", plain):
+        spread = float(found[2].replace(",", "")) if found[2] else None
+        figures.append(Figure(found[1], unit_of(found[1]), spread, (start + found.start(), start + found.end())))
+    return figures
 
 
 def unit_of(text: str) -> float:
@@ -166,7 +179,7 @@ def markers_of(page: Path, pages: list[Path]) -> Iterator[Marked]:
             before = text[: found.start()].rstrip().rsplit("\n\n", 1)[-1]
             marked.claims += [text_claim(one, before, where) for one in claimed]
             if not claimed:
-                table = Table.first_of(text[found.end() :])
+                table = Table.first_of(text, found.end())
                 marked.claims += printed_claims(table) if "printed" in marked.options else table_claims(table, where)
         except MarkerError as error:
             raise MarkerError(f"{page.name}:{line}: {error}.") from error
@@ -185,23 +198,36 @@ def text_claim(claim: str, before: str, where: dict[str, str]) -> Claim:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """A table's cell: its text, and the figures in it."""
+
+    text: str
+    figures: list[Figure]
+
+
+@dataclass(frozen=True)
 class Table:
     """A Markdown table: the header's cells, and those of each line."""
 
     header: list[str]
-    body: list[list[str]]
+    body: list[list[Cell]]
 
     @classmethod
-    def first_of(cls, text: str) -> Table:
-        """Return the table at the beginning of a text."""
-        lines = [line for line in text.strip().split("\n\n")[0].splitlines() if line.startswith("|")]
-        if len(lines) < 3:
+    def first_of(cls, text: str, start: int = 0) -> Table:
+        """Return the first table of a text that begins at ``start``, if there is only white space before it."""
+        place = start + len(text[start:]) - len(text[start:].lstrip())
+        rows = []
+        for line in text[place:].splitlines(keepends=True):
+            if not line.startswith("|"):
+                break
+            edges = [place + found.start() for found in re.finditer(r"(?<!\\)\|", line)]
+            rows.append([(text[one + 1 : end], one + 1) for one, end in itertools.pairwise(edges)])
+            place += len(line)
+        if len(rows) < 3:
             raise MarkerError("no table follows the marker")
-        header, _, *body = (
-            [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))]
-            for line in lines
-        )
-        return cls(header, body)
+        header, _, *body = rows
+        cells = [[Cell(cell.strip(), figures_of(cell, place)) for cell, place in row] for row in body]
+        return cls([cell.strip() for cell, _ in header], cells)
 
 
 def printed_claims(table: Table) -> list[Claim]:
@@ -210,7 +236,7 @@ def printed_claims(table: Table) -> list[Claim]:
         Claim(figure, f"#{number}.{column}.{place} of |{'|'.join(table.header)}|", {})
         for number, row in enumerate(table.body)
         for column, cell in enumerate(row)
-        for place, figure in enumerate(figures_of(cell))
+        for place, figure in enumerate(cell.figures)
     ]
 
 
@@ -221,43 +247,40 @@ def printed_value(printed: str, what: str) -> list[float]:
     for block in re.findall(r"(?:^\|.*\n)+", printed + "\n", re.M):
         table = Table.first_of(block) if block.count("\n") > 2 else None
         if table is not None and f"|{'|'.join(table.header)}|" == header and row < len(table.body):
-            figures = figures_of(table.body[row][column])
+            figures = table.body[row][column].figures
             return [figures[number].value] if number < len(figures) else []
     return []
 
 
 def table_claims(table: Table, where: dict[str, str]) -> list[Claim]:
     """Return what a table of rows and metrics claims."""
-    header, body = table.header, table.body
-    columns = [column_of(name) for name in header]
-    cells = [[figures_of(cell) for cell in row] for row in body]
+    columns = [column_of(name) for name in table.header]
     claims = []
-    for row, texts in zip(cells, body, strict=True):
+    for row in table.body:
         keys, name = dict(where), ""
-        for (kind, value), cell in zip(columns, texts, strict=True):
-            code = re.search(r"`([^`]+)`", cell)
+        for (kind, value), cell in zip(columns, row, strict=True):
+            code = re.search(r"`([^`]+)`", cell.text)
             if kind == "key":
-                keys[value] = code[1] if code else cell
+                keys[value] = code[1] if code else cell.text
             elif kind == "name":
                 name = code[1] if code else ""
-        for number, (kind, value) in enumerate(columns):
-            parts = [("", value)]
+        for number, ((kind, value), cell) in enumerate(zip(columns, row, strict=True)):
             if kind == "rule":
-                parts = [(f"{name}.distance", f"tune={value}")]
+                parts = [(f"{name}.distance", {"tune": value})]
             elif kind == "metric":
-                parts = [(f"{name}.{value}", "")]
+                parts = [(f"{name}.{value}", {})]
             elif kind == "row":
-                metrics = ("test_accuracy", "forget_accuracy", "distance")[-len(row[number]) :]
-                parts = [(f"{value}.{metric}", "") for metric in metrics]
+                metrics = ("test_accuracy", "forget_accuracy", "distance")[-len(cell.figures) :]
+                parts = [(f"{value}.{metric}", {}) for metric in metrics]
             else:
                 continue
-            finest = min((one.unit for line in cells for one in line[number] if "e" not in one.text), default=1.0)
-            if len(row[number]) not in (0, len(parts)):
-                raise MarkerError(f"'{texts[number]}' holds {len(row[number])} figures, not {len(parts)}")
-            for figure, (what, rule) in zip(row[number], parts, strict=False):
+            if len(cell.figures) != len(parts) and cell.text:
+                raise MarkerError(f"'{cell.text}' holds {len(cell.figures)} figures, not {len(parts)}")
+            column = [figure.unit for line in table.body for figure in line[number].figures if "e" not in figure.text]
+            for figure, (what, rule) in zip(cell.figures, parts, strict=False):
                 if figure.text in ("0", "1"):  # exactly so by definition
-                    figure = Figure(figure.text, finest, figure.spread)
-                claims.append(Claim(figure, what, keys | dict([rule.split("=")] if rule else [])))
+                    figure = replace(figure, unit=min(column))
+                claims.append(Claim(figure, what, keys | rule))
     return claims
 
 
@@ -370,8 +393,8 @@ class Runner:
 # --- the comparison
 
 
-def check(claim: Claim, outcome: Outcome, options: dict[str, str]) -> tuple[str, bool]:
-    """Return a line about a figure, and whether it holds."""
+def check(claim: Claim, outcome: Outcome, options: dict[str, str]) -> tuple[str, bool, str]:
+    """Return a line about a figure, whether it holds, and what the page would say by this measurement."""
     values, figure = outcome.values(claim.what, claim.where), claim.figure
     if not values:
         raise MarkerError(f"the command gives no {claim.what} {claim.where or ''}")
@@ -392,7 +415,28 @@ def check(claim: Claim, outcome: Outcome, options: dict[str, str]) -> tuple[str,
     claimed = figure.text if figure.spread is None else f"{figure.text} ± {figure.spread:g}"
     got = f"{measured:.6g}" + (f" ± {shown:.2g}" if len(values) > 1 else "")
     relation = "" if claim.relation == "=" else f"{claim.relation} "
-    return f"{claim.what} {where}: claimed {relation}{claimed}, measured {got}, spread {spread:.2g}", holds
+    line = f"{claim.what} {where}: claimed {relation}{claimed}, measured {got}, spread {spread:.2g}"
+    return line, holds, as_shown(figure, measured, shown)
+
+
+def as_shown(figure: Figure, measured: float, spread: float) -> str:
+    """Return a measurement as the page shows the figure; rounding errors and what is 0 or 1 by definition stay."""
+    if figure.value < ROUNDING or figure.text == "1":
+        return figure.text
+    if "e" in figure.text:
+        digits = len(figure.text.partition("e")[0].partition(".")[2])
+        mantissa, _, power = f"{measured:.{digits}e}".partition("e")
+        return f"{mantissa}e{int(power)}"
+    digits = len(figure.text.partition(".")[2])
+    return f"{measured:,.{digits}f}" + ("" if figure.spread is None else f" ± {spread:,.{digits}f}")
+
+
+def update(page: Path, changes: dict[tuple[int, int], str]) -> None:
+    """Write new figures into a page."""
+    text = page.read_text(encoding="utf-8")
+    for (start, end), new in sorted(changes.items(), reverse=True):
+        text = text[:start] + new + text[end:]
+    page.write_text(text, encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -402,6 +446,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--features", type=Path, metavar="FILE", help=f"CIFAR-10's features, on pages {FEATURES}")
     parser.add_argument("--images", type=Path, metavar="FOLDER", help=f"CIFAR-10's images, on pages {IMAGES}")
     parser.add_argument("--all", action="store_true", help="also what takes long")
+    parser.add_argument("--update", action="store_true", help="write what was measured into tables; texts stay")
     parser.add_argument("--list", action="store_true", help="say what each marker needs, and run nothing")
     given = parser.parse_args(arguments)
     known = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -412,6 +457,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="sfu-check-docs-") as work:
         runner = Runner(Path(work), links)
         for page in pages:
+            text, changes = page.read_text(encoding="utf-8"), dict[tuple[int, int], str]()
             try:
                 marked = list(markers_of(page, list(dict.fromkeys([*pages, *known]))))
             except MarkerError as error:
@@ -431,12 +477,16 @@ def main(arguments: list[str] | None = None) -> int:
                 try:
                     outcome = runner.run(one.command, one.options.get("first", ""))
                     for claim in one.claims:
-                        line, holds = check(claim, outcome, one.options)
+                        line, holds, new = check(claim, outcome, one.options)
+                        if claim.figure.place is not None:
+                            changes[claim.figure.place] = new
                         checked, off = checked + 1, off + (not holds)
                         print(f"{place} {line}, {'ok' if holds else 'OFF'}", flush=True)
                 except MarkerError as error:
                     print(f"{place}: {error}", flush=True)
                     broken += 1
+            if given.update and page.read_text(encoding="utf-8") == text:  # places of another text are wrong
+                update(page, changes)
     print(f"{checked} figures checked, {off} off; {broken} markers do not work; {left} figures need more options.")
     return 2 if broken else int(off > 0)
 

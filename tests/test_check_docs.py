@@ -104,6 +104,7 @@ def test_a_figure_that_is_altered_is_off(page, capsys, true, false, what):
         ("check: python", "check: sfu", "no page shows a command that begins with 'sfu"),
         ("| 0.1 | 91.0", "| 0.2 | 91.0", "the command gives no closed_form.test_accuracy {'head.l2': '0.2'}"),
         ("`original` | 0.1", "`retrained` | 0.1", "the command gives no retrained.test_accuracy"),
+        ("| 0.6 |", "| about six |", "'about six' holds 0 figures, not 1"),
         ("| seconds |", "| hours |", "the column 'hours' is unknown to scripts/check_docs.py"),
         ("1.012 = /worst", "1.012 is /worst", "is no claim"),
         ("make.py    #", "make.py 1 2 && false    #", "ended with exit code 1"),
@@ -117,6 +118,22 @@ def test_a_marker_or_command_that_does_not_work_ends_with_2(page, capsys, true, 
     code, shown = run(page, capsys)
     assert code == 2, shown
     assert message in shown
+
+
+def test_update_writes_what_was_measured_into_tables_and_leaves_texts(page, capsys):
+    true = page.read_text()
+    text = (
+        true.replace("0.320 ± 0.026", "0.450 ± 0.1")
+        .replace("| 95.0 | 1 |", "| 7.1 | 1 |")
+        .replace("0.035 |", "9.999 |")
+    )
+    page.write_text(text.replace("1.004", "1.009"))
+    assert run(page, capsys, "--update")[0] == 1
+    assert page.read_text() == true.replace("1.004", "1.009")
+    assert run(page, capsys)[0] == 1
+    page.write_text(true)
+    assert run(page, capsys, "--update")[0] == 0
+    assert page.read_text() == true
 
 
 def test_what_needs_data_or_long_is_left_out_and_counted(page, tmp_path, capsys):
