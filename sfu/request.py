@@ -44,6 +44,10 @@ class RetainedSet:
     labels_R: Tensor
     weights_R: Tensor | None = None
 
+    def __repr__(self) -> str:
+        """Say how many rows there are, without any example."""
+        return f"RetainedSet({len(self.labels_R)} rows)"
+
 
 Retained = RetainedSet | None
 """The retained rows, or ``None`` for a method that may not see them."""
@@ -133,8 +137,12 @@ class ForgetRequest:
                 f"the forget labels run from {int(labels.min())} to {int(labels.max())}, but the head has classes "
                 f"0 .. {head.n_classes - 1}."
             )
-        if not torch.isfinite(features).all():
-            raise DataError("the forget features have NaN or infinite values. Remove or repair those rows.")
+        finite_F = torch.isfinite(features).all(1)
+        if not finite_F.all():
+            raise DataError(
+                f"the forget features have NaN or infinite values in {int((~finite_F).sum())} of {len(finite_F)} rows "
+                f"(first: row {int(finite_F.int().argmin())}). Remove or repair those rows."
+            )
         if self.n_forget >= head.n_train:
             raise DataError(
                 f"{self.n_forget} examples to forget of N = {head.n_train} leave none retained. Check n_train."
@@ -165,6 +173,11 @@ class ForgetRequest:
                 f"the forget set weighs {self.weight:g} and the training set {head.total_weight:g}. It must weigh "
                 "less; give the total weight of the training rows as the head's `weight`."
             )
+
+    def __repr__(self) -> str:
+        """Say what is requested, without any example."""
+        views = "" if self.views_VFD is None else f", {len(self.views_VFD)} views of each"
+        return f"ForgetRequest({self.n_forget} of {self.head.n_train} rows{views}, head={self.head})"
 
     def _check_classes(self) -> None:
         if self.classes is None:
@@ -285,7 +298,7 @@ class ForgetRequest:
         """Return the head of the retained data at ``parameters_CE``, assumed to be at its optimum there.
 
         The stored summary is dropped, because it still contains the forgotten examples. A certificate loses its bound,
-        which only certified removal can update.
+        which only certified removal can update. The head remembers that it has served a request for these rows.
         """
         head = self.head
         return replace(
@@ -296,6 +309,7 @@ class ForgetRequest:
             weight=None if head.weight is None else self.retained_weight,
             data_hessian=None,
             certificate=head.certificate and replace(head.certificate, residual_bound=None),
+            forgotten=head.forgotten.after(self.features_FD, self.labels_F),
         )
 
     def hessian(self, structure: Structure) -> CurvatureOperator:

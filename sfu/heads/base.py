@@ -18,10 +18,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from sfu.arrays import Array, as_tensor
 from sfu.errors import ArtifactError, DataError
 from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
 from sfu.heads.cores.core import Core
+from sfu.heads.forgotten import Forgotten, ForgottenRecord
 from sfu.heads.settings import HeadSettings
 from sfu.losses.base import Layout, Loss
 from sfu.losses.objective import Objective
@@ -47,6 +49,7 @@ class HeadRecord(Versioned):
     n_features: Annotated[Count, Field(gt=0)]
     l2: Size
     n_train: Annotated[Count, Field(gt=0)]
+    forgotten: ForgottenRecord | None = None
 
 
 class TrainedRecord(HeadRecord):
@@ -77,7 +80,7 @@ class Head(Registered, ABC, kind="head"):
         gradient_CE: Gradient of the mean training objective at these parameters; 0 at the optimum. The Newton step
             corrects for it, so a head that was stopped early can be unlearned from too.
         l2: Weight of the regulariser (of the mean objective; never on the bias of a linear head).
-        n_train: Number N of training rows.
+        n_train: Number N of training rows, without those that were forgotten.
         bias: Whether there is a bias that is not regularised.
         loss: The loss it was trained with, class weights included.
         data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored. It is a
@@ -87,6 +90,7 @@ class Head(Registered, ABC, kind="head"):
             with class weights needs it.
         certificate: The certificate of a head trained for certified removal. The stored gradient is then that of the
             perturbed objective.
+        forgotten: The requests that the head has served. A head that is saved and loaded keeps it.
     """
 
     parameters_CE: Tensor
@@ -98,6 +102,7 @@ class Head(Registered, ABC, kind="head"):
     data_hessian: Tensor | None = None
     weight: float | None = None
     certificate: Certificate | None = None
+    forgotten: Forgotten = field(default_factory=Forgotten)
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: HeadRecord}
     """What the JSON files of each version hold that can be read; the last version is written."""
@@ -219,6 +224,17 @@ class Head(Registered, ABC, kind="head"):
         n_rows, width = self.parameters_CE.shape
         return torch.arange(width).repeat(n_rows, 1)
 
+    def __repr__(self) -> str:
+        """Say in one line what kind of head it is, without its numbers."""
+        parts = [
+            f"{self.n_classes} classes", f"{self.n_features} features", f"bias={self.bias}", f"loss={self.loss.name}",
+            f"l2={self.l2:g}", f"n_train={self.n_train}",
+        ]  # fmt: skip
+        if self.forgotten.requests:
+            parts.append(f"forgotten={self.forgotten.rows} rows in {self.forgotten.requests} requests")
+        device, dtype = self.parameters_CE.device, str(self.parameters_CE.dtype).removeprefix("torch.")
+        return f"{type(self).__name__}({', '.join([*parts, dtype, str(device)])})"
+
     def about(self) -> dict[str, Any]:
         """Describe what the run's record should say of this kind of head."""
         return {}
@@ -265,9 +281,18 @@ class Head(Registered, ABC, kind="head"):
             self if all(getattr(self, name) is tensor for name, tensor in changes.items()) else replace(self, **changes)
         )
 
-    def logits(self, features_ND: Tensor) -> Tensor:
-        """Return the outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks."""
-        parameters_CE = self.parameters_CE
+    def logits(self, features_ND: Array) -> Tensor:
+        """Return the outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks.
+
+        Raises:
+            DataError: The features are no numbers, or not ``[N, D]``.
+        """
+        parameters_CE, features_ND = self.parameters_CE, as_tensor(features_ND, "features")
+        if features_ND.shape[1:] != (self.n_features,):
+            raise DataError(
+                f"features are {list(features_ND.shape)}, but the head takes [rows, {self.n_features}]. Extract them "
+                "with the backbone the head was trained on."
+            )
         if not features_ND.shape[0]:
             return parameters_CE.new_empty(0, self.n_classes)
         with torch.no_grad():
@@ -276,8 +301,9 @@ class Head(Registered, ABC, kind="head"):
     def save(self, stem: str | Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors), ``stem.json`` (settings) and what the kind of head needs beside them.
 
-        What must not be published goes to ``stem.secret``, which only its owner can read: the noise of a certificate
-        and the stored Hessian. Return the paths. Read them with :func:`sfu.heads.files.load_head`.
+        What must not be published goes to ``stem.secret``, which only its owner can read: the noise of a certificate,
+        the stored Hessian, and the digests by which a head recognises rows that it has forgotten. Return the paths.
+        Read them with :func:`sfu.heads.files.load_head`.
 
         Raises:
             ArtifactError: A file cannot be written, or this kind of head is never saved.
@@ -290,10 +316,10 @@ class Head(Registered, ABC, kind="head"):
         about = {
             "schema": max(self.records), "kind": self.registered_name, "loss": self.loss.as_json(),
             "n_classes": self.n_classes, "n_features": self.n_features, "l2": self.l2, "n_train": self.n_train,
-            "weight": self.weight, **self._settings(),
+            "weight": self.weight, "forgotten": self.forgotten.as_json(), **self._settings(),
         }  # fmt: skip
         write_tensors(tensors, {"parameters": self.parameters_CE, **self._tensors()})
-        secrets = self._secrets()
+        secrets = {**self._secrets(), **self.forgotten.as_secrets()}
         if secrets:
             write_tensors(secret, secrets, {"head": file_digest(tensors)}, private=True)
         else:

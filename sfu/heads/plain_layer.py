@@ -5,6 +5,7 @@ Shapes: D features, C classes, B rows of a probe.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 
 from sfu.errors import DataError
 
+log = logging.getLogger(__name__)
+
+_MUCH_LOST = 0.1
 _PROBE_SEED, _RANDOM_ROWS, _CHUNK = 0, 8, 512
 _ROUNDING = 16  # times the precision of the layer: the same product twice may differ by this, on another kernel
 
@@ -96,6 +100,7 @@ def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
                 f"{float(given[name].abs().max()):.3g}. Give a layer in float32 or float64."
             )
     before = {name: tensor.detach().clone() for name, tensor in own.items()}
+    lost = _share_lost(before, given, rounded)
     try:
         with torch.no_grad():
             for name, tensor in rounded.items():
@@ -106,6 +111,21 @@ def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
             for name, tensor in before.items():
                 own[name].copy_(tensor)
         raise
+    if lost > _MUCH_LOST:
+        log.warning(
+            "the layer is %s: rounding its new weights moves them by %.0f %% of the change that was to be made. Use a "
+            "layer in float32, so that the change is kept.", rounded["weight"].dtype, 100 * lost,
+        )  # fmt: skip
+
+
+def _share_lost(before: dict[str, Tensor], wanted: dict[str, Tensor], rounded: dict[str, Tensor]) -> float:
+    """Return the norm of what rounding changed over that of the change from ``before``; 0 if there was none."""
+    start, aim, end = (
+        torch.cat([part[name].to(rounded[name].device, torch.float64).flatten() for name in rounded])
+        for part in (before, wanted, rounded)
+    )
+    change = float((aim - start).norm())
+    return float((end - aim).norm()) / change if change > 0 else 0.0
 
 
 def _probes(weight_CD: Tensor) -> Iterator[Tensor]:

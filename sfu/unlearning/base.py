@@ -43,6 +43,7 @@ class UnlearningResult:
         note: One sentence for the reader of the table.
         path: Parameters after each step of an iterative method, the start first; evenly thinned if there are many.
         trials: The results of all settings tried, if the choice needs the retrained model.
+        method: Name of the method, if :func:`sfu.unlearn` called it.
     """
 
     head: Head
@@ -52,11 +53,22 @@ class UnlearningResult:
     note: str | None = None
     path: tuple[Tensor, ...] = ()
     trials: tuple[UnlearningResult, ...] = ()
+    method: str | None = None
 
     def __post_init__(self) -> None:
         """Lay out the tensors as those of a result from the cache are."""
         object.__setattr__(self, "head", self.head.laid_out())
         object.__setattr__(self, "path", tuple(map(lay_out, self.path)))
+
+    def __repr__(self) -> str:
+        """Say in a few lines what was done, without any tensor."""
+        gain = self.predicted_distance_gain
+        about = {
+            "method": self.method, "applied": self.applied,
+            "predicted_distance_gain": None if gain is None else f"{gain:.3g}", "note": self.note, "head": self.head,
+        }  # fmt: skip
+        lines = [f"  {name}: {value}" for name, value in about.items() if value is not None]
+        return "\n".join(["UnlearningResult(", *lines, ")"])
 
 
 class UnlearningMethod(Registered, ABC, kind="method"):

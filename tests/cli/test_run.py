@@ -244,8 +244,8 @@ def test_a_built_wheel_carries_its_configs_and_runs_alone_without_optional_packa
         archive.extractall(site)
     shipped = {p.relative_to(site / "sfu" / "configs") for p in (site / "sfu" / "configs").rglob("*.yaml")}
     assert shipped == {p.relative_to(ROOT / "configs") for p in (ROOT / "configs").rglob("*.yaml")}
-    for name in ("page.html.jinja", "page.css"):
-        assert (site / "sfu" / "reporting" / "report" / name).is_file()
+    for name in ("py.typed", "reporting/report/page.html.jinja", "reporting/report/page.css"):
+        assert (site / "sfu" / name).is_file()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     code = (

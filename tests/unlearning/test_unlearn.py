@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import sfu
 from sfu.curvature.settings import Regularization
 from sfu.errors import ConfigError, DataError
 from tests.conftest import make_arrays
+
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def trained_layer(bias: bool):
@@ -96,6 +104,12 @@ def test_settings_by_name_mean_what_they_say():
         ({"labels": torch.zeros(80, dtype=torch.bool)}, DataError, "must be 80 integers"),
         ({"features": torch.zeros(80, 12, dtype=torch.complex64)}, DataError, "real numbers"),
         ({"features": torch.zeros(80, 11)}, DataError, "11 wide"),
+        ({"features": torch.full((80, 12), float("nan"))}, DataError, r"in 80 of 80 rows \(first: row 0\)\. Remove"),
+        ({"labels": torch.zeros(79, dtype=torch.int64)}, DataError, r"must be 80 integers, not .*\[79\]"),
+        ({"labels": np.full(80, np.nan)}, DataError, "must be 80 integers, not torch.float64"),
+        ({"labels": None}, DataError, "labels are missing"),
+        ({"views": "flips.npy"}, DataError, "views hold 'flips.npy'"),
+        ({"weights": ["a"]}, DataError, "weights hold 'a'"),
     ],
 )
 def test_python_settings_and_data_are_checked_like_the_command_lines(change, error, message):
@@ -128,6 +142,64 @@ def test_dead_features_have_nothing_to_unlearn():
     result = sfu.unlearn(head, torch.zeros(40, 12), torch.arange(40) % 4)
     assert torch.equal(result.head.parameters_CE, head.parameters_CE)
     assert not result.applied
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_form_of_a_request_gives_the_same_head(dtype):
+    layer, features, labels, _ = trained_layer(True)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    features, labels = features[:80].to(dtype), labels[:80]
+    wanted = sfu.unlearn(head, features.double(), labels).head.parameters_CE
+    rows = TensorDataset(features, labels)
+    as_array = features.float().numpy() if dtype == torch.bfloat16 else features.numpy()
+    for form in (
+        (features.requires_grad_(), labels.to(torch.int16)), (as_array, labels.numpy()),
+        (features.tolist(), labels.tolist()), (DataLoader(rows, batch_size=32),), (rows,),
+    ):  # fmt: skip
+        assert torch.equal(sfu.unlearn(head, *form).head.parameters_CE, wanted)
+    assert torch.equal(head.logits(as_array.tolist()), head.logits(features))
+    with pytest.raises(DataError, match=r"features are \[12\], but the head takes \[rows, 12\]"):
+        head.logits(features[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_examples_and_head_may_be_on_different_devices():
+    layer, features, labels, _ = trained_layer(True)
+    wanted = sfu.unlearn(sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400), features[:80], labels[:80])
+    head = sfu.LinearHead.from_module(layer.cuda(), l2=1e-3, n_train=400)
+    for given in ((features[:80], labels[:80].cuda()), (features[:80].cuda(), labels[:80])):
+        found = sfu.unlearn(head, *given)
+        torch.testing.assert_close(found.head.parameters_CE.cpu(), wanted.head.parameters_CE, rtol=1e-8, atol=1e-10)
+        found.head.copy_to(layer)
+
+
+def test_the_own_model_section_of_the_readme_runs_as_it_is_written(capsys):
+    (code,) = [
+        text for text in re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.S) if "from_module" in text
+    ]
+    layer, features, labels, _ = trained_layer(True)
+    model = SimpleNamespace(fc=layer)
+    before = layer.weight.detach().clone()
+    exec(code, {"model": model, "forget_features": features[:80], "forget_labels": labels[:80]})
+    applied = capsys.readouterr().out.split()[0]
+    assert (applied, torch.equal(layer.weight, before)) in (("True", False), ("False", True))
+
+
+@pytest.mark.parametrize(("dtype", "warned"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
+def test_a_layer_too_coarse_for_the_step_is_named(dtype, warned, caplog):
+    layer, features, labels, _ = trained_layer(True)
+    layer.to(dtype)
+    result = sfu.unlearn(sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000), features[:80], labels[:80])
+    before = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000).parameters_CE
+    result.head.copy_to(layer)
+    after = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000).parameters_CE
+    wanted = result.head.parameters_CE
+    lost = float((after - wanted).norm() / (wanted - before).norm())
+    told = re.findall(rf"the layer is {dtype}: rounding .* by (\d+) % of the change", caplog.text)
+    assert bool(told) == warned == (lost > 0.1)
+    if warned:
+        assert float(told[0]) == pytest.approx(100 * lost, abs=0.5)
 
 
 def test_unknown_names_are_not_found():
