@@ -50,8 +50,9 @@ def sequence_note(forgotten: Forgotten, n_batches: int) -> str | None:
         requests = f"{forgotten.requests} request{'s' if forgotten.requests > 1 else ''}"
         what = f"this head had already forgotten {forgotten.rows:,} rows in {requests}"
     return (
-        f"{what}; requests one after another end further from Retrained than one request for all rows (digits: "
-        f"distance {_BATCHED:.2f} after five of 36 rows, {_AT_ONCE:.2f} after one of 180), so collect them if you can"
+        f"{what}; requests one after another end further from Retrained than one for all rows (digits, from the forget "
+        f"sets alone: distance {_BATCHED:.2f} after five of 36 rows, {_AT_ONCE:.2f} after one of 180). Collect "
+        "requests, or give unlabelled rows (docs/limits.md)"
     )
 
 
