@@ -1,6 +1,7 @@
 """Take what people hold in Python (tensors, arrays, lists, data frames, loaders) and return tensors.
 
 Only the form is changed here. Shapes, ranges and whether the examples fit the head are checked where they are used.
+PyTorch and NumPy are imported where they are needed, because heads import this module and configurations import heads.
 Shapes: N rows, D features.
 """
 
@@ -8,14 +9,14 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sfu.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+    from torch.utils.data import DataLoader, Dataset
 
 
 class ToNumpy(Protocol):
@@ -25,9 +26,9 @@ class ToNumpy(Protocol):
         """Return the values as an array."""
 
 
-Array = Tensor | np.ndarray | ToNumpy | Sequence[Any]
+Array: TypeAlias = "Tensor | np.ndarray | ToNumpy | Sequence[Any]"
 """What stands for an array of numbers."""
-Pairs = DataLoader[Any] | Dataset[Any]
+Pairs: TypeAlias = "DataLoader[Any] | Dataset[Any]"
 """What gives the features of some rows and their labels, row by row or batch by batch."""
 
 
@@ -37,6 +38,8 @@ def as_examples(features: Array | Pairs, labels: Array | None) -> tuple[Tensor, 
     Raises:
         DataError: See :func:`as_tensor`; or labels are missing, given twice, or not what the loader gives.
     """
+    from torch.utils.data import DataLoader, Dataset
+
     if isinstance(features, DataLoader | Dataset):
         if labels is not None:
             raise DataError(
@@ -62,9 +65,11 @@ def as_tensor(given: Array, argument: str) -> Tensor:
     Raises:
         DataError: It does not hold numbers in rows of one length.
     """
-    if isinstance(given, Tensor):
+    import torch
+
+    if isinstance(given, torch.Tensor):
         return _dense(given, argument)
-    if isinstance(given, list | tuple) and given and all(isinstance(one, Tensor) for one in given):
+    if isinstance(given, list | tuple) and given and all(isinstance(one, torch.Tensor) for one in given):
         if len(shapes := {tuple(one.shape) for one in given}) > 1:
             first, second = (list(shape) for shape in sorted(shapes)[:2])
             raise DataError(f"{argument} are tensors of shapes {first} and {second}. Give rows of one length.")
@@ -73,6 +78,8 @@ def as_tensor(given: Array, argument: str) -> Tensor:
 
 
 def _as_array(given: Any, argument: str) -> np.ndarray:
+    import numpy as np
+
     if np.ma.is_masked(given):
         raise DataError(f"{argument} are a masked array with masked values. Remove those rows.")
     convert = getattr(given, "to_numpy", None)
@@ -94,6 +101,9 @@ def _as_array(given: Any, argument: str) -> np.ndarray:
 
 
 def _from_numpy(array: np.ndarray, argument: str) -> Tensor:
+    import numpy as np
+    import torch
+
     kind = array.dtype.kind
     if kind == "V" and array.dtype.name.startswith(("bfloat", "float")):  # of the package ml_dtypes
         array, kind = array.astype(np.float32), "f"
@@ -107,13 +117,15 @@ def _from_numpy(array: np.ndarray, argument: str) -> Tensor:
 
 
 def _no_number(argument: str, value: object) -> DataError:
-    value = value.item() if isinstance(value, np.generic) else value
+    value = value.item() if hasattr(value, "item") else value
     remedy = "Give the class indices 0 .. C-1" if argument.endswith("labels") else "Give numbers alone"
     return DataError(f"{argument} hold {reprlib.repr(value)}, which is no number. {remedy}.")
 
 
 def _dense(tensor: Tensor, argument: str) -> Tensor:
     """Return a tensor whose numbers PyTorch can compare and add: some narrow types lack these operations."""
+    import torch
+
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise DataError(
             f"{argument} are a {'quantized' if tensor.is_quantized else tensor.layout} tensor on {tensor.device}. Give "
@@ -127,6 +139,9 @@ def _dense(tensor: Tensor, argument: str) -> Tensor:
 
 def _collect(pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Return all rows of a loader or dataset of (features, labels)."""
+    import torch
+    from torch.utils.data import DataLoader
+
     name = f"features={type(pairs).__name__}"
     if isinstance(pairs, DataLoader) and getattr(pairs.batch_sampler, "drop_last", False):
         raise DataError(
@@ -157,6 +172,8 @@ def _collect(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def _items(pairs: Pairs) -> Iterator[Any]:
+    from torch.utils.data import DataLoader, IterableDataset
+
     if isinstance(pairs, DataLoader | IterableDataset):
         yield from pairs
         return

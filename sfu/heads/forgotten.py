@@ -9,12 +9,12 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sfu.readers import Count, Record
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BYTES = 16  # of a digest: no two of 10^15 rows share one by chance
 _KEY, _DIGESTS = "forgotten_key", "forgotten_digests"
@@ -58,6 +58,8 @@ class Forgotten:
 
     def new_rows(self, features_FD: Tensor, labels_F: Tensor) -> Tensor:
         """Return the numbers of those rows that no earlier request took out, as far as it is known, ascending."""
+        import torch
+
         if not self.digests:
             return torch.arange(labels_F.shape[0])
         known = [digest in self.digests for digest in self._digests_of(features_FD, labels_F)]
@@ -67,7 +69,7 @@ class Forgotten:
         if self.key is None:
             return []
         # the same bytes for any number type, for -0.0 and on any machine
-        rows = (features_FD.detach().to("cpu", torch.float64) + 0.0).numpy().astype("<f8", copy=False)
+        rows = (features_FD.detach().cpu().double() + 0.0).numpy().astype("<f8", copy=False)
         labels = labels_F.detach().cpu().numpy().astype("<i8", copy=False)
         return [
             hashlib.blake2b(row.tobytes() + label.tobytes(), digest_size=_BYTES, key=self.key).digest()
@@ -82,6 +84,8 @@ class Forgotten:
         """Return key and digests as tensors of bytes; nothing if there are no digests."""
         if self.key is None or not self.digests:
             return {}
+        import torch
+
         rows = [list(digest) for digest in sorted(self.digests)]
         return {_KEY: torch.tensor(list(self.key), dtype=torch.uint8), _DIGESTS: torch.tensor(rows, dtype=torch.uint8)}
 
@@ -102,6 +106,8 @@ class Forgotten:
 
 
 def _bytes(tensors: Mapping[str, Tensor], name: str, n_axes: int) -> Any:
+    import torch
+
     found = tensors.get(name)
     if found is None or found.dtype != torch.uint8 or found.ndim != n_axes:
         raise ValueError(f"{name} must be bytes with {n_axes} axes")
