@@ -38,6 +38,11 @@ class VisibleFormatter(logging.Formatter):
         return visible(super().format(record), keep="\n")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as ``1 row`` or ``1,200 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def show_warnings_safely() -> None:
     """Have warnings that reach the terminal without a handler of their own pass :class:`VisibleFormatter`."""
     if logging.lastResort is not None:

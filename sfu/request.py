@@ -122,7 +122,10 @@ class ForgetRequest:
         if features.is_complex() or features.dtype == torch.bool:
             raise DataError(f"the forget features are {features.dtype}. Give real numbers.")
         if features.ndim != 2 or features.shape[0] == 0:
-            raise DataError(f"the forget set has shape {list(features.shape)}. Give at least one row [F, D].")
+            one = ", such as features[None] for one example" if features.shape == (head.n_features,) else ""
+            raise DataError(
+                f"the forget features have shape {list(features.shape)}. Give at least one row [F, D]{one}."
+            )
         if features.shape[1] != head.n_features:
             raise DataError(
                 f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}. Extract them "
@@ -151,11 +154,11 @@ class ForgetRequest:
         views = self.views_VFD
         if views is not None and (views.ndim != 3 or views.shape[1:] != features.shape or views.shape[0] == 0):
             raise DataError(
-                f"the augmented features are {list(views.shape)}. Give [views, {features.shape[0]}, "
+                f"the augmented features (views) are {list(views.shape)}. Give [views, {features.shape[0]}, "
                 f"{features.shape[1]}], every view with a row for each example to forget."
             )
         if views is not None and not torch.isfinite(views).all():
-            raise DataError("the augmented features have NaN or infinite values.")
+            raise DataError("the augmented features (views) have NaN or infinite values. Remove or repair them.")
         device = head.parameters_CE.device
         if views is not None:
             object.__setattr__(self, "views_VFD", views.detach().to(device, copy=True).contiguous())

@@ -231,7 +231,7 @@ class Head(Registered, ABC, kind="head"):
             f"l2={self.l2:g}", f"n_train={self.n_train}",
         ]  # fmt: skip
         if self.forgotten.requests:
-            parts.append(f"forgotten={self.forgotten.rows} rows in {self.forgotten.requests} requests")
+            parts.append(f"forgotten={self.forgotten}")
         device, dtype = self.parameters_CE.device, str(self.parameters_CE.dtype).removeprefix("torch.")
         return f"{type(self).__name__}({', '.join([*parts, dtype, str(device)])})"
 
@@ -306,11 +306,11 @@ class Head(Registered, ABC, kind="head"):
         Read them with :func:`sfu.heads.files.load_head`.
 
         Raises:
-            ArtifactError: A file cannot be written, or this kind of head is never saved.
+            ArtifactError: The path names no file, a file cannot be written, or this kind of head is never saved.
         """
         if not self.registered_name:
             raise ArtifactError(f"a {type(self).__name__} cannot be saved, because it has no registered name.")
-        stem = Path(stem)
+        stem = Path(stem).expanduser()
         tensors, settings, secret = paths_of(stem)
         beside = self._save_beside(stem)
         about = {
@@ -361,6 +361,12 @@ def lay_out(tensor: Tensor) -> Tensor:
 
 
 def paths_of(stem: Path) -> tuple[Path, Path, Path]:
-    """Return the paths of a head's tensors, settings and secrets."""
+    """Return the paths of a head's tensors, settings and secrets.
+
+    Raises:
+        ArtifactError: The path has no last part.
+    """
+    if not stem.name:
+        raise ArtifactError(f"'{stem}' names no head. Give the path of its files without their suffixes.")
     tensors, settings, secret = (stem.with_name(stem.name + suffix) for suffix in (".safetensors", ".json", SECRET))
     return tensors, settings, secret

@@ -35,7 +35,7 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
         ArtifactError: A file is missing, damaged or of an unknown kind or schema, the files disagree, or the core is
             not the one that the head belongs to.
     """
-    stem = Path(stem)
+    stem = Path(stem).expanduser()
     tensors, settings, secret = paths_of(stem)
     for path in (settings, tensors):
         if not path.exists():

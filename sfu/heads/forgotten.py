@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from sfu.names import counted
 from sfu.readers import Count, Record
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Forgotten:
             hashlib.blake2b(row.tobytes() + label.tobytes(), digest_size=_BYTES, key=self.key).digest()
             for row, label in zip(rows, labels, strict=True)
         ]
+
+    def __str__(self) -> str:
+        """Say how many rows, in how many requests."""
+        return f"{counted(self.rows, 'row')} in {counted(self.requests, 'request')}"
 
     def as_json(self) -> dict[str, int]:
         """Return the numbers, for a JSON file."""

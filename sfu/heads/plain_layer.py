@@ -44,6 +44,11 @@ def require_plain(layer: nn.Module) -> nn.Linear:
             "decide its outputs. Give a plain torch.nn.Linear. An adapter (LoRA) must be merged first, in peft with "
             "model.merge_and_unload()."
         )
+    if nn.parameter.is_lazy(layer.weight) or layer.weight.is_meta:
+        raise DataError(
+            f"the layer has no weights yet (it is a {type(layer).__name__} on {layer.weight.device}). Load the trained "
+            "weights into it, and run a lazy layer once."
+        )
     if not layer.weight.is_floating_point():
         raise DataError(f"the layer's weight is {layer.weight.dtype}. Give a layer in a floating-point dtype.")
     return layer
@@ -132,8 +137,8 @@ def _probes(weight_CD: Tensor) -> Iterator[Tensor]:
     """Rows ``[B, D]``: zero, a few random ones, and twice each unit vector, which shows every entry of W."""
     n_features = weight_CD.shape[1]
     generator = torch.Generator().manual_seed(_PROBE_SEED)
-    drawn_BD = torch.randn(_RANDOM_ROWS, n_features, generator=generator)
-    yield torch.cat([torch.zeros(1, n_features), drawn_BD]).to(weight_CD)
+    drawn_BD = torch.randn(_RANDOM_ROWS, n_features, generator=generator, device="cpu").to(weight_CD)
+    yield torch.cat([weight_CD.new_zeros(1, n_features), drawn_BD])
     for start in range(0, n_features, _CHUNK):
         count = min(_CHUNK, n_features - start)
         unit_BD = weight_CD.new_zeros(count, n_features)

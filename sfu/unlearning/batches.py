@@ -47,8 +47,7 @@ def sequence_note(forgotten: Forgotten, n_batches: int) -> str | None:
         return None
     what = f"this request was served in {n_batches} batches"
     if forgotten.requests:
-        requests = f"{forgotten.requests} request{'s' if forgotten.requests > 1 else ''}"
-        what = f"this head had already forgotten {forgotten.rows:,} rows in {requests}"
+        what = f"this head had already forgotten {forgotten}"
     return (
         f"{what}; requests one after another end further from Retrained than one for all rows (digits, from the forget "
         f"sets alone: distance {_BATCHED:.2f} after five of 36 rows, {_AT_ONCE:.2f} after one of 180). Collect "

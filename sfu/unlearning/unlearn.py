@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from sfu.arrays import Array, Pairs, as_examples, as_tensor
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
-from sfu.errors import ConfigError
+from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
+from sfu.names import counted
 from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.seeds import PURPOSES, derive_seed
 from sfu.unlearning.base import UnlearningResult
@@ -56,13 +59,18 @@ def unlearn(
         The unlearned head, whether the step was applied, its predicted gain, and notes.
 
     Raises:
-        DataError: The examples are no numbers, or do not fit the head.
+        DataError: ``head`` is not one, or the examples are no numbers or do not fit it.
         ConfigError: The settings cannot work, or need the retained data.
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
+    if not isinstance(head, Head):
+        raise DataError(
+            f"head is a {type(head).__name__}, not a head of sfu. Make one of the classifier layer by "
+            "LinearHead.from_module(layer, l2=..., n_train=...), or read one by load_head."
+        )
     config = curvature_settings(curvature)
     method = Newton(config, noise_sigma, steps, batches)
     if method.access is Access.RETAINED:
@@ -73,21 +81,21 @@ def unlearn(
             "augmented features as views."
         )
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
-    features_FD, labels_F = as_examples(features, labels)
-    request = ForgetRequest(
-        replace(head, forgotten=head.forgotten.keyed()),
-        features_FD,
-        labels_F,
-        views_VFD=None if views is None else as_tensor(views, "views"),
-        weights_F=None if weights is None else as_tensor(weights, "weights"),
-    )
-    name = f"Newton step, curvature.estimator={config.estimator}"
-    new = head.forgotten.new_rows(request.features_FD, request.labels_F)
-    again = request.n_forget - len(new)
-    if not len(new):
-        note = f"not applied: all {again} rows were forgotten from this head before, so there is nothing left to do"
-        return UnlearningResult(head, applied=False, note=note, method=name)
-    result = method.unlearn((request.rows(new) if again else request).private(), MethodContext(seeds))
-    left_out = f"{again} of {request.n_forget} rows were forgotten from this head before and are left out"
-    notes = left_out if again else None, result.note
+    with torch.device("cpu"):  # whatever torch.set_default_device says: the rest follows the head's device
+        features_FD, labels_F = as_examples(features, labels)
+        request = ForgetRequest(
+            replace(head, forgotten=head.forgotten.keyed()),
+            features_FD,
+            labels_F,
+            views_VFD=None if views is None else as_tensor(views, "views"),
+            weights_F=None if weights is None else as_tensor(weights, "weights"),
+        )
+        new = head.forgotten.new_rows(request.features_FD, request.labels_F)
+        name, again = f"Newton step, curvature.estimator={config.estimator}", request.n_forget - len(new)
+        before = f"{again:,} of {counted(request.n_forget, 'row')} had been forgotten from this head before"
+        if not len(new):
+            note = f"not applied: {before}, so there is nothing left to do"
+            return UnlearningResult(head, applied=False, note=note, method=name)
+        result = method.unlearn((request.rows(new) if again else request).private(), MethodContext(seeds))
+    notes = f"{before} and are left out" if again else None, result.note
     return replace(result, method=name, note="; ".join(filter(None, notes)) or None)

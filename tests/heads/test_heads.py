@@ -258,6 +258,16 @@ def test_heads_are_saved_and_read_by_text_paths_too(tmp_path):
     assert torch.equal(load_head(str(tmp_path / "head")).parameters_CE, head.parameters_CE)
 
 
+def test_a_path_may_begin_at_home_and_must_have_a_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    head = LinearHead(torch.zeros(3, 4), torch.zeros(3, 4), 1e-2, 10)
+    assert head.save("~/mine")[0] == tmp_path / "mine.safetensors"
+    assert load_head("~/mine").n_train == 10
+    for use in (head.save, load_head):
+        with pytest.raises(ArtifactError, match=r"'\.' names no head\. Give the path of its files"):
+            use("")
+
+
 def test_a_list_of_class_weights_that_is_too_long_costs_no_time(tmp_path, certified):
     certified.save(tmp_path / "a")
     about = json.loads((tmp_path / "a.json").read_text())

@@ -93,14 +93,16 @@ def test_rows_that_are_requested_again_are_left_out():
     assert again.applied  # other numbers are other rows
     again = sfu.unlearn(first.head, features[:40], labels[:40].int(), curvature=CURVATURE)
     assert not again.applied
-    assert again.note == "not applied: all 40 rows were forgotten from this head before, so there is nothing left to do"
+    assert again.note == (
+        "not applied: 40 of 40 rows had been forgotten from this head before, so there is nothing left to do"
+    )
     assert torch.equal(again.head.parameters_CE, first.head.parameters_CE)
     assert again.head.n_train == 1397
     mixed = sfu.unlearn(first.head, features[20:80], labels[20:80], views=features[None, 20:80], curvature=CURVATURE)
     alone = sfu.unlearn(first.head, features[40:80], labels[40:80], views=features[None, 40:80], curvature=CURVATURE)
     assert torch.equal(mixed.head.parameters_CE, alone.head.parameters_CE)
     assert mixed.head.n_train == 1357
-    assert mixed.note == f"20 of 60 rows were forgotten from this head before and are left out; {alone.note}"
+    assert mixed.note == f"20 of 60 rows had been forgotten from this head before and are left out; {alone.note}"
 
 
 def test_a_step_that_is_withheld_is_not_remembered():

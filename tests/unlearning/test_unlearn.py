@@ -105,9 +105,15 @@ def test_settings_by_name_mean_what_they_say():
         ({"features": torch.zeros(80, 12, dtype=torch.complex64)}, DataError, "real numbers"),
         ({"features": torch.zeros(80, 11)}, DataError, "11 wide"),
         ({"features": torch.full((80, 12), float("nan"))}, DataError, r"in 80 of 80 rows \(first: row 0\)\. Remove"),
-        ({"labels": torch.zeros(79, dtype=torch.int64)}, DataError, r"must be 80 integers, not .*\[79\]"),
-        ({"labels": np.full(80, np.nan)}, DataError, "must be 80 integers, not torch.float64"),
+        ({"labels": torch.zeros(79, dtype=torch.int64)}, DataError, r"\[79\]"),
+        ({"labels": np.full(80, np.nan)}, DataError, "labels .*float64"),
         ({"labels": None}, DataError, "labels are missing"),
+        (
+            {"features": torch.zeros(12)},
+            DataError,
+            r"at least one row \[F, D\], such as features\[None\] for one example",
+        ),
+        ({"head": torch.nn.Linear(12, 4)}, DataError, r"head is a Linear, not a head of sfu\. .*from_module\(layer"),
         ({"views": "flips.npy"}, DataError, "views hold 'flips.npy'"),
         ({"weights": ["a"]}, DataError, "weights hold 'a'"),
     ],
@@ -115,9 +121,9 @@ def test_settings_by_name_mean_what_they_say():
 def test_python_settings_and_data_are_checked_like_the_command_lines(change, error, message):
     layer, features, labels, _ = trained_layer(False)
     head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
-    arguments = {"features": features[:80], "labels": labels[:80], **change}
+    arguments = {"head": head, "features": features[:80], "labels": labels[:80], **change}
     with pytest.raises(error, match=message):
-        sfu.unlearn(head, **arguments)
+        sfu.unlearn(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,9 @@ def test_python_settings_and_data_are_checked_like_the_command_lines(change, err
         ({"n_train": 0}, "n_train=0"),
         ({"weight": -1.0}, r"weight=-1\.0"),
         ({"module": torch.nn.Conv2d(3, 4, 1)}, "not a Conv2d"),
+        ({"module": torch.nn.LazyLinear(4)}, r"no weights yet \(it is a LazyLinear"),
+        ({"module": torch.nn.Linear(12, 4, device="meta")}, r"no weights yet \(it is a Linear on meta\)\. Load"),
+        ({"gradient_CE": "gradient.npy"}, "gradient_CE hold 'gradient.npy'"),
     ],
 )
 def test_heads_are_checked(change, message):
@@ -160,6 +169,24 @@ def test_every_form_of_a_request_gives_the_same_head(dtype):
     assert torch.equal(head.logits(as_array.tolist()), head.logits(features))
     with pytest.raises(DataError, match=r"features are \[12\], but the head takes \[rows, 12\]"):
         head.logits(features[0])
+
+
+def test_the_default_device_and_dtype_of_pytorch_change_nothing():
+    layer, features, labels, _ = trained_layer(True)
+
+    def unlearned() -> torch.Tensor:
+        head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+        result = sfu.unlearn(head, features[:80].numpy(), labels[:80].tolist(), noise_sigma=1e-3)
+        result.head.copy_to(torch.nn.Linear(12, 4, dtype=torch.float64, device="cpu"))
+        return result.head.parameters_CE
+
+    wanted = unlearned()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert torch.equal(unlearned(), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.gpu
