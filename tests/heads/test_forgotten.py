@@ -13,6 +13,8 @@ from sfu.files import file_digest
 from sfu.heads.files import load_head
 from sfu.heads.forgotten import Forgotten
 from sfu.heads.linear import LinearHead
+from sfu.heads.settings import LinearSettings
+from sfu.heads.train import train_like
 
 ROWS, LABELS = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 1, 0])
 
@@ -54,6 +56,11 @@ def test_digests_say_nothing_without_the_key_and_two_heads_have_two_keys():
     for text in (repr(first), repr(head_after(slice(0, 1)))):
         assert "digests" not in text
         assert "key" not in text
+
+
+def test_a_head_that_is_trained_again_has_forgotten_nothing():
+    settings = LinearSettings(l2=0.1)
+    assert train_like(head_after(slice(0, 2)), ROWS, LABELS, settings, seed=0).forgotten == Forgotten()
 
 
 def test_rows_that_are_only_counted_leave_no_secret(tmp_path):

@@ -128,6 +128,17 @@ def test_batches_are_requests_and_experiments_only_count(batches):
         assert result.note.startswith("this request was served in 2 batches; requests one after another end further")
 
 
+def test_requests_with_the_retained_curvature_are_exact_and_need_no_note():
+    features, labels = digits(0)
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437)
+    exact = Newton(curvature_settings(estimator="exact"), batches=3)
+    retained = sfu.RetainedSet(features[80:], labels[80:])
+    result = exact.unlearn(ForgetRequest(given, features[:80], labels[:80]), MethodContext(), retained)
+    assert result.note is None
+    assert result.head.forgotten == Forgotten(3, 80)
+    torch.testing.assert_close(result.head.parameters_CE, ridge(features[80:], labels[80:]).weight.detach())
+
+
 def test_short_words_for_results_heads_and_requests():
     features, labels = digits(0)
     given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437)

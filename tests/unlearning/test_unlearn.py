@@ -111,7 +111,7 @@ def test_settings_by_name_mean_what_they_say():
         (
             {"features": torch.zeros(12)},
             DataError,
-            r"at least one row \[F, D\], such as features\[None\] for one example",
+            r"row \[F, D\], such as features\[None\] for one example",
         ),
         ({"head": torch.nn.Linear(12, 4)}, DataError, r"head is a Linear, not a head of sfu\. .*from_module\(layer"),
         ({"views": "flips.npy"}, DataError, "views hold 'flips.npy'"),
