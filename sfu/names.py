@@ -38,11 +38,6 @@ class VisibleFormatter(logging.Formatter):
         return visible(super().format(record), keep="\n")
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things, such as ``1 row`` or ``1,200 rows``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def show_warnings_safely() -> None:
     """Have warnings that reach the terminal without a handler of their own pass :class:`VisibleFormatter`."""
     if logging.lastResort is not None:
@@ -102,3 +97,8 @@ def _written_out(character: str) -> str:
     code = ord(character)
     long = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return _NAMED.get(character) or (f"\\x{code:02x}" if code < 0x100 else long)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as ``1 row`` or ``1,200 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BYTES = 16  # of a digest: no two of 10^15 rows share one by chance
+_CHUNK = 1024  # rows in 64 bits at a time
 _KEY, _DIGESTS = "forgotten_key", "forgotten_digests"
 
 
@@ -69,13 +70,16 @@ class Forgotten:
     def _digests_of(self, features_FD: Tensor, labels_F: Tensor) -> list[bytes]:
         if self.key is None:
             return []
-        # the same bytes for any number type, for -0.0 and on any machine
-        rows = (features_FD.detach().cpu().double() + 0.0).numpy().astype("<f8", copy=False)
-        labels = labels_F.detach().cpu().numpy().astype("<i8", copy=False)
-        return [
-            hashlib.blake2b(row.tobytes() + label.tobytes(), digest_size=_BYTES, key=self.key).digest()
-            for row, label in zip(rows, labels, strict=True)
-        ]
+        found = []
+        for features, labels in zip(features_FD.split(_CHUNK), labels_F.split(_CHUNK), strict=True):
+            # the same bytes for any number type, for -0.0 and on any machine
+            rows = (features.detach().cpu().double() + 0.0).numpy().astype("<f8", copy=False)
+            numbers = labels.detach().cpu().numpy().astype("<i8", copy=False)
+            found += [
+                hashlib.blake2b(row.tobytes() + number.tobytes(), digest_size=_BYTES, key=self.key).digest()
+                for row, number in zip(rows, numbers, strict=True)
+            ]
+        return found
 
     def __str__(self) -> str:
         """Say how many rows, in how many requests."""

@@ -33,6 +33,10 @@ def test_rows_are_recognised_whatever_their_number_type_and_no_others():
         assert forgotten.new_rows(rows, LABELS.int()).tolist() == [2, 3]
     assert forgotten.new_rows(ROWS, 1 - LABELS).tolist() == [0, 1, 2, 3]
     assert forgotten.new_rows(ROWS + 1e-6, LABELS).tolist() == [0, 1, 2, 3]
+    many, labels = torch.arange(3000.0).reshape(1500, 2), torch.zeros(1500, dtype=torch.int64)
+    after = forgotten.after(many[:1400], labels[:1400])
+    assert after.new_rows(many, labels).tolist() == list(range(1400, 1500))
+    assert after.new_rows(ROWS, LABELS).tolist() == [2, 3]
 
 
 def test_a_head_that_is_saved_and_loaded_keeps_its_memory(tmp_path):
