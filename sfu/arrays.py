@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from sfu.errors import DataError
 
@@ -28,31 +28,32 @@ class ToNumpy(Protocol):
 
 Array: TypeAlias = "Tensor | np.ndarray | ToNumpy | Sequence[Any]"
 """What stands for an array of numbers."""
-Pairs: TypeAlias = "DataLoader[Any] | Dataset[Any]"
-"""What gives the features of some rows and their labels, row by row or batch by batch."""
+Pairs: TypeAlias = "DataLoader[Any] | Dataset[Any] | Iterator[tuple[Any, Any]]"
+"""What gives the features of some rows and their labels, row by row or batch by batch; a list of pairs does, too."""
 
 
 def as_examples(features: Array | Pairs, labels: Array | None) -> tuple[Tensor, Tensor]:
-    """Return features and labels as tensors; a loader or dataset has both.
+    """Return features and labels as tensors; a loader, a dataset, an iterator or a list of pairs has both.
 
     Raises:
         DataError: See :func:`as_tensor`; or labels are missing, given twice, or not what the loader gives.
     """
     from torch.utils.data import DataLoader, Dataset
 
-    if isinstance(features, DataLoader | Dataset):
+    has_both = isinstance(features, DataLoader | Dataset | Iterator)
+    if has_both or (labels is None and isinstance(features, list | tuple)):
         if labels is not None:
             raise DataError(
                 f"labels are given beside features={type(features).__name__}, which has labels of its own. Leave "
                 "labels out."
             )
-        return _collect(features)
+        return _collect(cast("Pairs", features))
     if labels is None:
         raise DataError(
             "labels are missing. Give one class index for each row of features, or give a DataLoader or Dataset of "
             "(features, labels) as features."
         )
-    return as_tensor(features, "features"), as_tensor(labels, "labels")
+    return as_tensor(cast("Array", features), "features"), as_tensor(labels, "labels")
 
 
 def as_tensor(given: Array, argument: str) -> Tensor:
@@ -152,7 +153,7 @@ def _collect(pairs: Pairs) -> tuple[Tensor, Tensor]:
     for number, pair in enumerate(_items(pairs)):
         item = f"item {number} of {name}"
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise DataError(f"{item} is {_described(pair)}. It must be a pair (features, labels).")
+            raise DataError(f"{item} is {_described(pair)}. Without labels=, it must be a pair (features, labels).")
         rows, of_rows = as_tensor(pair[0], f"{item}: features"), as_tensor(pair[1], f"{item}: labels")
         if rows.ndim == 1:
             rows, of_rows = rows[None], of_rows.reshape(1) if of_rows.numel() == 1 else of_rows[None]
@@ -172,9 +173,9 @@ def _collect(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def _items(pairs: Pairs) -> Iterator[Any]:
-    from torch.utils.data import DataLoader, IterableDataset
+    from torch.utils.data import Dataset, IterableDataset
 
-    if isinstance(pairs, DataLoader | IterableDataset):
+    if not isinstance(pairs, Dataset) or isinstance(pairs, IterableDataset):
         yield from pairs
         return
     for index in range(len(pairs)):  # type: ignore[arg-type] # iterating over a dataset may never end

@@ -19,7 +19,7 @@ from sfu.unlearning.base import UnlearningResult
 
 _BATCHED, _AT_ONCE = 0.70, 0.39
 """Distances to Retrained of ``unlearned_minus`` on digits (mean of 8 seeds, standard errors 0.02 and 0.01):
-``sfu -m forget.fraction=0.125 newton.batches=1,5 seed=0,1,2,3,4,5,6,7``."""
+``sfu -m forget.fraction=0.125 newton.batches=1,5 seeds=8``."""
 
 Step = Callable[[ForgetRequest, MethodContext, RetainedSet | None], UnlearningResult]
 

@@ -43,8 +43,8 @@ def unlearn(
         head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient. For
             a later request, give the head of the result before.
         features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on; or a
-            ``DataLoader`` or ``Dataset`` of pairs (features, label).
-        labels: Their labels, ``[F]`` integers; left out with a loader or dataset.
+            ``DataLoader``, ``Dataset``, iterator or list of pairs (features, labels), of single rows or of batches.
+        labels: Their labels, ``[F]`` integers; left out if ``features`` gives pairs.
         views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
             Hessians are averaged in; no label or other image is needed for them.
         weights: Their sample weights, ``[F]``, if the head was trained with sample weights.
@@ -67,10 +67,10 @@ def unlearn(
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
     if not isinstance(head, Head):
-        raise DataError(
-            f"head is a {type(head).__name__}, not a head of sfu. Make one of the classifier layer by "
-            "LinearHead.from_module(layer, l2=..., n_train=...), or read one by load_head."
-        )
+        remedy = "Make one from the classifier layer, LinearHead.from_module(layer, l2=..., n_train=...), or load one"
+        if isinstance(head, UnlearningResult):
+            remedy = "Give its .head"
+        raise DataError(f"head is a {type(head).__name__}, not a head of sfu. {remedy}.")
     config = curvature_settings(curvature)
     method = Newton(config, noise_sigma, steps, batches)
     if method.access is Access.RETAINED:

@@ -14,6 +14,7 @@ from sfu.curvature.settings import Regularization
 from sfu.errors import ConfigError, DataError
 from tests.conftest import make_arrays
 
+HEAD = sfu.LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-3, 400)
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
@@ -114,6 +115,7 @@ def test_settings_by_name_mean_what_they_say():
             r"row \[F, D\], such as features\[None\] for one example",
         ),
         ({"head": torch.nn.Linear(12, 4)}, DataError, r"head is a Linear, not a head of sfu\. .*from_module\(layer"),
+        ({"head": sfu.UnlearningResult(HEAD)}, DataError, r"head is a UnlearningResult, .*\. Give its \.head\."),
         ({"views": "flips.npy"}, DataError, "views hold 'flips.npy'"),
         ({"weights": ["a"]}, DataError, "weights hold 'a'"),
     ],
