@@ -114,6 +114,11 @@ def test_a_step_that_is_withheld_is_not_remembered():
     assert (withheld.head.n_train, withheld.head.forgotten.requests) == (1437, 0)
     forced = sfu.unlearn(withheld.head, features[one_class], labels[one_class], curvature={**CURVATURE, "force": True})
     assert forced.head.forgotten.requests == 1
+    first = sfu.unlearn(given, features[~one_class][:40], labels[~one_class][:40], curvature=CURVATURE)
+    second = sfu.unlearn(first.head, features[one_class], labels[one_class], curvature=CURVATURE)
+    assert second.note.startswith("not applied: the forget set is unlike a random sample")
+    assert "requests" not in second.note
+    assert second.head.forgotten == first.head.forgotten
 
 
 @pytest.mark.parametrize("batches", [1, 2])
