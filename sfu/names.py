@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import unicodedata
 from collections.abc import Iterable
+from functools import cache
 
 from sfu.errors import ConfigError
 
@@ -38,6 +39,12 @@ class VisibleFormatter(logging.Formatter):
         return visible(super().format(record), keep="\n")
 
 
+@cache
+def warn_once(source: str, message: str) -> None:
+    """Log a warning under the name of a module, once in a process, however often the same files are read."""
+    logging.getLogger(source).warning("%s", message)
+
+
 def show_warnings_safely() -> None:
     """Have warnings that reach the terminal without a handler of their own pass :class:`VisibleFormatter`."""
     if logging.lastResort is not None:
@@ -68,9 +75,14 @@ def check_row_name(key: str, name: str, reserved: Iterable[str] = ()) -> None:
         )
 
 
+def composed(text: str) -> str:
+    """Return text with each accented letter as one character (NFC); macOS and its archives write it as two."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
 def file_name_key(name: str) -> str:
     """Return what two names have in common if a file system may take them for the same."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+    return composed(composed(name).casefold())
 
 
 def _problem(name: str) -> str | None:

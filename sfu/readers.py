@@ -7,6 +7,7 @@ with a file becomes one error that names it.
 
 from __future__ import annotations
 
+import codecs
 import io
 import math
 import reprlib
@@ -111,6 +112,21 @@ def read_bytes(path: Path, limit: int) -> bytes:
     raise ValueError(f"it has {human_size(size)}, and at most {human_size(limit)} are read")
 
 
+def text_encoding(start: bytes) -> str:
+    """Return the encoding of a text by its first bytes: UTF-16 with a byte-order mark, or UTF-8 with or without one."""
+    return "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def read_text(path: Path, limit: int) -> str:
+    """Return the text in a regular file of at most ``limit`` bytes; see :func:`text_encoding`.
+
+    Raises:
+        OSError, ValueError: It cannot be read, is larger, or is no such text.
+    """
+    data = read_bytes(path, limit)
+    return data.decode(text_encoding(data))
+
+
 def require_regular(path: Path) -> None:
     """Refuse what is there but no regular file: reading a pipe or a device may never end.
 
@@ -159,7 +175,7 @@ def read_json(path: Path, kind: type[T], limit: int = TEXT_BYTES, items: int = _
     Raises:
         OSError, ValueError: It cannot be read, is too large, or holds something else.
     """
-    text = read_bytes(path, limit)
+    text = read_text(path, limit).encode()
     _require_few(text, items)
     exact: TypeAdapter[T] = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
     return exact.validate_json(text)

@@ -14,7 +14,7 @@ from sfu.cli.commands import compose_settings, remove_entries
 from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.files import file_digest
 from sfu.names import visible
-from sfu.readers import refusing, require_regular
+from sfu.readers import read_text, refusing
 from sfu.store import Entry, Store, cache_dir
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sfu.data.settings import ForgetSettings
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_LIST_BYTES = 1 << 30
 _NOT_SEARCHED = (
     "Not searched: run folders, whose heads still hold what they learned; what loggers have uploaded; files you made."
 )
@@ -132,8 +133,7 @@ def _of_files(path: Path) -> list[frozenset[bytes]]:
     from sfu.data.examples import path_digest
 
     with refusing(f"--files {path}", "Give a text file with one file a line.", DataError):
-        require_regular(path)
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.strip() for line in read_text(path, _LIST_BYTES).splitlines() if line.strip()]
     if not lines:
         raise DataError(f"--files {path} names no file. Give a text file with one file a line.")
     examples, gone = [], 0
