@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sfu.data.images.images import Images
+from sfu.data.labels import label_problem
 from sfu.errors import DataError
 
 
@@ -106,8 +107,8 @@ def make_feature_data(
             f"{source}: train_features have {train_x.shape[1]} columns but test_features have {test_x.shape[1]}. "
             "Extract both with the same backbone."
         )
-    train_y = _labels(train_labels, train_x.shape[0], f"{source}: train_labels")
-    test_y = _labels(test_labels, test_x.shape[0], f"{source}: test_labels")
+    train_y = check_labels(train_labels, train_x.shape[0], f"{source}: train_labels")
+    test_y = check_labels(test_labels, test_x.shape[0], f"{source}: test_labels")
     classes = _n_classes(train_y, n_classes, source)
     for part, labels in (("train_labels", train_y), ("test_labels", test_y)):
         low, high = int(labels.min()), int(labels.max())
@@ -141,11 +142,11 @@ def check_features(array: np.ndarray, what: str) -> np.ndarray:
     return kept
 
 
-def _labels(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
-    if array.dtype.kind not in "iu":
-        raise DataError(f"{what} has dtype {array.dtype}. Give integer class indices 0 .. C-1.")
-    if array.shape != (n_rows,):
-        raise DataError(f"{what} has shape {list(array.shape)}. Give [{n_rows}], one label for each feature row.")
+def check_labels(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
+    """Return labels ``[n_rows]`` as int64; raise :class:`DataError` if they are something else, with a remedy."""
+    problem = label_problem(array, n_rows)
+    if problem is not None:
+        raise DataError(f"{what} {problem}")
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise DataError(f"{what} reaches {int(array.max())}. Give class indices 0 .. C-1.")
     return array.astype(np.int64)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sfu.data.feature_data import check_features, check_labels
 from sfu.errors import DataError
 
 
@@ -21,9 +22,13 @@ class RawArrays(NamedTuple):
 def stratified_test_split(
     features: np.ndarray, labels: np.ndarray, test_fraction: float, seed: int, source: str
 ) -> RawArrays:
-    """Hold out a seeded stratified test part (every class in proportion); see :func:`stratified_rows`."""
-    if labels.ndim != 1 or len(labels) != len(features):
-        raise DataError(f"{source}: {len(features)} feature rows but labels of shape {list(labels.shape)}.")
+    """Hold out a seeded stratified test part (every class in proportion); see :func:`stratified_rows`.
+
+    Raises:
+        DataError: Features or labels cannot be used (rows are counted here as in the file), or a class is too small.
+    """
+    features = check_features(features, f"{source}: train_features")
+    labels = check_labels(labels, len(features), f"{source}: train_labels")
     train, test = stratified_rows(labels, test_fraction, seed, source)
     return RawArrays(features[train], labels[train], features[test], labels[test])
 

@@ -93,7 +93,7 @@ def test_settings_by_name_mean_what_they_say():
         ({"noise_sigma": -1.0}, ConfigError, r"noise_sigma=-1"),
         ({"seed": -1}, ConfigError, "seed=-1"),
         ({"seed": 0.5}, ConfigError, r"seed=0\.5"),
-        ({"labels": torch.zeros(80, dtype=torch.bool)}, DataError, "must be 80 integers"),
+        ({"labels": torch.zeros(80, dtype=torch.bool)}, DataError, r"has dtype bool\..*: labels\.long\(\)\."),
         ({"features": torch.zeros(80, 12, dtype=torch.complex64)}, DataError, "real numbers"),
         ({"features": torch.zeros(80, 11)}, DataError, "11 wide"),
     ],
