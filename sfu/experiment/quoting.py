@@ -12,6 +12,7 @@ from sfu.experiment.config import RunConfig
 from sfu.experiment.explain import settings_at
 
 _PLAIN = re.compile(r"[A-Za-z0-9_/\-\\+.$%*@?|: \t]*")  # what Hydra's grammar takes without quotes
+_PAIRS = ("''", '""', "\u2018\u2019", "\u201c\u201d", "\u201e\u201c")  # with those that word processors make
 _MULTIRUN = ("-m", "--multirun")
 
 
@@ -20,6 +21,16 @@ def unreadable(arguments: Sequence[str]) -> str | None:
 
     What is proposed can be pasted into a POSIX shell.
     """
+    if any(text.endswith("\r") for text in arguments):
+        return (
+            "a setting ends with a carriage return, as in a script with the line ends of Windows. Save the script with "
+            "those of Linux (sed -i 's/\\r$//' SCRIPT)."
+        )
+    if any(text.strip() == "\\" for text in arguments):
+        return (
+            "a backslash stands alone among the settings. It continues a line in bash, if nothing follows it; cmd.exe "
+            "takes ^ and PowerShell takes ` instead."
+        )
     settings = [
         text
         for before, text in zip(["", *arguments], arguments, strict=False)
@@ -82,7 +93,7 @@ def _quoted(key: str, value: str) -> str:
 def _hydra_quoted(text: str) -> str:
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+    if len(text) > 1 and text[0] + text[-1] in _PAIRS:
         text = text[1:-1]
     return QuotedString(text, Quote.double).with_quotes()
 

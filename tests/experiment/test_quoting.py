@@ -50,6 +50,10 @@ def test_what_the_message_proposes_reaches_sfu_as_it_was_meant():
         (["seed=0,1"], "which only a sweep takes. For a sweep, add -m; otherwise, give one value."),
         (["forget.classes=[10"], "because the brackets of a list must match. Write 'forget.classes=[10]'"),
         (["dataset.path=/a=b"], "because '=' in a value must be quoted. Write 'dataset.path=\"/a=b\"'"),
+        (["dataset.path=", "photos"], "put all of it in quotes: 'dataset.path=\"photos\"'"),  # Skype-line/X-Avatar#21
+        (["seed=1\r"], r"with those of Linux (sed -i 's/\r$//' SCRIPT)."),  # facebookresearch/PointContrast#16
+        (["seed=1", "\\", "device=cpu"], "cmd.exe takes ^ and PowerShell takes ` instead."),  # SysCV/sam-pt#12
+        (["dataset.path=\u201c/my photos\u201d"], "Write 'dataset.path=\"/my photos\"'"),
         (["-m", "seed=0,1"], None),
         (["dataset=digits", "~variants", "methods=[original]", "--cfg", "job"], None),
     ],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sfu.data.datasets.base import ImageDataset
-from sfu.data.images.files import IMAGE_ENDINGS, Walk, endings, is_image, subfolders
+from sfu.data.images.files import IMAGE_ENDINGS, Walk, endings, images_in, is_image, subfolders
 from sfu.errors import ConfigError, DataError
 from sfu.names import composed, file_name_key, warn_once
 from sfu.schema import setting
@@ -50,13 +50,15 @@ class ImageFolder(ImageDataset, name="image_folder"):
         folders = [_class_folders(part, walk) for part in parts]
         classes = list(folders[0])
         if len(classes) < 2:
-            raise DataError(f"{parts[0]} holds one class, {classes[0]}. At least two are needed.")
+            inner = parts[0] / classes[0]
+            hint = f" Did you mean dataset.path={inner}?" if len(subfolders(inner)) > 1 else ""
+            raise DataError(f"{parts[0]} holds one class, {classes[0]}. At least two are needed.{hint}")
         strangers = [name for name in folders[-1] if name not in classes]
         if strangers:
             raise DataError(f"{parts[-1]} has classes that {parts[0]} lacks: {', '.join(strangers)}.")
         left_out: list[str] = []
         found = [_labelled(part, mine, classes, walk, left_out) for part, mine in zip(parts, folders, strict=True)]
-        _warn(folder, classes, walk.repeated, endings(left_out))
+        _warn(folder, parts, classes, walk.repeated, endings(left_out))
         samples = [sample for part in found for sample in part]
         labels_N = np.array([label for _, label in samples], dtype=np.int64)
         is_test_N = np.arange(len(samples)) >= len(found[0]) if len(parts) == 2 else None
@@ -144,9 +146,19 @@ def _labelled(
     return [(f"{folders[name]}/{file}", index[name]) for name, files in images_of.items() for file in files]
 
 
-def _warn(folder: Path, classes: list[str], repeated: list[str], left_out: str) -> None:
+def _warn(folder: Path, parts: list[Path], classes: list[str], repeated: list[str], left_out: str) -> None:
     """Say what a user may not expect of a folder."""
     source = f"dataset.path={folder}"
+    others = [f"{name}/" for name in subfolders(folder) if folder / name not in parts] if len(parts) > 1 else []
+    if others:
+        warn_once(__name__, f"{source}: {', '.join(others)} is left out, because only train/ and test/ are read.")
+    loose = [place / name for place in dict.fromkeys([folder, *parts]) for name in images_in(place)]
+    if loose:
+        warn_once(
+            __name__,
+            f"{source}: images in no class folder are left out: {len(loose)} (such as {loose[0]}). Move them into the "
+            "folder of their class.",
+        )
     if left_out:
         warn_once(
             __name__,

@@ -28,7 +28,9 @@ _THREADED = 1 << 18  # bytes: smaller files are read faster by one thread, since
 _SIZE = hashlib.sha256().digest_size
 DIGESTS = "digests.bin"
 _SHOWN = 6  # endings
-_LITTER = ("thumbs.db", "ehthumbs.db", "desktop.ini")  # of file managers; others' is hidden
+_LITTER = ("thumbs.db", "ehthumbs.db", "desktop.ini")  # files of file managers; those of others are hidden
+_LITTER_ENDING = "zone.identifier"  # what Windows notes beside a download, copied to another system
+_LITTER_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 
 
 def is_image(file: str) -> bool:
@@ -38,7 +40,9 @@ def is_image(file: str) -> bool:
 
 def endings(files: Iterable[str]) -> str:
     """Return how many files have which ending, such as ``2 .gif, 1 .txt``; the most frequent first."""
-    kinds = [os.path.splitext(file)[1].lower() for file in files if os.path.basename(file).lower() not in _LITTER]
+    names = [os.path.basename(file).lower() for file in files]
+    names = [name for name in names if name not in _LITTER and not name.endswith(_LITTER_ENDING)]
+    kinds = [os.path.splitext(name)[1] for name in names]
     counts = Counter(kind if kind else "without an ending" for kind in kinds)
     shown = [f"{count:,} {kind}" for kind, count in counts.most_common(_SHOWN)]
     return ", ".join([*shown, *(["others"] if len(counts) > _SHOWN else [])])
@@ -52,7 +56,17 @@ def path_key(path: str) -> str:
 def subfolders(folder: Path) -> list[str]:
     """Return the names of the folders in a folder, sorted; links to folders count, hidden folders do not."""
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(entry.name for entry in entries if entry.is_dir() and not _is_hidden(entry.name))
+
+
+def images_in(folder: Path) -> list[str]:
+    """Return the names of the images in a folder itself, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if is_image(entry.name) and not _is_hidden(entry.name))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in _LITTER_FOLDERS
 
 
 class Walk:
@@ -81,7 +95,7 @@ class Walk:
         """
         found, places = [], []
         for place, folders, files in os.walk(folder, followlinks=True):
-            below = [Path(place, name) for name in sorted(folders) if not name.startswith(".")]
+            below = [Path(place, name) for name in sorted(folders) if not _is_hidden(name)]
             below.sort(key=Path.is_symlink)  # a link is left out rather than the folder it leads to
             entered = [folder.name for folder in below if self.enter(folder) is None]
             self.repeated += [str(folder) for folder in below if folder.name not in entered]
@@ -155,6 +169,11 @@ def file_state(path: str) -> FileState:
     try:
         status = os.stat(path)
     except OSError as error:
+        if os.path.islink(path):
+            raise DataError(
+                f"{path} is a link to {os.readlink(path)}, which cannot be read ({error.strerror}). Fetch that file "
+                "(with git-annex or DataLad, `git annex get` or `datalad get`), or remove the link."
+            ) from error
         raise DataError(f"{path} cannot be read ({error.strerror}).") from error
     return FileState(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 

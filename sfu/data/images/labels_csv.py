@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from sfu.readers import refusing, require_regular, text_encoding
 
 _SPLITS = ("train", "test")
 _SHOWN = 5
+_LONGEST_HEADER = 1 << 16  # characters
 
 
 class _Row(NamedTuple):
@@ -34,11 +35,19 @@ class _Present:
         self.folder = folder
         self.files = set(Walk(folder).files_below(folder))
         self._by_key = {path_key(file): file for file in self.files}
+        self._by_stem: dict[str, str | None] = {}
+        for file in filter(is_image, self.files):
+            stem = os.path.splitext(path_key(file))[0]
+            self._by_stem[stem] = None if stem in self._by_stem else file
 
     def written(self, file: str) -> str:
-        """Return the name that a listed file has on the disk; slashes and accents may be written otherwise."""
+        """Return the name that a listed file has on the disk.
+
+        Slashes and accents may be written otherwise, and the ending may be missing if one image alone has the name.
+        """
         exact, slashed = (os.path.normpath(name) if name else "" for name in (file, file.replace("\\", "/")))
-        return next((name for name in (exact, slashed) if name in self), self._by_key.get(path_key(file), exact))
+        found = next((name for name in (exact, slashed) if name in self), None)
+        return found or self._by_key.get(path_key(file)) or self._by_stem.get(path_key(file)) or exact
 
     def __contains__(self, file: str) -> bool:
         return file in self.files or (not _is_outside(file) and (self.folder / file).is_file())
@@ -51,9 +60,9 @@ def _is_outside(file: str) -> bool:
 def read_labels_csv(path: Path, folder: Path, n_classes: int | None) -> ImageSet:
     """Return the images below ``folder`` that a CSV file lists, sorted by name, whatever the order of its rows.
 
-    The CSV file is UTF-8, with a header; other columns are ignored. If all labels are integers, they are class indices
-    from 0 (below ``n_classes``, if that is given; then some may be absent). Otherwise they are names, numbered in
-    sorted order.
+    The CSV file is UTF-8, with a header; other columns are ignored. Commas, semicolons or tabs separate the cells. If
+    all labels are integers, they are class indices from 0 (below ``n_classes``, if that is given; then some may be
+    absent). Otherwise they are names, numbered in sorted order.
 
     Raises:
         DataError: The file cannot be read, lacks a column, or has wrong rows; the message names their lines.
@@ -105,14 +114,14 @@ def _read_rows(path: Path, present: _Present) -> tuple[list[_Row], bool]:
         with path.open("rb") as start:
             encoding = text_encoding(start.read(2))
         with path.open(newline="", encoding=encoding) as file:
-            reader = csv.reader(file)
-            columns = [name.strip() for name in next(reader, [])]
+            header, delimiter, first = _header(file)
+            reader = csv.reader(file, delimiter=delimiter)
+            columns = [name.strip() for name in header]
             lacking = [name for name in ("file", "label") if name not in columns]
             if lacking:
                 raise DataError(
                     f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
-                    f"{', '.join(columns)[:200] or 'nothing'}. It must name file,label and optionally split, separated "
-                    "by commas."
+                    f"{', '.join(columns)[:200] or 'nothing'}. It must name file,label and optionally split."
                 )
             has_split = "split" in columns
             places = [columns.index(name) if name in columns else len(columns) for name in ("file", "label", "split")]
@@ -120,7 +129,7 @@ def _read_rows(path: Path, present: _Present) -> tuple[list[_Row], bool]:
                 if not any(cells):
                     continue
                 file_name, label, split = (cells[place].strip() if place < len(cells) else "" for place in places)
-                row = _Row(present.written(file_name), composed(label), split, reader.line_num)
+                row = _Row(present.written(file_name), composed(label), split, first + reader.line_num)
                 problem = _problem(row, present, lines.get(row.file, row.line), has_split)
                 if row.file in present:
                     lines.setdefault(row.file, row.line)
@@ -136,6 +145,19 @@ def _read_rows(path: Path, present: _Present) -> tuple[list[_Row], bool]:
     if not rows:
         raise DataError(f"dataset.labels_csv={path} holds no row below its header.")
     return rows, has_split
+
+
+def _header(file: IO[str]) -> tuple[list[str], str, int]:
+    """Return the cells of the header, what separates cells, and the number of the header's line.
+
+    Excel separates cells by semicolons where numbers have a decimal comma, and may say so in a line ``sep=;``.
+    """
+    line, number, delimiter = file.readline(_LONGEST_HEADER), 1, ""
+    if line.lower().startswith("sep="):
+        delimiter = line[4:5].strip("\r\n")
+        line, number = file.readline(_LONGEST_HEADER), 2
+    delimiter = delimiter or max(",;\t", key=line.count)
+    return next(csv.reader([line], delimiter=delimiter), []), delimiter, number
 
 
 def _problem(row: _Row, present: _Present, first: int, has_split: bool) -> str | None:
