@@ -80,6 +80,11 @@ def composed(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
+def forms_of(text: str) -> list[str]:
+    """Return text as it is, and with its accented letters as one character each and as two."""
+    return list(dict.fromkeys([text, *(unicodedata.normalize(form, text) for form in ("NFC", "NFD"))]))
+
+
 def file_name_key(name: str) -> str:
     """Return what two names have in common if a file system may take them for the same."""
     return composed(composed(name).casefold())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sfu.cli.commands import compose_settings, remove_entries
 from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.files import file_digest
-from sfu.names import visible
+from sfu.names import forms_of, visible
 from sfu.readers import read_text, refusing
 from sfu.store import Entry, Store, cache_dir
 
@@ -137,13 +137,11 @@ def _of_files(path: Path) -> list[frozenset[bytes]]:
     if not lines:
         raise DataError(f"--files {path} names no file. Give a text file with one file a line.")
     examples, gone = [], 0
-    for file in map(Path, lines):
-        digests = {path_digest(file.expanduser())}
-        if file.expanduser().is_file():
-            digests.add(bytes.fromhex(file_digest(file.expanduser())))
-        else:
-            gone += 1
-        examples.append(frozenset(digests))
+    for line in lines:
+        files = [Path(form).expanduser() for form in forms_of(line)]
+        there = [bytes.fromhex(file_digest(file)) for file in files if file.is_file()]
+        gone += not there
+        examples.append(frozenset([*map(path_digest, files), *there]))
     if gone:
         print(f"{gone:,} of {len(lines):,} files do not exist; they are looked for by their path alone.")
     return examples

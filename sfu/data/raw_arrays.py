@@ -27,8 +27,8 @@ def stratified_test_split(
     Raises:
         DataError: Features or labels cannot be used (rows are counted here as in the file), or a class is too small.
     """
-    features = check_features(features, f"{source}: train_features")
-    labels = check_labels(labels, len(features), f"{source}: train_labels")
+    check_features(features, f"{source}: train_features")
+    check_labels(labels, len(features), f"{source}: train_labels")
     train, test = stratified_rows(labels, test_fraction, seed, source)
     return RawArrays(features[train], labels[train], features[test], labels[test])
 
