@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import unicodedata
 from collections.abc import Iterable
-from functools import cache
 
 from sfu.errors import ConfigError
 
@@ -15,6 +14,7 @@ _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", 
 """Names that Windows takes for devices, whatever follows the first dot."""
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _JOINERS = "\u200c\u200d"  # Persian, Indic scripts and emoji need these two
+_warned: set[tuple[str, str]] = set()
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -39,10 +39,18 @@ class VisibleFormatter(logging.Formatter):
         return visible(super().format(record), keep="\n")
 
 
-@cache
-def warn_once(source: str, message: str) -> None:
-    """Log a warning under the name of a module, once in a process, however often the same files are read."""
-    logging.getLogger(source).warning("%s", message)
+def warn_once(source: str, message: str, about: str = "") -> None:
+    """Log a warning under the name of a module, once in a process, however often the same files are read.
+
+    Args:
+        source: The module.
+        message: One or two sentences.
+        about: What it is about, if the message may differ the next time (a count, an example).
+    """
+    key = source, about or message
+    if key not in _warned:
+        _warned.add(key)
+        logging.getLogger(source).warning("%s", message)
 
 
 def show_warnings_safely() -> None:

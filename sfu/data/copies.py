@@ -45,7 +45,8 @@ def tell_of_copies(images: Images, source: str, forget: np.ndarray, retained: np
         found[key] = len(pairs)
         if pairs:
             one, other = (images.name(row) for row in pairs[0])
-            warn_once(__name__, f"{source}: {what}: {len(pairs)} (such as {one} and {other}). {remedy}")
+            message = f"{source}: {what}: {len(pairs)} (such as {one} and {other}). {remedy}"
+            warn_once(__name__, message, about=f"{source} {key}")  # with many seeds, of the first split
     return found
 
 

@@ -101,7 +101,7 @@ def test_files_of_other_endings_are_told(tmp_path, caplog):
     assert not caplog.text
     write_folder(folder, ["ant/1.gif", "bee/2.GIF", "bee/3.jfif", "cat/4"])
     assert len(config(folder).images().images) == 13
-    assert "2 .gif, 1 .jfif, 1 without an ending are left out, because images end in .jpg" in caplog.text
+    assert ".tiff, .webp are left out: 2 .gif, 1 .jfif, 1 without an ending. Convert those that" in caplog.text
     (folder / "labels.csv").write_text("file,label\nant/1.gif,a\nbee/3.jfif,b\n")
     assert len(config(folder, labels_csv="labels.csv").images().images) == 2
     (write_folder(folder / "dog", ["1.heic"])).joinpath("2.heic").touch()

@@ -162,8 +162,8 @@ def _warn(folder: Path, parts: list[Path], classes: list[str], repeated: list[st
     if left_out:
         warn_once(
             __name__,
-            f"{source}: {left_out} are left out, because images end in {', '.join(IMAGE_ENDINGS)}. Convert those that "
-            "are images, or list them in dataset.labels_csv, which takes any ending that Pillow can read.",
+            f"{source}: files with other endings than {', '.join(IMAGE_ENDINGS)} are left out: {left_out}. Convert "
+            "those that are images, or list them in dataset.labels_csv, which takes any ending.",
         )
     if repeated:
         what = "1 folder is" if len(repeated) == 1 else f"{len(repeated)} folders are"
