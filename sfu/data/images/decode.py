@@ -58,18 +58,19 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
 
 def _what_it_is(data: bytes) -> str:
     """Say what a file is that is no image which Pillow may open here, as far as its first bytes tell."""
-    start = data[:200].lstrip()
     if not data:
         return "is empty"
+    start, what = data[:200].lstrip(), ""
+    first_line = start.partition(b"\n")[0].rstrip()
     if start.startswith(b"version https://git-lfs."):
-        return "is a pointer of Git LFS in place of the image (`git lfs pull` fetches the images)"
-    if data[4:8] == b"ftyp":
-        return "is HEIC, AVIF or a video, whatever its name (convert photos to JPEG or PNG)"
-    if start[:1] == b"<":
-        return "is a web page or XML (its download has failed)"
-    if start.isascii() and start.decode().split("\n")[0].strip().isprintable():
-        return f"is text that begins with {start.decode().split(chr(10))[0].strip()[:40]!r}"
-    return f"is none of {', '.join(_FORMATS)}"
+        what = ", but a pointer of Git LFS to it (`git lfs pull` fetches the image)"
+    elif data[4:8] == b"ftyp":
+        what = ", but HEIC, AVIF or a video, whatever its name (convert photos to JPEG or PNG)"
+    elif start.startswith(b"<"):
+        what = ", but a web page or XML (its download may have failed)"
+    elif first_line.isascii() and first_line.decode().isprintable():
+        what = f", but text that begins with {first_line.decode()[:40]!r}"
+    return f"is none of {', '.join(_FORMATS)}{what}"
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:
