@@ -40,12 +40,12 @@ def test_what_systems_leave_behind_is_no_image_and_no_class(tmp_path, caplog, li
     ("data", "message"),
     [
         pytest.param(
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "but a pointer of Git LFS to it",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "but a pointer of Git LFS",
             id="micasense/imageprocessing#161",
         ),
         pytest.param(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "but HEIC, AVIF or a video, whatever its name .convert",
                      id="python-pillow/Pillow#2806"),
-        pytest.param(b"\n<!DOCTYPE html>\n<html>", "but a web page or XML .its download", id="taw/magic-search-engine#126"),
+        pytest.param(b"\n<!DOCTYPE html>\n<html>", "but a web page or XML", id="taw/magic-search-engine#126"),
         pytest.param(b"error code: 502", "but text that begins with 'error code: 502'", id="tonquer/JMComic-qt#185"),
         pytest.param(b"", "is empty", id="urw7rs/diffusion-models-made-easy#24"),
         pytest.param(jpeg()[:-200], "is damaged .*(?i:truncated)", id="pytorch/vision#138"),
