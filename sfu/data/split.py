@@ -139,6 +139,8 @@ def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
             near = difflib.get_close_matches(str(given), shown, n=3) or list(shown[:5])
             hint = f"Its names include {', '.join(near)}" if names else "This dataset has numbers only"
             why = ", and because some classes are named by numbers, a number is a name" if _is_whole(given) else ""
+            if not isinstance(given, str | int) or isinstance(given, bool):
+                hint += ". Put the name in quotes if Hydra or YAML has changed it (no is read as false)"
             raise DataError(f"forget.classes={list(classes)}: {given!r} is not a class{why}. {hint}.")
         numbers.append(found[0])
     return numbers
@@ -206,7 +208,7 @@ def _rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
     where = f"forget.files={path}"
     if not names or not Path(names[0]).suffix:
         raise ConfigError(f"{where}: this dataset has no files to name. Use forget.indices.")
-    limit = _SMALL_FILE + 8 * sum(map(len, names))  # a name is of up to 8 bytes a character
+    limit = _SMALL_FILE + 8 * sum(len(os.path.abspath(name)) for name in names)  # up to 8 bytes a character
     with refusing(where, "Give one file name a line, each once.", DataError):
         lines = [line.strip() for line in read_text(path, limit).splitlines() if line.strip()]
     if not lines:
