@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -139,7 +140,7 @@ def _of_files(path: Path) -> list[frozenset[bytes]]:
     examples, gone = [], 0
     for line in lines:
         files = [Path(form).expanduser() for form in forms_of(line)]
-        there = [bytes.fromhex(file_digest(file)) for file in files if file.is_file()]
+        there = [bytes.fromhex(file_digest(file)) for file in files if os.path.isfile(file)]
         gone += not there
         examples.append(frozenset([*map(path_digest, files), *there]))
     if gone:

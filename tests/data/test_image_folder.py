@@ -221,6 +221,7 @@ def test_csv_names_files_and_classes_in_any_common_spelling(tmp_path, encoding):
         (["file,label", "a.jpg,x", "b.jpg,"], r"line 3: no label for 'b\.jpg'"),
         (["file,label", "a.jpg,x", "b.jpg"], r"line 3: no label for 'b\.jpg'"),
         (["file,label", "a.jpg,x", ",y"], "line 3: no file"),
+        (["file,label", "a.jpg,x", f"{'b' * 5000}.jpg,y"], "line 3: 'b+.jpg' does not exist"),
         (["file,label", "a.jpg,x", "../b.jpg,y"], r"line 3: '\.\./b\.jpg' is outside dataset\.path=.*pile"),
         (["file,label", "a.jpg,x", "/etc/passwd,y"], r"line 3: '/etc/passwd' is outside dataset\.path=.*pile"),
         (["file,label,split", "a.jpg,x,train", "b.jpg,y,val"], r"line 3: split 'val' of 'b\.jpg' is neither train nor"),

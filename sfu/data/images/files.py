@@ -79,11 +79,12 @@ class Walk:
     def __init__(self, root: Path) -> None:
         """Begin at the folder ``root``, which counts as visited, as do all folders that it lies in."""
         self.repeated: list[str] = []
-        self._visited = {_identity(folder): folder for folder in (root, *Path(os.path.realpath(root)).parents)}
+        real = Path(os.path.realpath(root))
+        self._visited = {str(folder): folder for folder in (real, *real.parents)}
 
     def enter(self, folder: Path) -> Path | None:
         """Note that a folder is visited; return by which path it was before, ``None`` if it was not."""
-        place = _identity(folder)
+        place = os.path.realpath(folder)
         before = self._visited.get(place)
         self._visited.setdefault(place, folder)
         return before
@@ -106,11 +107,6 @@ class Walk:
             prefix = f"{place[start:]}{os.sep}" if len(place) > start else ""
             found += [prefix + name for name in files if not name.startswith(".")]
         return found
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
 
 
 def file_digests(

@@ -50,7 +50,7 @@ class _Present:
         return found or self._by_key.get(path_key(file)) or self._by_stem.get(path_key(file)) or exact
 
     def __contains__(self, file: str) -> bool:
-        return file in self.files or (not _is_outside(file) and (self.folder / file).is_file())
+        return file in self.files or (not _is_outside(file) and os.path.isfile(self.folder / file))
 
 
 def _is_outside(file: str) -> bool:

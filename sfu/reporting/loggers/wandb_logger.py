@@ -73,7 +73,8 @@ class WandbLogger(RunLogger, name="wandb"):
             ) from error
         mode: Any = self.mode
         folder = Path(run_info.get("folder", ".")).absolute()
-        _choose_folders(folder / "wandb")
+        if self.mode != "disabled":
+            _choose_folders(folder / "wandb")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self.mode == "online" and not wandb.login(prompt=False):
