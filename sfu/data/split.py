@@ -239,7 +239,7 @@ class _Places:
 
     def find(self, given: str) -> list[int]:
         """Return the rows of the paths that end in ``given``, or are ``given`` if it begins at the root."""
-        wanted = path_key(given)
+        wanted = path_key(os.path.expanduser(given))
         rows = self._rows.get(_last_two(wanted), ())
         if wanted.startswith("/"):
             return [row for row in rows if self._paths[row] == wanted]

@@ -81,7 +81,7 @@ def test_a_folder_for_validation_and_images_in_no_class_are_told(tmp_path, caplo
     for part in ("train", "test", "valid"):
         write_classes(tmp_path / part, per_class=1)
     assert len(names(tmp_path)) == 6
-    assert "valid/ is left out, because only train/ and test/ are read" in caplog.text
+    assert "folders beside train/ and test/ are left out: valid/." in caplog.text
     caplog.clear()
     write_folder(tmp_path, ["loose.jpg", "train/9.png"])
     assert len(names(tmp_path)) == 6

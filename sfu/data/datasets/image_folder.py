@@ -151,7 +151,7 @@ def _warn(folder: Path, parts: list[Path], classes: list[str], repeated: list[st
     source = f"dataset.path={folder}"
     others = [f"{name}/" for name in subfolders(folder) if folder / name not in parts] if len(parts) > 1 else []
     if others:
-        warn_once(__name__, f"{source}: {', '.join(others)} is left out, because only train/ and test/ are read.")
+        warn_once(__name__, f"{source}: folders beside train/ and test/ are left out: {', '.join(others)}.")
     loose = [place / name for place in dict.fromkeys([folder, *parts]) for name in images_in(place)]
     if loose:
         warn_once(
