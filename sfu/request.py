@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from sfu.data.labels import label_problem
 from sfu.errors import DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.losses.rows import Rows, check_weights, design_matrix
@@ -23,8 +24,6 @@ from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 
 Cached = TypeVar("Cached")
-
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 class Access(Enum):
@@ -131,10 +130,8 @@ class ForgetRequest:
                 f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}. Extract them "
                 "with the backbone the head was trained on."
             )
-        if labels.shape != features.shape[:1] or labels.dtype not in _INTEGERS:
-            raise DataError(
-                f"the forget labels must be {features.shape[0]} integers, not {labels.dtype} {list(labels.shape)}."
-            )
+        if (problem := label_problem(labels, features.shape[0])) is not None:
+            raise DataError(f"the tensor of forget labels {problem}")
         if int(labels.min()) < 0 or int(labels.max()) >= head.n_classes:
             raise DataError(
                 f"the forget labels run from {int(labels.min())} to {int(labels.max())}, but the head has classes "

@@ -89,11 +89,11 @@ def _unknown_key(full_key: str, text: str) -> str | None:
     object_type = re.search(r"object_type=(\w+)", text)
     group, base = (parents[0], GROUPS[parents[0]]) if parents and parents[0] in GROUPS else ("", None)
     if base is None:
-        owner = _below(RunConfig, parents)
+        owner = settings_at(RunConfig, parents)
         return None if owner is None else not_a_setting(full_key, ".".join(parents) or "sfu", accepted_names(owner))
     members = {name: base.named(name) for name in base.names()}
     for name, member in members.items():
-        owner = _below(member, parents[1:])
+        owner = settings_at(member, parents[1:])
         if owner is not None and object_type is not None and owner.__name__ == object_type.group(1):
             what = ".".join([f"{group}={name}", *parents[1:]])
             others = [f"{group}={other}" for other, kind in members.items() if key in accepted_names(kind)]
@@ -101,8 +101,8 @@ def _unknown_key(full_key: str, text: str) -> str | None:
     return None
 
 
-def _below(kind: type[Any], path: list[str]) -> type[Any] | None:
-    """The settings to which a path of keys leads; ``None`` if it leads to a value or nowhere."""
+def settings_at(kind: type[Any], path: list[str]) -> type[Any] | None:
+    """Return the settings to which a path of keys leads; ``None`` if it leads to a value or nowhere."""
     for part in path:
         hint = typing.get_type_hints(kind).get(part)
         if not is_dataclass(hint):

@@ -31,7 +31,7 @@ from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
-from sfu.schema import make
+from sfu.schema import make, plain_value
 
 add_modules("sfu.heads.linear")
 add_modules("sfu.heads.linearised")
@@ -111,11 +111,13 @@ class Head(Registered, ABC, kind="head"):
 
     def __post_init__(self) -> None:
         """Raise :class:`DataError` if shapes differ, or a value is out of range, missing or not finite."""
+        for name in ("n_train", "l2", "weight"):
+            object.__setattr__(self, name, plain_value(getattr(self, name)))
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
             raise DataError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
+        if not _is_finite(self.l2) or self.l2 < 0:
             raise DataError(f"l2={self.l2}. Give a finite number of at least 0.")
-        if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
+        if self.weight is not None and (not _is_finite(self.weight) or self.weight <= 0):
             raise DataError(f"weight={self.weight}. Give the training rows' total weight, a finite number above 0.")
         if self.weight is None and self.loss.class_weights is not None:
             raise DataError(
@@ -351,6 +353,10 @@ class Head(Registered, ABC, kind="head"):
             SfuError, ValueError: Something is missing, not finite, or does not belong to the head.
         """
         raise NotImplementedError(f"{cls.__name__} is not saved.")
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def lay_out(tensor: Tensor) -> Tensor:

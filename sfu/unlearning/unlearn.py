@@ -14,6 +14,7 @@ from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.names import counted
 from sfu.request import Access, ForgetRequest, MethodContext
+from sfu.schema import plain_value
 from sfu.seeds import PURPOSES, derive_seed
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.methods.newton import Newton
@@ -64,6 +65,7 @@ def unlearn(
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
     """
+    seed = plain_value(seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
     if not isinstance(head, Head):

@@ -33,14 +33,19 @@ def subprocess_sfu(where: Path, *arguments: str, **environment: str) -> subproce
 
 
 def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
-    """The issue's own example, from another folder, with W&B on."""
+    """From another folder, with W&B on, a home that cannot be written, and the backend of a notebook."""
+    closed = str(feature_file / "home")  # below a file, no folder can be made
     done = subprocess_sfu(
         tmp_path, "dataset=features", f"dataset.path={feature_file.name}", "forget.fraction=0.1", "head.l2=5e-4",
         "methods=[original,retrained,unlearned_plus,unlearned_minus,closed_form,unlearned_minus_paper]",
-        "curvature.perturbations=50", "hydra.run.dir=out",
+        "curvature.perturbations=50", "hydra.run.dir=out", HOME=closed, WANDB_CACHE_DIR=closed, WANDB_DATA_DIR=closed,
+        WANDB_CONFIG_DIR=closed, XDG_CACHE_HOME=closed, MPLBACKEND="module://matplotlib_inline.backend_inline",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert re.fullmatch(
+        rf"logger=wandb: {closed} and .* cannot be written, so W&B keeps its files in the run's folder\. Set "
+        r"WANDB_CACHE_DIR and WANDB_DATA_DIR and WANDB_CONFIG_DIR to choose another place\.\n", done.stderr,
+    )  # fmt: skip
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     for name in ("original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form", "unlearned_minus_paper"):
@@ -52,6 +57,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
         "heads/original.safetensors", "heads/original.json", "heads/unlearned_minus.safetensors",
     } <= files  # fmt: skip
     assert any(name.startswith("wandb/offline-run-") for name in files)
+    assert any(name.startswith("wandb/home/artifacts/") for name in files)
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["schema"] == 1
     assert metrics["rows"]["unlearned_plus"]["distance"] < 1e-6

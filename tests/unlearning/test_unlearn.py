@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import sfu
 from sfu.curvature.settings import Regularization
 from sfu.errors import ConfigError, DataError
+from sfu.losses.base import make_loss
+from sfu.losses.softmax import Softmax
 from tests.conftest import make_arrays
 
 HEAD = sfu.LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-3, 400)
@@ -102,7 +104,7 @@ def test_settings_by_name_mean_what_they_say():
         ({"noise_sigma": -1.0}, ConfigError, r"noise_sigma=-1"),
         ({"seed": -1}, ConfigError, "seed=-1"),
         ({"seed": 0.5}, ConfigError, r"seed=0\.5"),
-        ({"labels": torch.zeros(80, dtype=torch.bool)}, DataError, "must be 80 integers"),
+        ({"labels": torch.zeros(80, dtype=torch.bool)}, DataError, r"has dtype bool\..*: labels\.long\(\)\."),
         ({"features": torch.zeros(80, 12, dtype=torch.complex64)}, DataError, "real numbers"),
         ({"features": torch.zeros(80, 11)}, DataError, "11 wide"),
         ({"features": torch.full((80, 12), float("nan"))}, DataError, r"in 80 of 80 rows \(first: row 0\)\. Remove"),
@@ -135,6 +137,9 @@ def test_python_settings_and_data_are_checked_like_the_command_lines(change, err
         ({"l2": float("nan")}, "l2=nan"),
         ({"n_train": 300.5}, r"n_train=300\.5"),
         ({"n_train": 0}, "n_train=0"),
+        ({"n_train": np.bool_(True)}, "n_train=True"),
+        ({"n_train": np.float64(400)}, r"n_train=400\.0"),
+        ({"l2": "1e-3"}, "l2=1e-3"),
         ({"weight": -1.0}, r"weight=-1\.0"),
         ({"module": torch.nn.Conv2d(3, 4, 1)}, "not a Conv2d"),
         ({"module": torch.nn.LazyLinear(4)}, r"no weights yet \(it is a LazyLinear"),
@@ -146,6 +151,29 @@ def test_heads_are_checked(change, message):
     arguments = {"module": torch.nn.Linear(12, 4), "l2": 0.1, "n_train": 400, **change}
     with pytest.raises(DataError, match=message):
         sfu.LinearHead.from_module(arguments.pop("module"), **arguments)
+
+
+@pytest.mark.parametrize("wrapped", [np.int64, np.array, torch.tensor])
+def test_numbers_of_numpy_and_pytorch_are_numbers(wrapped):
+    layer, features, labels, _ = trained_layer(False)
+    plain = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, weight=400.0)
+    real = np.float64 if wrapped is np.int64 else wrapped
+    head = sfu.LinearHead.from_module(layer, l2=real(1e-3), n_train=wrapped(400), weight=real(400.0))
+    assert (type(head.n_train), type(head.l2), type(head.weight)) == (int, float, float)
+    settings = {"perturbations": 30, "regularization": "fixed", "rho": 0.5}
+    given = {**settings, "perturbations": wrapped(30), "rho": real(0.5)}
+    calls = [
+        {"noise_sigma": 0.5, "seed": 3, "batches": 2, "curvature": settings},
+        {"noise_sigma": real(0.5), "seed": wrapped(3), "batches": wrapped(2), "curvature": given},
+    ]
+    one, other = (
+        sfu.unlearn(mine, features[:80], labels[:80], **call).head.parameters_CE
+        for mine, call in zip((plain, head), calls, strict=True)
+    )
+    assert torch.equal(one, other)
+    weights = wrapped([1, 2, 3, 4]) if wrapped is not np.int64 else list(map(np.int64, (1, 2, 3, 4)))
+    assert make_loss("softmax", class_weights=weights).class_weights == (1.0, 2.0, 3.0, 4.0)
+    assert Softmax(class_weights=weights).class_weights == (1.0, 2.0, 3.0, 4.0)
 
 
 def test_dead_features_have_nothing_to_unlearn():
