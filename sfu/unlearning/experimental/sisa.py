@@ -37,6 +37,7 @@ class Sisa(UnlearningMethod, name="sisa"):
 
     head: HeadSettings
     shards: int = setting(5, "S.", at_least=1)
+    settings_used = ()
     access = Access.RETAINED
 
     @classmethod
