@@ -72,6 +72,23 @@ def gradient_in_order(request, w, samples: int):
     return torch.einsum("nbc,bd->cd", unit, features) / samples
 
 
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_jit_steps_along_all_gradients_so_far_as_its_authors_code_does(accumulate):
+    request, _ = case(n_forget=9)
+    drawn, w = CONTEXT.generator("noise"), request.head.parameters_CE
+    total = torch.zeros_like(w)
+    for index in torch.randperm(9, generator=CONTEXT.generator("training")).split(3):
+        features = request.features_FD[index]
+        noise = 0.1 * torch.randn(5, *features.shape, generator=drawn).double()
+        v = w.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(local_lipschitz(request.head, v, features, noise).sum(), v)
+        total = total + gradient if accumulate else gradient
+        w = w - 0.01 * total
+    method = Jit(lr=0.01, sigma=0.1, samples=5, batch_size=3, accumulate=accumulate)
+    assert (Jit().accumulate, method.unlearn(request, CONTEXT).details["steps"]) == (True, 3)
+    torch.testing.assert_close(method.unlearn(request, CONTEXT).head.parameters_CE, w, rtol=1e-9, atol=1e-12)
+
+
 def test_jits_value_normalised_is_the_same_for_any_batch_size():
     request, _ = case()
     noise = 0.1 * torch.randn(25, 40, 12, generator=CONTEXT.generator("noise")).double()
@@ -163,6 +180,7 @@ def test_ascent_forgets():
         ({"sigma": 0.0}, "jit: sigma=0"),
         ({"samples": 0}, "jit: samples=0"),
         ({"reduction": "max"}, "jit: reduction=max"),
+        ({"accumulate": "no"}, r"jit: accumulate=no\. Choose true or false"),
     ],
 )
 def test_jit_settings_that_cannot_work_are_named(settings, message):

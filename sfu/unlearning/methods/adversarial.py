@@ -44,7 +44,7 @@ class Adversarial(DescentMethod, name="adversarial"):
     lr: float = setting(1e-3, above=0)
     epochs: int = setting(1, "Not used.", at_least=1)
     batch_size: int = setting(32, "Forget rows of a step.", at_least=1)
-    weight_decay: float = setting(1e-4, at_least=0)
+    weight_decay: float | None = setting(1e-4, at_least=0)
     adversarial_batch_size: int = setting(256, "Adversarial rows of a step.", at_least=1)
     max_steps: int = setting(500, "Largest number of steps.", at_least=1)
     radius: float = setting(4.0, "Radius of the attack, in the units of the features.", above=0)
