@@ -76,7 +76,7 @@ def test_importance_is_mas_and_what_is_held_lies_between_0_and_1():
 
 
 def test_the_attack_starts_in_any_direction_at_any_distance_within_its_radius():
-    """advertorch starts on the surface, towards an image of noise; features have no range to draw such an image from."""
+    """advertorch starts on the surface, towards an image of noise; features have no range to draw one from."""
     request, _ = case()
     features = request.features_FD.repeat(25, 1)
     targets = torch.zeros(1000, dtype=torch.int64)
