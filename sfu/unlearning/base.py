@@ -76,11 +76,12 @@ class UnlearningMethod(Registered, ABC, kind="method"):
 
     Attributes:
         settings_used: Groups of the configuration that decide what the method does, besides data, head, loss, forget
-            set and its own settings. A short list lets a sweep over other groups reuse the row.
+            set and its own settings: ``curvature``, ``newton``. A short list lets a sweep over other groups reuse the
+            row. ``None`` means none of them, or both if the method has a :meth:`from_config` of its own.
         tuning: The rule that chose its settings, if they are not as published (:mod:`sfu.unlearning.tuning`).
     """
 
-    settings_used: ClassVar[tuple[str, ...]] = ("curvature", "newton")
+    settings_used: ClassVar[tuple[str, ...] | None] = None
     tuning: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -115,6 +116,14 @@ class UnlearningMethod(Registered, ABC, kind="method"):
     def files(self) -> tuple[str, ...]:
         """Files that :meth:`unlearn` reads. A source-free method can read no others, nor any of the dataset's."""
         return ()
+
+    @classmethod
+    def groups_used(cls) -> tuple[str, ...]:
+        """Return :attr:`settings_used`, with its default resolved."""
+        if cls.settings_used is not None:
+            return cls.settings_used
+        default = vars(UnlearningMethod)["from_config"].__func__
+        return () if getattr(cls.from_config, "__func__", None) is default else ("curvature", "newton")
 
     @classmethod
     def from_config(cls, run: RunSettings, curvature: CurvatureSettings, settings: dict[str, Any]) -> Self:
