@@ -10,21 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, TypeVar, cast
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sfu.errors import DataError, SourceFreeError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.losses.rows import Rows, check_weights, design_matrix
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 
-Cached = TypeVar("Cached")
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+Cached = TypeVar("Cached")
 
 
 class Access(Enum):
@@ -124,7 +123,8 @@ class ForgetRequest:
                 f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}. Extract them "
                 "with the backbone the head was trained on."
             )
-        if labels.shape != features.shape[:1] or labels.dtype not in _INTEGERS:
+        integers = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+        if labels.shape != features.shape[:1] or labels.dtype not in integers:
             raise DataError(
                 f"the forget labels must be {features.shape[0]} integers, not {labels.dtype} {list(labels.shape)}."
             )

@@ -13,9 +13,7 @@ from sfu.operators.structure import Structure
 from sfu.registry import add_modules
 from sfu.schema import Choice, setting
 
-add_modules("sfu.curvature.settings")
 _WITH_PYTORCH = ("base", "diagonal_fit", "hessians", "psd_fit", "reference", "shrinkage")  # their settings stand here
-add_modules("sfu.curvature.estimators", skip=_WITH_PYTORCH)
 
 DEFAULT_ESTIMATOR = "psd_fit"
 
@@ -119,6 +117,9 @@ class CurvatureSettings(Choice, kind="curvature"):
     def files(self) -> list[str]:
         """Return the files that the estimator reads."""
         return []
+
+
+add_modules(CurvatureSettings, "sfu.curvature.estimators", skip=_WITH_PYTORCH)
 
 
 @dataclass

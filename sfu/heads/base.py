@@ -12,17 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
 from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
-from sfu.heads.cores.core import Core
 from sfu.heads.settings import HeadSettings
+from sfu.lazy import torch
 from sfu.losses.base import Layout, Loss
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
@@ -31,12 +29,14 @@ from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
 from sfu.schema import make
 
-add_modules("sfu.heads.linear")
-add_modules("sfu.heads.linearised")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfu.heads.cores.core import Core
+
 
 LOGIT_ROWS = 8192
 _ALIGNMENT = 64  # bytes: that of PyTorch's new tensors
-_DTYPES = (torch.float32, torch.float64)
 
 
 class HeadRecord(Versioned):
@@ -117,7 +117,7 @@ class Head(Registered, ABC, kind="head"):
                 "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
                 "times class weight. Give weight=."
             )
-        if self.parameters_CE.dtype not in _DTYPES or self.gradient_CE.dtype not in _DTYPES:
+        if not {self.parameters_CE.dtype, self.gradient_CE.dtype} <= {torch.float32, torch.float64}:
             raise DataError(
                 f"the head's parameters are {self.parameters_CE.dtype} and its gradient is {self.gradient_CE.dtype}. "
                 "Give both as torch.float32 or torch.float64."
@@ -325,6 +325,10 @@ class Head(Registered, ABC, kind="head"):
             SfuError, ValueError: Something is missing, not finite, or does not belong to the head.
         """
         raise NotImplementedError(f"{cls.__name__} is not saved.")
+
+
+add_modules(Head, "sfu.heads.linear")
+add_modules(Head, "sfu.heads.linearised")
 
 
 def lay_out(tensor: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from typing import ClassVar
 from sfu.data.datasets.base import Dataset, ImageDataset
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ConfigError
-from sfu.registry import add_modules
 from sfu.schema import Choice, Meta, Settings, check_number, setting
 
-add_modules("sfu.heads.settings")
+CORE_PREFIX = "core-"
+"""Start of the name of the file of a core, which lies beside the heads that share it."""
 
 
 class Training(Enum):

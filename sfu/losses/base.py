@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-add_modules("sfu.losses", skip=("chunks", "objective", "rows"))  # these import PyTorch and hold no loss
 
 BALANCED = "balanced"
 
@@ -193,6 +192,9 @@ class Loss(Choice, ABC, kind="loss"):
     def as_json(self) -> dict[str, Any]:
         """Return name and settings, from which :func:`make_loss` makes the loss again."""
         return asdict(self)
+
+
+add_modules(Loss, "sfu.losses", skip=("chunks", "objective", "rows"))  # they hold no loss
 
 
 def signs(labels_N: Tensor, like: Tensor) -> Tensor:

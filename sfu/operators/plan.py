@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import torch
-
 from sfu.errors import ConfigError
+from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.structure import Structure
 

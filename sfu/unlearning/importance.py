@@ -9,13 +9,15 @@ Shapes: N rows, B rows of a chunk, D features, C classes; importances have the s
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.losses.base import OutputHessian
 from sfu.unlearning.differentiable import Labelled
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NUMBERS = 1 << 22
 """Numbers in the gradients that are held at a time."""

@@ -11,9 +11,6 @@ from sfu.data.backbones.transform import ImageTransform
 from sfu.data.settings import PIXELS, BackboneSettings
 from sfu.registry import Registered, add_modules
 
-add_modules("sfu.data.backbones.torchvision_models")
-add_modules("sfu.data.backbones.timm_models")
-
 
 @dataclass(frozen=True)
 class Network:
@@ -47,6 +44,10 @@ class BackboneLibrary(Registered, ABC, kind="backbone.library"):
             ConfigError: There is no such model or file.
             DataError: The weights cannot be downloaded or do not fit.
         """
+
+
+add_modules(BackboneLibrary, "sfu.data.backbones.torchvision_models")
+add_modules(BackboneLibrary, "sfu.data.backbones.timm_models")
 
 
 class Pixels(BackboneLibrary):

@@ -21,13 +21,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from typing import TYPE_CHECKING
 
 from sfu.errors import SolverError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.attack import Attack
@@ -35,6 +33,9 @@ from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches
 from sfu.unlearning.differentiable import all_wrong, forgotten, wrong_labels
 from sfu.unlearning.importance import output_sensitivity
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ class Adversarial(DescentMethod, name="adversarial"):
         def loss(parameters_CE: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
             adversarial, index = batch
             share = len(index) / (len(index) + len(adversarial))
-            ascent = cross_entropy(head.outputs(features_FD[index], parameters_CE), labels_F[index])
-            anchor = cross_entropy(head.outputs(near_AD[adversarial], parameters_CE), targets_A[adversarial])
+            ascent = torch.nn.functional.cross_entropy(head.outputs(features_FD[index], parameters_CE), labels_F[index])
+            anchor = torch.nn.functional.cross_entropy(
+                head.outputs(near_AD[adversarial], parameters_CE), targets_A[adversarial]
+            )
             moved = (held_CE * (parameters_CE - head.parameters_CE).square()).sum() / 2
             return (1 - share) * anchor - share * ascent + self.importance * moved
 
