@@ -13,7 +13,7 @@ from sfu.operators.structure import Structure
 from sfu.registry import add_modules
 from sfu.schema import Choice, setting
 
-_WITH_PYTORCH = ("base", "diagonal_fit", "hessians", "psd_fit", "reference", "shrinkage")  # their settings stand here
+_SETTINGS_HERE = ("base", "diagonal_fit", "hessians", "psd_fit", "reference", "shrinkage")
 
 DEFAULT_ESTIMATOR = "psd_fit"
 
@@ -119,7 +119,7 @@ class CurvatureSettings(Choice, kind="curvature"):
         return []
 
 
-add_modules(CurvatureSettings, "sfu.curvature.estimators", skip=_WITH_PYTORCH)
+add_modules(CurvatureSettings, "sfu.curvature.estimators", skip=_SETTINGS_HERE)
 
 
 @dataclass

@@ -36,6 +36,11 @@ class BackboneLibrary(Registered, ABC, kind="backbone.library"):
         """Raise :class:`ConfigError`, with the nearest names, for a model that the library does not have; cheap."""
 
     @classmethod
+    def to_download(cls, settings: BackboneSettings) -> dict[str, int | None]:
+        """Return the addresses of the weights that :meth:`build` would download, with their sizes in bytes."""
+        return {}
+
+    @classmethod
     @abstractmethod
     def build(cls, settings: BackboneSettings) -> Network:
         """Return the network without its classifier, and the transform its weights were made with.

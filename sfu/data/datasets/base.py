@@ -111,6 +111,11 @@ class PublicDataset(ImageDataset):
 
         return require_obtainable(self.archives(), self.folder(), self.download)
 
+    def to_download(self) -> list[Archive]:
+        """Return the archives that :meth:`obtain` would download."""
+        folder = self.folder()
+        return [one for one in self.archives() if one.lacking(folder) and not (folder / one.filename).exists()]
+
     def obtain(self) -> Path:
         """Download and extract what is missing, and return the folder that holds it.
 
