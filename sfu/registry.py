@@ -42,10 +42,12 @@ class Registered:
     Attributes:
         kind: What this is a kind of, as configurations call it, such as ``dataset``.
         registered_name: The member's own name; empty for a base class.
+        synonyms: Names that others give to members, in lower case and of letters alone, for messages.
     """
 
     kind: ClassVar[str] = ""
     registered_name: ClassVar[str] = ""
+    synonyms: ClassVar[Mapping[str, str]] = {}
     _members: ClassVar[dict[str, type[Any]]]
 
     def __init_subclass__(cls, *, kind: str | None = None, name: str | None = None, **options: Any) -> None:
@@ -89,14 +91,16 @@ class Registered:
         if name not in cls._members and name in (modules := _elsewhere.get(cls.kind, {})):
             importlib.import_module(modules[name])
         if name not in cls._members:
-            raise ConfigError(unknown(key or cls.kind, name, cls.names()))
+            raise ConfigError(unknown(key or cls.kind, name, cls.names(), cls.synonyms))
         return cls._members[name]
 
 
-def unknown(key: str, value: object, accepted: Iterable[str]) -> str:
-    """Say that ``key=value`` is unknown, what is accepted, and which of it is nearest."""
+def unknown(key: str, value: object, accepted: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """Say that ``key=value`` is unknown, what is accepted, and which of it is meant by a synonym, or nearest."""
     names = sorted(accepted)
-    return f"{key}={value} is unknown. Choose one of {', '.join(names)}.{did_you_mean(str(value), names)}"
+    meant = (synonyms or {}).get("".join(filter(str.isalpha, str(value).lower())))
+    hint = did_you_mean(str(value), names) if meant is None else f" Did you mean {meant}?"
+    return f"{key}={value} is unknown. Choose one of {', '.join(names)}.{hint}"
 
 
 def did_you_mean(given: str, accepted: Sequence[str], prefix: str = "") -> str:

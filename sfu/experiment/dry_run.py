@@ -57,7 +57,9 @@ def dry_run(arguments: list[str]) -> Iterator[Tally]:
             *(f"{item.split('=')[0]}=" for item in ours),
         )
         kept = [item for item in given if item != FLAG and not item.startswith(theirs)]
-        arguments[1:] = kept + _threads_under(given) + ours
+        last = max((index for index, item in enumerate(kept) if "=" in item), default=len(kept) - 1)
+        kept[last + 1 : last + 1] = _threads_under(given) + ours  # Hydra wants all settings in one place
+        arguments[1:] = kept
         try:
             yield Tally()
         finally:

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
-from sfu.errors import ArtifactError, DataError
+from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
 from sfu.heads.settings import HeadSettings
 from sfu.lazy import torch
-from sfu.losses.base import Layout, Loss
+from sfu.losses.base import Layout, Loss, as_loss
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
-from sfu.schema import make
+from sfu.schema import Meta, check_number, make
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,13 +105,18 @@ class Head(Registered, ABC, kind="head"):
     """Whether ``torch.func.vmap`` over the parameters makes one product of the outputs of many heads."""
 
     def __post_init__(self) -> None:
-        """Raise :class:`DataError` if shapes differ, or a value is out of range, missing or not finite."""
+        """Check the head; a loss may be given by its name.
+
+        Raises:
+            ConfigError: The loss is unknown, or ``l2``, ``n_train`` or ``weight`` is out of range.
+            DataError: Shapes differ, or a value is missing or not finite.
+        """
+        object.__setattr__(self, "loss", as_loss(self.loss))
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
-            raise DataError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise DataError(f"l2={self.l2}. Give a finite number of at least 0.")
+            raise ConfigError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
+        check_number("l2", self.l2, Meta(at_least=0))
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
-            raise DataError(f"weight={self.weight}. Give the training rows' total weight, a finite number above 0.")
+            raise ConfigError(f"weight={self.weight}. Give the training rows' total weight, a finite number above 0.")
         if self.weight is None and self.loss.class_weights is not None:
             raise DataError(
                 "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
