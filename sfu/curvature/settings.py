@@ -142,7 +142,9 @@ class PsdFitSettings(CurvatureSettings, name="psd_fit"):
     prior: Prior = setting(Prior.identity, "The X0 of the fit.")
     prior_strength: float = setting(1e-8, "The mu of the fit, relative to the operator's largest eigenvalue.", above=0)
     solver: Solver = setting(Solver.auto, "Algorithm.", inherited=True)
-    tolerance: float = setting(1e-8, "Relative duality gap.", above=0, below=1, inherited=True)
+    tolerance: float = setting(
+        1e-8, "Relative duality gap; for cvxpylayers, the eps of SCS.", above=0, below=1, inherited=True
+    )
     max_iterations: int | None = setting(
         None, "Iterations at most; null: what suits the algorithm.", at_least=1, inherited=True
     )

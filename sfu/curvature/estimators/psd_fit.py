@@ -215,7 +215,10 @@ class FitProblem:
             from sfu.curvature.psd_fit.conic import fit_psd_conic
 
             mu = settings.prior_strength * _largest_curvature(measurements)
-            return fit_psd_conic(measurements, mu=mu, lower_bound=bound, prior=prior)
+            limit = {} if settings.max_iterations is None else {"iterations": settings.max_iterations}
+            return fit_psd_conic(
+                measurements, mu=mu, lower_bound=bound, prior=prior, tolerance=settings.tolerance, **limit
+            )
         return fit_psd(
             measurements,
             lower_bound=bound,

@@ -19,7 +19,7 @@ Shapes: A adversarial rows, F forget rows, D features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ class Adversarial(DescentMethod, name="adversarial"):
     """Ascend on the forget set and hold the head near adversarial examples; ``max_steps`` replaces ``epochs``."""
 
     lr: float = setting(1e-3, above=0)
-    epochs: int = setting(1, "Not used.", at_least=1)
+    epochs: int = field(default=1, init=False)
     batch_size: int = setting(32, "Forget rows of a step.", at_least=1)
     weight_decay: float = setting(1e-4, at_least=0)
     adversarial_batch_size: int = setting(256, "Adversarial rows of a step.", at_least=1)
