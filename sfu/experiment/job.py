@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sfu.errors import ArtifactError, SfuError
+from sfu.errors import ArtifactError, ConfigError, SfuError
 from sfu.experiment.config import Reuse, RunConfig, plain, public_settings, typed_config
 from sfu.experiment.validate import validate
 from sfu.files import folder_in_use, write_text
@@ -56,6 +56,7 @@ def run_job(config: DictConfig) -> Exception | None:
     overrides = [str(item) for item in hydra.overrides.task]
     try:
         with _recorded(folder, overrides, None if sweep is None else hydra.job.num):
+            _check_seeds(config, overrides, sweep)
             metrics = _run_and_save(config, folder, overrides, sweep)
             _print_result(metrics, folder, in_sweep=sweep is not None)
             _require_all_rows(metrics, folder)
@@ -64,6 +65,16 @@ def run_job(config: DictConfig) -> Exception | None:
             raise
         return error
     return None
+
+
+def _check_seeds(config: DictConfig, overrides: list[str], sweep: str | None) -> None:
+    """Refuse ``seeds`` that became no sweep over ``seed``."""
+    if sweep is None and config.seeds > 1:
+        raise ConfigError(f"seeds={config.seeds} needs a sweep. Leave out hydra.mode=RUN, or set seeds=1.")
+    if config.seeds > 1 and not any(item.startswith("seed=") for item in overrides):
+        raise ConfigError(
+            "seeds takes one number, such as seeds=10. To compare several numbers, run sfu once for each."
+        )
 
 
 def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +110,8 @@ class WandbLogger(RunLogger, name="wandb"):
         self._run.summary.update({key: value for key, value in found.items() if not is_number(value)})
         header, data = tidy_table(metrics)
         if data:
+            # W&B never removes a table's temporary folder, and Python says so when the process ends
+            warnings.filterwarnings("ignore", "Implicitly cleaning up <TemporaryDirectory", ResourceWarning)
             self._run.log({"results": wandb.Table(columns=[*header], data=data, allow_mixed_types=True)})
         artifact = wandb.Artifact(f"result-{self._run.id}", type="result")
         with tempfile.TemporaryDirectory() as folder:  # `new_file` would leave its own to the end of the process

@@ -148,7 +148,8 @@ def test_the_files_of_a_report(saved: Path) -> None:
     assert len(parsed.images()) == 8
     assert (saved / "report.html").stat().st_size < 1_000_000
     assert "unlearned_minus 0.308 to 0.339" in str(parsed.images()[0]["alt"])
-    for heading in ("What the numbers do not show", "Settings", "Versions", "Runs"):
+    assert "+1.0 [+1.0, +1.0] ≠" in parsed.text  # the untouched head's forget gap, the same in both runs
+    for heading in ("Differences from Retrained", "What the numbers do not show", "Settings", "Versions", "Runs"):
         assert heading in parsed.text
     assert parsed.text.index("Closest to Retrained") < parsed.text.index("Method")  # verdict first
 
