@@ -195,6 +195,10 @@ def test_slurm_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
         (["loss=MSELoss"], r"loss=MSELoss is unknown\. .* Did you mean quadratic\?"),
         (["methods=original"], r"methods=original is not a list\. Write methods=\[original\]\."),
         (
+            ["methods=[a]", "+variants.a={base:adversarial,settings:{epochs:3}}"],
+            r"the row 'a': epochs is not a setting of method=adversarial\.",
+        ),
+        (
             ["methods=[a]", "+variants.a={base:scrub,settings:{lr:fast}}"],
             r"the row 'a': lr=fast is not a number\. Give a finite number above 0\.",
         ),

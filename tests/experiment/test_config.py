@@ -38,6 +38,7 @@ def refusal(*overrides: str) -> str:
         (["colour=red"], "colour is not a setting of sfu."),
         (["+dataset.colour=red"], "dataset.colour is not a setting of dataset=digits."),
         (["+head.adam.momentum=1"], "head.adam.momentum is not a setting of head.adam."),
+        (["head=linearised", "head.pretrain.momentum=0.5"], "head.pretrain.momentum is not a setting of"),
         (["head.l2=-1"], "head.l2=-1.0. Give a finite number of at least 0."),
         (["head.adam.batch_size=0"], "head.adam.batch_size=0. Give a whole number of at least 1."),
         (["seed=1.5"], "seed=1.5 is not a whole number. Give a whole number of at least 0 and below 4294967296."),
