@@ -264,6 +264,17 @@ def _as_numpy(tensor: Tensor, key: str) -> np.ndarray:
     return tensor.numpy()
 
 
+def array_names(path: Path) -> list[str]:
+    """Return the names of the arrays in a file that :func:`read_arrays` has read, sorted."""
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, framework="np") as tensors:
+            return sorted(tensors.keys())
+    with zipfile.ZipFile(path) as archive:
+        return sorted(name.removesuffix(".npy") for name in archive.namelist())
+
+
 def require_modest(members: Sequence[zipfile.ZipInfo], path: Path, *, packed: bool = True) -> None:
     """Refuse members of a zip file that are encrypted, oddly compressed, or far larger than the file.
 

@@ -10,18 +10,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, TypeVar, cast
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sfu.data.labels import label_problem
 from sfu.errors import DataError, SourceFreeError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.losses.rows import Rows, check_weights, design_matrix
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Cached = TypeVar("Cached")
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from sfu.data.images.images import Images
 from sfu.data.raw_arrays import check_features, check_labels
 from sfu.errors import DataError
+from sfu.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfu.data.images.images import Images
 
 
 @dataclass(frozen=True)

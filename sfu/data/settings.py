@@ -83,4 +83,7 @@ class ForgetSettings(Settings):
         for key in ("indices", "files"):
             given = getattr(self, key)
             if given is not None and not Path(given).expanduser().is_file():
-                raise ConfigError(f"forget.{key}={given} is not a file (looked from {Path.cwd()}).")
+                raise ConfigError(
+                    f"forget.{key}={given} is not a file (looked from {Path.cwd()}). Give the path of a list of what "
+                    "to forget, from this folder or from the root."
+                )

@@ -7,38 +7,37 @@ Shapes: N rows, D features, C classes. Parameters ``_CE`` are ``[C, E]``, E = D 
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from sfu.arrays import Array, as_tensor
-from sfu.errors import ArtifactError, DataError
+from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
-from sfu.heads.cores.core import Core
 from sfu.heads.forgotten import Forgotten, ForgottenRecord
 from sfu.heads.settings import HeadSettings
-from sfu.losses.base import Layout, Loss
+from sfu.lazy import torch
+from sfu.losses.base import Layout, Loss, as_loss
 from sfu.losses.objective import Objective
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
-from sfu.schema import make, plain_value
+from sfu.schema import Meta, check_number, make, plain_value
 
-add_modules("sfu.heads.linear")
-add_modules("sfu.heads.linearised")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfu.heads.cores.core import Core
+
 
 LOGIT_ROWS = 8192
 _ALIGNMENT = 64  # bytes: that of PyTorch's new tensors
-_DTYPES = (torch.float32, torch.float64)
 
 
 class HeadRecord(Versioned):
@@ -110,21 +109,26 @@ class Head(Registered, ABC, kind="head"):
     """Whether ``torch.func.vmap`` over the parameters makes one product of the outputs of many heads."""
 
     def __post_init__(self) -> None:
-        """Raise :class:`DataError` if shapes differ, or a value is out of range, missing or not finite."""
+        """Check the head; a loss may be given by its name.
+
+        Raises:
+            ConfigError: The loss is unknown, or ``l2``, ``n_train`` or ``weight`` is out of range.
+            DataError: Shapes differ, or a value is missing or not finite.
+        """
+        object.__setattr__(self, "loss", as_loss(self.loss))
         for name in ("n_train", "l2", "weight"):
             object.__setattr__(self, name, plain_value(getattr(self, name)))
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
-            raise DataError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
-        if not _is_finite(self.l2) or self.l2 < 0:
-            raise DataError(f"l2={self.l2}. Give a finite number of at least 0.")
-        if self.weight is not None and (not _is_finite(self.weight) or self.weight <= 0):
-            raise DataError(f"weight={self.weight}. Give the training rows' total weight, a finite number above 0.")
+            raise ConfigError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
+        check_number("l2", self.l2, Meta(at_least=0))
+        if self.weight is not None:
+            check_number("weight", self.weight, Meta(above=0))
         if self.weight is None and self.loss.class_weights is not None:
             raise DataError(
                 "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
                 "times class weight. Give weight=."
             )
-        if self.parameters_CE.dtype not in _DTYPES or self.gradient_CE.dtype not in _DTYPES:
+        if not {self.parameters_CE.dtype, self.gradient_CE.dtype} <= {torch.float32, torch.float64}:
             raise DataError(
                 f"the head's parameters are {self.parameters_CE.dtype} and its gradient is {self.gradient_CE.dtype}. "
                 "Give both as torch.float32 or torch.float64."
@@ -355,8 +359,8 @@ class Head(Registered, ABC, kind="head"):
         raise NotImplementedError(f"{cls.__name__} is not saved.")
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+add_modules(Head, "sfu.heads.linear")
+add_modules(Head, "sfu.heads.linearised")
 
 
 def lay_out(tensor: Tensor) -> Tensor:

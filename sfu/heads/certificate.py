@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
 from sfu.files import SECRET
+from sfu.lazy import torch
 from sfu.readers import Above0, Record, Size
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CertificateRecord(Record):

@@ -20,7 +20,7 @@ from sfu.heads.certificate import Certificate, CertificateRecord
 from sfu.heads.cores.core import Core
 from sfu.heads.plain_layer import check_outputs, require_plain, write_weights
 from sfu.heads.settings import HeadSettings
-from sfu.losses.base import Layout, Loss, make_loss
+from sfu.losses.base import Layout, Loss, as_loss
 from sfu.losses.chunks import outputs_of
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows, design_matrix
@@ -92,8 +92,8 @@ class LinearHead(Head, name="linear"):
 
         Raises:
             DataError: ``module`` is not a linear layer, its weights are recomputed (weight norm, spectral norm,
-                pruning) or do not decide its outputs (LoRA, hooks), or a number is out of range.
-            ConfigError: The loss is unknown.
+                pruning) or do not decide its outputs (LoRA, hooks).
+            ConfigError: The loss is unknown, or a number is out of range.
         """
         layer = require_plain(module)
         parameters = layer.weight.detach().double()
@@ -102,8 +102,7 @@ class LinearHead(Head, name="linear"):
         gradient = torch.zeros_like(parameters)
         if gradient_CE is not None:
             gradient = as_tensor(gradient_CE, "gradient_CE").to(parameters)
-        kind = make_loss(loss) if isinstance(loss, str) else loss
-        head = cls(parameters.clone(), gradient, l2, n_train, layer.bias is not None, kind, weight=weight)
+        head = cls(parameters.clone(), gradient, l2, n_train, layer.bias is not None, as_loss(loss), weight=weight)
         check_outputs(layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
         return head
 

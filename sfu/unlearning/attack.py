@@ -14,13 +14,14 @@ Shapes: B rows, D features, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from typing import TYPE_CHECKING
 
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.losses.base import one_hot
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NUMBERS = 1 << 17
 """Numbers in a chunk of rows: few enough for the CPU's cache."""
@@ -61,7 +62,7 @@ class Attack:
         point_BD = centre_BD + length_B1 * drawn_BD / _norm(drawn_BD)
         for _ in range(self.steps):
             point_BD = point_BD.detach().requires_grad_()
-            loss = cross_entropy(head.outputs(point_BD, parameters), targets_B, reduction="sum")
+            loss = torch.nn.functional.cross_entropy(head.outputs(point_BD, parameters), targets_B, reduction="sum")
             (gradient_BD,) = torch.autograd.grad(loss, point_BD)
             away_BD = point_BD.detach() - self.step_size * gradient_BD / _norm(gradient_BD) - centre_BD
             point_BD = centre_BD + away_BD * (self.radius / _norm(away_BD)).clamp(max=1.0)

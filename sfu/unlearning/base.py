@@ -15,9 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sfu.curvature.settings import CurvatureSettings
 from sfu.errors import ConfigError
@@ -27,8 +25,8 @@ from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, make, typed
 from sfu.unlearning.settings import RunSettings
 
-add_modules("sfu.unlearning.methods")
-add_modules("sfu.unlearning.experimental")
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -162,3 +160,7 @@ class UnlearningMethod(Registered, ABC, kind="method"):
             DivergedError: A descent has left for infinity.
             SolverError: The method finds no result.
         """
+
+
+add_modules(UnlearningMethod, "sfu.unlearning.methods")
+add_modules(UnlearningMethod, "sfu.unlearning.experimental")

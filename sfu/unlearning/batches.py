@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from sfu.errors import ConfigError
 from sfu.heads.forgotten import Forgotten
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained, RetainedSet
 from sfu.unlearning.base import UnlearningResult
 

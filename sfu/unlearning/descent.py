@@ -13,17 +13,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.func import vmap
+from typing import TYPE_CHECKING, Any
 
 from sfu.errors import DivergedError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RUNAWAY = 1e4
 """Growth of the parameters' norm that ends a descent."""
@@ -161,7 +161,7 @@ def descend_together(
     error and does not stop the others.
     """
     descents, alone = [Descent(start_CE, sgd, context.keep_path) for sgd in settings], len(settings) == 1
-    active, loss = descents, problem.loss if alone else vmap(problem.loss, in_dims=(0, None))
+    active, loss = descents, problem.loss if alone else torch.func.vmap(problem.loss, in_dims=(0, None))
     for steps, batch in enumerate(problem.batches, start=1):
         if problem.done is not None and problem.done(active[0].parameters_CE):
             break

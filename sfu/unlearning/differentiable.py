@@ -9,13 +9,15 @@ Shapes: B rows, D features, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import SourceFreeError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, Retained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ROWS = 256
 """Rows that are checked at a time."""

@@ -9,14 +9,15 @@ Shapes: N rows, B rows of a chunk, D features, C classes; importances have the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from typing import TYPE_CHECKING
 
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.losses.base import OutputHessian
 from sfu.unlearning.differentiable import Labelled
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NUMBERS = 1 << 22
 """Numbers in the gradients that are held at a time."""
@@ -32,7 +33,7 @@ def squared_batch_gradients(head: Head, batches: Iterable[Labelled]) -> Tensor:
     total_CE, count = torch.zeros_like(head.parameters_CE), 0
     for batch in batches:
         parameters_CE = head.parameters_CE.detach().clone().requires_grad_()
-        loss = cross_entropy(head.outputs(batch.features_ND, parameters_CE), batch.labels_N)
+        loss = torch.nn.functional.cross_entropy(head.outputs(batch.features_ND, parameters_CE), batch.labels_N)
         total_CE += torch.autograd.grad(loss, parameters_CE)[0].square()
         count += 1
     return total_CE / count

@@ -229,8 +229,13 @@ def test_paths_that_cannot_work(tmp_path, path, error, message):
 
 
 def test_missing_arrays_and_half_a_test_part(tmp_path, arrays):
-    np.savez(tmp_path / "a.npz", features=arrays["train_features"])
-    with pytest.raises(DataError, match="no train_features and no train_labels"):
+    np.savez(tmp_path / "a.npz", X=arrays["train_features"], y=arrays["train_labels"])
+    told = (
+        r"no train_features and no train_labels\. It holds X, y\. sfu reads train_features, train_labels and, .* under "
+        r"these names: data = numpy\.load\('a\.npz'\); numpy\.savez\('renamed\.npz', train_features=data\['X'\], "
+        r"train_labels=data\['y'\]\)\."
+    )
+    with pytest.raises(DataError, match=told):
         load(tmp_path / "a.npz")
     del arrays["test_labels"]
     np.savez(tmp_path / "b.npz", **arrays)

@@ -13,6 +13,7 @@ import sfu
 from sfu.curvature.settings import Regularization
 from sfu.errors import ConfigError, DataError
 from sfu.losses.base import make_loss
+from sfu.losses.logistic import Logistic
 from sfu.losses.softmax import Softmax
 from tests.conftest import make_arrays
 
@@ -131,25 +132,37 @@ def test_python_settings_and_data_are_checked_like_the_command_lines(change, err
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "error", "message"),
     [
-        ({"l2": -1.0}, "l2=-1"),
-        ({"l2": float("nan")}, "l2=nan"),
-        ({"n_train": 300.5}, r"n_train=300\.5"),
-        ({"n_train": 0}, "n_train=0"),
-        ({"n_train": np.bool_(True)}, "n_train=True"),
-        ({"n_train": np.float64(400)}, r"n_train=400\.0"),
-        ({"l2": "1e-3"}, "l2=1e-3"),
-        ({"weight": -1.0}, r"weight=-1\.0"),
-        ({"module": torch.nn.Conv2d(3, 4, 1)}, "not a Conv2d"),
-        ({"module": torch.nn.LazyLinear(4)}, r"no weights yet \(it is a LazyLinear"),
-        ({"module": torch.nn.Linear(12, 4, device="meta")}, r"no weights yet \(it is a Linear on meta\)\. Load"),
-        ({"gradient_CE": "gradient.npy"}, "gradient_CE hold 'gradient.npy'"),
+        ({"l2": -1.0}, ConfigError, "l2=-1"),
+        ({"l2": float("nan")}, ConfigError, "l2=nan"),
+        ({"l2": "small"}, ConfigError, "l2=small. Give a finite number of at least 0."),
+        ({"n_train": 300.5}, ConfigError, r"n_train=300\.5"),
+        ({"n_train": 0}, ConfigError, "n_train=0"),
+        ({"n_train": np.bool_(True)}, ConfigError, "n_train=True"),
+        ({"n_train": np.float64(400)}, ConfigError, r"n_train=400\.0"),
+        ({"weight": -1.0}, ConfigError, r"weight=-1\.0"),
+        ({"loss": "cross_entropy"}, ConfigError, r"loss=cross_entropy is unknown\..* Did you mean softmax\?"),
+        (
+            {"loss": torch.nn.CrossEntropyLoss()},
+            ConfigError,
+            r"^loss=CrossEntropyLoss is not a loss of sfu\. Give a name, such as loss='softmax'",
+        ),
+        ({"loss": torch.nn.MSELoss}, ConfigError, r"MSELoss'> is not a loss of sfu\. .* such as loss='quadratic'"),
+        ({"loss": Logistic}, ConfigError, r"Logistic'> is not a loss of sfu\. .* such as loss='logistic'"),
+        ({"module": torch.nn.Conv2d(3, 4, 1)}, DataError, "not a Conv2d"),
+        ({"module": torch.nn.LazyLinear(4)}, DataError, r"no weights yet \(it is a LazyLinear"),
+        (
+            {"module": torch.nn.Linear(12, 4, device="meta")},
+            DataError,
+            r"no weights yet \(it is a Linear on meta\)\. Load",
+        ),
+        ({"gradient_CE": "gradient.npy"}, DataError, "gradient_CE hold 'gradient.npy'"),
     ],
 )
-def test_heads_are_checked(change, message):
+def test_heads_are_checked(change, error, message):
     arguments = {"module": torch.nn.Linear(12, 4), "l2": 0.1, "n_train": 400, **change}
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(error, match=message):
         sfu.LinearHead.from_module(arguments.pop("module"), **arguments)
 
 

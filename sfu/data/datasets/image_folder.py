@@ -76,11 +76,14 @@ class ImageFolder(ImageDataset, name="image_folder"):
         folder = Path(self.path).expanduser()
         if not folder.is_dir():
             what = "is not a folder" if folder.exists() else f"does not exist (looked from {Path.cwd()})"
-            raise DataError(f"dataset.path={folder} {what}.")
+            raise DataError(f"dataset.path={folder} {what}. Give the path of a folder of images.")
         if self.labels_csv:
             csv_file = folder / Path(self.labels_csv).expanduser()
             if not csv_file.is_file():
-                raise DataError(f"dataset.labels_csv={self.labels_csv} is not a file (looked for {csv_file}).")
+                raise DataError(
+                    f"dataset.labels_csv={self.labels_csv} is not a file (looked for {csv_file}). Give its path from "
+                    "dataset.path."
+                )
             return folder, csv_file
         _has_parts(folder)
         return folder, None

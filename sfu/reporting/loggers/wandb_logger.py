@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,10 +117,14 @@ class WandbLogger(RunLogger, name="wandb"):
         self._run.summary.update({key: value for key, value in found.items() if not is_number(value)})
         header, data = tidy_table(metrics)
         if data:
+            # W&B never removes a table's temporary folder, and Python says so when the process ends
+            warnings.filterwarnings("ignore", "Implicitly cleaning up <TemporaryDirectory", ResourceWarning)
             self._run.log({"results": wandb.Table(columns=[*header], data=data, allow_mixed_types=True)})
         artifact = wandb.Artifact(f"result-{self._run.id}", type="result")
-        with artifact.new_file("metrics.json", encoding="utf-8") as file:
-            json.dump(metrics, file, indent=2)
+        with tempfile.TemporaryDirectory() as folder:  # `new_file` would leave its own to the end of the process
+            path = Path(folder, "metrics.json")
+            path.write_text(json.dumps(metrics, indent=2), encoding="utf-8")
+            artifact.add_file(str(path))
         self._run.log_artifact(artifact)
         if picture_path is not None:
             self._run.log({"figure": wandb.Image(str(picture_path))})

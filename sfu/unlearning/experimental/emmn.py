@@ -23,16 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.classes import ClassMethod
 from sfu.unlearning.descent import DescentProblem, Sgd, descend, minibatches, n_batches
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Emmn(ClassMethod, name="emmn"):
 
             def loss(parameters_CE: Tensor, index: Tensor, rows_M: Tensor = rows_M) -> Tensor:
                 rows = rows_M[index]
-                return cross_entropy(head.outputs(noise_ND[rows], parameters_CE), labels_N[rows])
+                return torch.nn.functional.cross_entropy(head.outputs(noise_ND[rows], parameters_CE), labels_N[rows])
 
             batches: Iterator[Tensor] = minibatches(rows_M.numel(), self.batch_size, 1, context.generator("training"))
             problem = DescentProblem(batches, loss, n_batches(rows_M.numel(), self.batch_size))
@@ -84,7 +85,9 @@ class Emmn(ClassMethod, name="emmn"):
         sign_N = sign_C[labels_N].to(noise_ND)
         for _ in range(self.noise_steps):
             optimizer.zero_grad()
-            losses_N = cross_entropy(head.outputs(scale * noise_ND, head.parameters_CE), labels_N, reduction="none")
+            losses_N = torch.nn.functional.cross_entropy(
+                head.outputs(scale * noise_ND, head.parameters_CE), labels_N, reduction="none"
+            )
             per_class = (sign_N * losses_N).sum() / self.noise_rows
             (per_class + self.noise_penalty * noise_ND.square().mean() * labels_C.numel()).backward()
             optimizer.step()

@@ -20,11 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
-
 from sfu.errors import ConfigError
 from sfu.heads.settings import HeadSettings
 from sfu.heads.train import train_like
+from sfu.lazy import torch
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult

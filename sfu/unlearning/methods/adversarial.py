@@ -20,15 +20,13 @@ Shapes: A adversarial rows, F forget rows, D features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from typing import TYPE_CHECKING
 
 from sfu.errors import SolverError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.attack import Attack
@@ -37,13 +35,16 @@ from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches
 from sfu.unlearning.differentiable import all_wrong, forgotten, wrong_labels
 from sfu.unlearning.importance import output_sensitivity
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Adversarial(DescentMethod, name="adversarial"):
     """Ascend on the forget set and hold the head near adversarial examples; ``max_steps`` replaces ``epochs``."""
 
     lr: float = setting(1e-3, above=0)
-    epochs: int = setting(1, "Not used.", at_least=1)
+    epochs: int = field(default=1, init=False)
     batch_size: int = setting(32, "Forget rows of a step.", at_least=1)
     weight_decay: float | None = setting(1e-4, at_least=0)
     adversarial_batch_size: int = setting(256, "Adversarial rows of a step.", at_least=1)
@@ -71,8 +72,10 @@ class Adversarial(DescentMethod, name="adversarial"):
         def loss(parameters_CE: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
             adversarial, index = batch
             share = len(index) / (len(index) + len(adversarial))
-            ascent = cross_entropy(head.outputs(features_FD[index], parameters_CE), labels_F[index])
-            anchor = cross_entropy(head.outputs(near_AD[adversarial], parameters_CE), targets_A[adversarial])
+            ascent = torch.nn.functional.cross_entropy(head.outputs(features_FD[index], parameters_CE), labels_F[index])
+            anchor = torch.nn.functional.cross_entropy(
+                head.outputs(near_AD[adversarial], parameters_CE), targets_A[adversarial]
+            )
             moved = (held_CE * (parameters_CE - head.parameters_CE).square()).sum() / 2
             return (1 - share) * anchor - share * ascent + self.importance * moved
 

@@ -15,13 +15,15 @@ over the retained data, which this method does not see.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem
 from sfu.unlearning.differentiable import forgotten, mean_loss, remaining, wrong_labels
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem, Sgd, minibatches, n_batches
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def local_lipschitz(head: Head, parameters_CE: Tensor, features_BD: Tensor, noise_NBD: Tensor) -> Tensor:

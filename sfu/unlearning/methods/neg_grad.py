@@ -17,13 +17,15 @@ retained rows, alpha 0.95, SGD with momentum 0.9, lr 0.01.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem, minibatches, n_batches
 from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-import torch
-
 from sfu.curvature.cross_validation import (
     StepChoice,
     Validation,
@@ -33,6 +31,7 @@ from sfu.curvature.sampling import sampling_ratio
 from sfu.curvature.settings import CurvatureSettings, Regularization, StoredSettings
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.operators.base import DampedInverse
 from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained

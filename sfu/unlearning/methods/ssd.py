@@ -20,16 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.differentiable import Labelled, forgotten, remaining, together
 from sfu.unlearning.importance import squared_batch_gradients, squared_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
