@@ -8,34 +8,41 @@ from typing import Any, ClassVar
 
 from sfu.schema import Settings, setting
 
-PURPOSES = ("split", "training", "perturbation", "noise", "evaluation")
+PURPOSES = {
+    "split": "split",
+    "training": "training",
+    "perturbation": "method",
+    "noise": "method",
+    "evaluation": "evaluation",
+}
+"""What needs a seed, and the setting of ``seed_for`` that it follows."""
 _RANGE: dict[str, Any] = {"at_least": 0, "below": 2**32}
 
 
 @dataclass
 class SeedSettings(Settings):
-    """Seeds of single purposes; those that are null are derived from ``seed``, except ``objective``."""
+    """Seeds that replace ``seed`` for one purpose, so that the others vary alone."""
 
-    prefix: ClassVar[str] = "seeds"
+    prefix: ClassVar[str] = "seed_for"
 
-    split: int | None = setting(None, "Of the test part and the forget set.", **_RANGE)
-    training: int | None = setting(None, "Of the order of rows in training.", **_RANGE)
-    perturbation: int | None = setting(None, "Of perturbed heads.", **_RANGE)
-    noise: int | None = setting(None, "Of noise on the parameters.", **_RANGE)
-    evaluation: int | None = setting(None, "Of the evaluation.", **_RANGE)
+    split: int | None = setting(None, "Test part, forget set and folds; null: as seed.", **_RANGE)
+    training: int | None = setting(None, "Order of rows in training; null: as seed.", **_RANGE)
+    method: int | None = setting(None, "Perturbed heads and noise of the methods; null: as seed.", **_RANGE)
+    evaluation: int | None = setting(None, "Splits of the membership attack; null: as seed.", **_RANGE)
     objective: int | None = setting(
-        None, "Of head.objective_noise; null: the system's entropy. A given seed certifies nothing.", **_RANGE
+        None, "head.objective_noise; null: the system's entropy. A given seed certifies nothing.", **_RANGE
     )
 
     def resolve(self, seed: int) -> dict[str, int]:
-        """Return the seed of every purpose: as given, or derived from ``seed``; ``folds`` follows ``split``.
+        """Return the derived seed of every purpose, from the setting that it follows or from ``seed``.
 
-        ``objective`` is there only if it was given: a seed that others can derive leaves no noise secret.
+        ``folds`` follows ``split``. ``objective`` is there only if it was given, and is used as it is: a seed that
+        others can derive leaves no noise secret.
         """
         seeds = {}
-        for purpose in PURPOSES:
-            given = getattr(self, purpose)
-            seeds[purpose] = derive_seed(seed, purpose) if given is None else given
+        for purpose, follows in PURPOSES.items():
+            given = getattr(self, follows)
+            seeds[purpose] = derive_seed(seed if given is None else given, purpose)
         if self.objective is not None:
             seeds["objective"] = self.objective
         seeds["folds"] = derive_seed(seeds["split"], "folds")

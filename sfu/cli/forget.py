@@ -154,7 +154,7 @@ def _in_dataset(given: Namespace) -> list[frozenset[bytes]]:
     from sfu.data.settings import ForgetSettings
 
     config = compose_settings(given.settings)
-    dataset, seed = config.dataset, config.seeds.resolve(config.seed)["split"]
+    dataset, seed = config.dataset, config.seed_for.resolve(config.seed)["split"]
     examples: list[frozenset[bytes]] = []
     files, indices = (None if path is None else str(path) for path in (given.files, given.indices))
     named = ([ForgetSettings(files=files)] if files else []) + ([ForgetSettings(indices=indices)] if indices else [])

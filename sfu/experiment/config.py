@@ -72,7 +72,13 @@ class RunConfig(Settings):
     tune: Tune = setting(Tune.authors, "How settings of methods with a grid are chosen.")
     tune_budget: int = setting(9, "Settings tried for every method that has a grid.", at_least=1)
     seed: int = setting(0, "Seed from which all others are derived.", at_least=0, below=2**32)
-    seeds: SeedSettings = setting(SeedSettings)
+    seeds: int = setting(
+        1,
+        "How many seeds to run, from seed on, in one process; one table shows all.",
+        at_least=1,
+        affects_results=False,
+    )
+    seed_for: SeedSettings = setting(SeedSettings)
     device: str = setting("auto", "auto, cpu, cuda or cuda:<index>.")
     dtype: str = setting(
         "float64", "Of heads; curvature and solves are always float64.", choices=("float64", "float32")
@@ -105,6 +111,9 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
+    OmegaConf.register_new_resolver(
+        "multirun_if_several", lambda seeds: "MULTIRUN" if seeds > 1 else None, replace=True
+    )
     store.store(name="sfu_schema", node=_run_schema())
     store.store(group="backbone/schema", name="backbone", node=hydra_schema(BackboneSettings))
     for group, base in GROUPS.items():

@@ -93,7 +93,7 @@ class RunContext:
         Raises:
             ConfigError: The device is unknown or absent.
         """
-        self.seeds = self.config.seeds.resolve(self.config.seed)
+        self.seeds = self.config.seed_for.resolve(self.config.seed)
         self.device, self.dtype = resolve_device(self.config.device), resolve_dtype(self.config.dtype)
 
     @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sfu.errors import ArtifactError, SfuError
+from sfu.errors import ArtifactError, ConfigError, SfuError
 from sfu.experiment.cache import StageCache
 from sfu.experiment.config import Reuse, RunConfig, plain, public_settings, typed_config
 from sfu.experiment.keys import stage_keys
@@ -45,6 +45,7 @@ def run_job(config: DictConfig) -> None:
     sweep = Path(hydra.sweep.dir).name if hydra.mode is RunMode.MULTIRUN else None
     folder = Path(hydra.runtime.output_dir)
     overrides = [str(item) for item in hydra.overrides.task]
+    _check_seeds(config, overrides, sweep)
     with _recorded(folder, overrides, None if sweep is None else hydra.job.num):
         metrics = _run_and_save(config, folder, overrides, sweep)
         _print_result(metrics, folder, in_sweep=sweep is not None)
@@ -52,6 +53,16 @@ def run_job(config: DictConfig) -> None:
         if failed:
             what = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise SfuError(f"{len(failed)} of {len(metrics['rows'])} rows failed ({what}); the others are in {folder}.")
+
+
+def _check_seeds(config: DictConfig, overrides: list[str], sweep: str | None) -> None:
+    """Refuse ``seeds`` that became no sweep over ``seed``."""
+    if sweep is None and config.seeds > 1:
+        raise ConfigError(f"seeds={config.seeds} needs a sweep. Leave out hydra.mode=RUN, or set seeds=1.")
+    if config.seeds > 1 and not any(item.startswith("seed=") for item in overrides):
+        raise ConfigError(
+            "seeds takes one number, such as seeds=10. To compare several numbers, run sfu once for each."
+        )
 
 
 def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache | None:

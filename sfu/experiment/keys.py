@@ -48,7 +48,7 @@ def stage_keys(config: RunConfig) -> StageKeys:
         ConfigError: A setting cannot work.
         DataError: A file is missing.
     """
-    seeds = config.seeds.resolve(config.seed)
+    seeds = config.seed_for.resolve(config.seed)
     base = {
         "code": code_digest(),
         "torch": torch.__version__,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -86,12 +87,25 @@ class Sweep:
 _sweep: Sweep | None = None
 
 
-class RememberSweepFolder(Callback):
-    """Hydra callback that notes where the jobs of this sweep write, and what is there already."""
+class PrepareSweep(Callback):
+    """Hydra callback that turns ``seeds`` into a sweep over ``seed``, and notes where the jobs of this sweep write."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         global _sweep
         _sweep = Sweep.starting_in(Path(config.hydra.sweep.dir).resolve())
+        if isinstance(config.seeds, int) and config.seeds > 1:
+            _sweep_over_seeds(config)
+
+
+def _sweep_over_seeds(config: DictConfig) -> None:
+    """Have Hydra run ``seeds`` seeds from ``seed`` on, unless the command line lists several itself."""
+    overrides = config.hydra.overrides.task  # Hydra reads them next
+    sweep = f"seed={','.join(str(config.seed + index) for index in range(config.seeds))}"
+    keys = [one.key_or_group for one in OverridesParser.create().parse_overrides(list(overrides))]
+    if "seed" not in keys:
+        overrides.insert(0, sweep)
+    elif isinstance(config.seed, int):
+        overrides[len(keys) - 1 - keys[::-1].index("seed")] = sweep
 
 
 def current_sweep() -> Sweep | None:
@@ -121,7 +135,10 @@ def collect(sweep: Sweep) -> list[Run]:
     the others.
     """
     return [
-        (run.overrides, {"error": f"job {run.job}: {run.problem}"} if run.metrics is None else run.metrics)
+        (
+            {key: value for key, value in run.overrides.items() if key != "seeds"},
+            {"error": f"job {run.job}: {run.problem}"} if run.metrics is None else run.metrics,
+        )
         for run in sweep.jobs()
     ]
 
@@ -129,8 +146,8 @@ def collect(sweep: Sweep) -> list[Run]:
 def report_sweep(sweep: Sweep) -> None:
     """Aggregate the jobs of a sweep over their seeds, print and save the table.
 
-    It becomes sweep.json, sweep.csv, sweep.md and sweep.png in its folder; with ``published``, ours beside the paper's
-    table is printed instead and becomes published.md and published.csv.
+    It becomes sweep.json, sweep.csv, sweep.md, sweep.tex and sweep.png in its folder. With ``published``, ours beside
+    the paper's table is printed instead and becomes published.md and published.csv.
 
     Raises:
         ArtifactError: A file cannot be written. The table is printed before.
@@ -139,20 +156,24 @@ def report_sweep(sweep: Sweep) -> None:
 
     from sfu.reporting.pictures.choose import save_sweep_plot
     from sfu.reporting.published import csv_published_table, markdown_published_table, terminal_published_table
-    from sfu.reporting.terminal import terminal_table
-    from sfu.reporting.text_tables import csv_table, markdown_table
+    from sfu.reporting.terminal import print_verdicts, terminal_table
+    from sfu.reporting.text_tables import csv_table, latex_table, markdown_table
 
     runs, folder = collect(sweep), sweep.folder
     if not runs:
         return
-    table, published = aggregate(runs), _published(runs)
-    Console().print(terminal_table(table) if published is None else terminal_published_table(table, published))
+    seeds = sorted({key for overrides, _ in runs for key in overrides if key.startswith("seed_for.")})
+    table, published = aggregate(runs, ["seed", *seeds]), _published(runs)
+    console = Console()
+    console.print(terminal_table(table) if published is None else terminal_published_table(table, published))
+    print_verdicts(table, console)
     if published is not None:
         write_text(folder / "published.md", markdown_published_table(table, published))
         write_text(folder / "published.csv", csv_published_table(table, published))
     write_json(folder / "sweep.json", table.to_json())
     write_text(folder / "sweep.csv", csv_table(table))
     write_text(folder / "sweep.md", markdown_table(table))
+    write_text(folder / "sweep.tex", latex_table(table))
     if len(table.failed) < table.n_runs:
         save_sweep_plot(table, folder / "sweep.png")
     print(f"Saved in {visible(str(folder))}")

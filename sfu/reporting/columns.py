@@ -10,6 +10,7 @@ from sfu.reporting import format as fmt
 from sfu.reporting.verdict import CRITERIA, best_rows
 from sfu.results.aggregate import Group, MethodResult, ResultTable
 from sfu.results.rows import Metrics, flatten_row, rows_of
+from sfu.results.statistic import MARGINS, Relation, relation
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,36 @@ def cells_of(
             fewer = entry.n if 0 < entry.n < row.n else None
             cells.append(ResultCell(text, fewer, not worse and name in best.get(key, ()), worse))
         yield name, row, cells
+
+
+DIFFERENCES = {gap: metric for metric, gap in CRITERIA.items()}
+"""What is compared with Retrained within a run: the gaps and the distance, each with the metric that it belongs to."""
+EQUAL, DIFFERENT, UNCLEAR = "=", "≠", "?"
+
+
+def difference_cells(row: MethodResult) -> dict[str, tuple[str, str]]:
+    """Return the paired differences from Retrained: by gap ``+0.1 [-0.2, +0.4]`` (95 % interval), and what it shows.
+
+    A gap shows ``EQUAL`` if the two one-sided tests place it within the margin, ``DIFFERENT`` if the interval leaves
+    out 0, else ``UNCLEAR``. A distance, or a gap over fewer than two runs, shows nothing.
+    """
+    cells = {}
+    for gap, metric in DIFFERENCES.items():
+        entry, shows = row[gap], ""
+        if entry.n > 1 and gap != "distance":
+            found = relation((value for value in entry.values if value is not None), MARGINS[metric])
+            shows = EQUAL if found is Relation.equal else UNCLEAR if found is Relation.unclear else DIFFERENT
+        cells[gap] = fmt.interval(entry.mean, entry.interval, column_of(gap).write), shows
+    return cells
+
+
+def compared_rows(group: Group) -> dict[str, MethodResult]:
+    """Return the rows of a group that have a difference from Retrained over several runs; Retrained itself has none."""
+    return {
+        name: row
+        for name, row in group.rows.items()
+        if name != "retrained" and any(row[gap].n > 1 for gap in DIFFERENCES)
+    }
 
 
 def tidy_table(metrics: Metrics) -> tuple[list[str], list[list[Any]]]:

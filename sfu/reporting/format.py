@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sfu.results.rows import is_number
@@ -82,6 +82,13 @@ def span(values: Iterable[Any], write: Callable[[float], str]) -> str:
     """The smallest and the largest value, ``0.31 to 0.34``; once if they look the same; empty if none is known."""
     known = [value for value in values if is_number(value)]
     return " to ".join(dict.fromkeys(map(write, (min(known), max(known))))) if known else ""
+
+
+def interval(centre: Any, ends: Sequence[float] | None, write: Callable[[Any], str]) -> str:
+    """A mean and its interval: ``+0.1 [-0.2, +0.4]``; the mean alone where there is no interval."""
+    if not is_number(centre):
+        return MISSING
+    return write(centre) + (f" [{write(ends[0])}, {write(ends[1])}]" if ends else "")
 
 
 def spread(mean: Any, deviation: Any, write: Callable[[Any], str], plus_minus: str = "±") -> str:

@@ -21,7 +21,7 @@ from sfu.reporting import format as fmt
 from sfu.reporting.columns import COLUMNS, PAPER_METRICS, PRINTED, cells_of
 from sfu.reporting.terminal import WORSE, Text, flags_of, legend, stacked
 from sfu.reporting.text_tables import csv_rows, escape_cell, markdown_list, markdown_rows
-from sfu.reporting.words import failures, marked, setting_of
+from sfu.reporting.words import failures, marked, setting_of, spread_words
 from sfu.results.aggregate import Group, MethodResult, ResultTable, number_of
 
 _SHOWN = (*PRINTED, "seconds", "peak_memory_mb")
@@ -136,8 +136,8 @@ def _heading(table: ResultTable, published: PublishedTable, where: str) -> list[
     return [
         f"{published.title} of the paper",
         f"Published: {published.setting}.",
-        f"Here: {ours or 'unknown data'}; mean ± sample standard deviation over "
-        f"{' and '.join(table.over)} (n = {_most_runs(table)}), {where} the published figure"
+        f"Here: {ours or 'unknown data'}; mean ± {spread_words(table)} "
+        f"(n = {_most_runs(table)}), {where} the published figure"
         f"{' and our difference from it in points' if any(own) else ''}. {note}"
         "Distance: 0 is Retrained, 1 is the untouched head.",
     ]

@@ -20,7 +20,16 @@ from rich.text import Text as RichText
 from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
-from sfu.reporting.columns import COLUMNS, PRINTED, ResultCell, cells_of
+from sfu.reporting.columns import (
+    COLUMNS,
+    DIFFERENCES,
+    DIFFERENT,
+    PRINTED,
+    ResultCell,
+    cells_of,
+    compared_rows,
+    difference_cells,
+)
 from sfu.reporting.verdict import CRITERIA, verdicts
 from sfu.results.aggregate import MethodResult, ResultTable, table_of_run
 from sfu.results.rows import Metrics
@@ -44,7 +53,7 @@ def stacked(*lines: RichText) -> RichText:
     return RichText("\n").join(lines)
 
 
-BEST, WORSE, RETAINED, STORED, WITHHELD, ORACLE = "*", "!", "r", "s", "=", "o"
+BEST, WORSE, RETAINED, STORED, WITHHELD, ORACLE = "*", "!", "r", "s", "n", "o"
 MARKS = {
     BEST: ("best source-free", "bold green"),
     WORSE: ("worse than nothing", "bold red"),
@@ -56,7 +65,7 @@ MARKS = {
 """Each mark with its meaning and its style."""
 WORSE_STYLE = MARKS[WORSE][1]
 
-_FOLDED_NAME, _NARROWEST_NAME = 12, 8
+_FOLDED_NAME, _NARROWEST_NAME, _FROM = 12, 8, "minus retrained"
 _KEYS = (*PRINTED, "test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
 _NAMES, _ALL_GAPS = "names", "gaps"
 _GIVEN_UP = (
@@ -168,6 +177,49 @@ class _Body:
         return grid
 
 
+class _Differences:
+    """The paired differences from Retrained of a table over several runs: as many columns as fit."""
+
+    def __init__(self, table: ResultTable) -> None:
+        self.groups = [(words.setting_of(group), rows) for group in table.groups if (rows := compared_rows(group))]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        differs = "!=" if options.ascii_only else DIFFERENT
+        rows = [(visible(name), difference_cells(row)) for _, group in self.groups for name, row in group.items()]
+        columns = {}
+        for key, metric in DIFFERENCES.items():
+            width = max(cell_len(line[key][0]) for _, line in rows)
+            mark = 0 if key == "distance" else 1 + len(differs)
+            shown = [
+                line[key][0].rjust(width) + line[key][1].replace(DIFFERENT, differs).rjust(mark) for _, line in rows
+            ]
+            columns[key] = [Text(COLUMNS[metric].short.rjust(width).ljust(width + mark)), *map(Text, shown)]
+        longest = max(cell_len(name) for name in (_FROM, *(name for name, _ in rows)))
+        for key in ("remain_gap", "mia_gap", "forget_gap"):
+            if longest + sum(len(column[0]) + 1 for column in columns.values()) > options.max_width:
+                del columns[key]
+        room = options.max_width - sum(len(column[0]) + 1 for column in columns.values())
+        width, start = max(min(longest, room), _NARROWEST_NAME), 0
+        yield _grid([[Text(_FROM), *(column[0] for column in columns.values())]], width, header=True)
+        for setting, group in self.groups:
+            if setting:
+                yield Text(setting, style="bold")
+            lines = range(start, start := start + len(group))
+            yield _grid([[Text(rows[i][0]), *(column[i + 1] for column in columns.values())] for i in lines], width)
+        yield Text(words.DIFFERENCE.replace(DIFFERENT, differs), style="dim")
+
+
+def _grid(lines: Sequence[Sequence[Text]], width: int, *, header: bool = False) -> Table:
+    """Lines of a table, or its heading, whose names are folded at a width."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, show_header=header)
+    for index, cell in enumerate(lines[0]):
+        head = cell if header else ""
+        grid.add_column(head, width=len(cell) if index else width, no_wrap=index > 0, overflow="fold")
+    for line in [] if header else lines:
+        grid.add_row(*line)
+    return grid
+
+
 def terminal_table(table: ResultTable, title: RenderableType | None = None) -> RenderableType:
     """Return the table of a run or of many, its legend, what failed and what is missing.
 
@@ -180,6 +232,11 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
         parts.append(Text("No run finished." if len(table.failed) == table.n_runs else "No rows."))
     else:
         parts.append(body)
+        differences = _Differences(table)
+        if differences.groups:
+            parts += [Text(""), differences]
+        elif any(row.n == 1 for _, row in body.rows):
+            parts.append(Text(words.ONE_RUN, style="dim"))
     for title, lines, style in (
         ("Averaged over fewer runs:", words.gaps_in_data(table), ""),
         ("Failed:", words.failures(table), WORSE_STYLE),

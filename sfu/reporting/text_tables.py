@@ -11,13 +11,24 @@ from typing import Any
 from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
-from sfu.reporting.columns import PRINTED, ResultCell, cells_of, column_of, metrics_in, tidy_table
+from sfu.reporting.columns import (
+    DIFFERENCES,
+    DIFFERENT,
+    PRINTED,
+    ResultCell,
+    cells_of,
+    column_of,
+    compared_rows,
+    difference_cells,
+    metrics_in,
+    tidy_table,
+)
 from sfu.reporting.verdict import verdicts
-from sfu.results.aggregate import ResultTable, number_of, table_of_run
+from sfu.results.aggregate import Group, ResultTable, number_of, table_of_run
 from sfu.results.rows import Metrics
 
 CSV_LEAD = ("method", "access", "tuning", "n", "n_applied")
-_STATISTICS = ("mean", "std", "stderr", "n")
+_STATISTICS = ("mean", "std", "stderr", "low", "high", "n")
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What begins a formula in a spreadsheet: the last four are the same characters at full width."""
 _MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "<": "&lt;", "&": "&amp;"})
@@ -88,10 +99,28 @@ def markdown_table(table: ResultTable, title: str | None = None) -> str:
     parts = [f"**{escape_cell(title or words.headline(table))}**", markdown_rows(header, body)]
     best = f"**Bold**: best among the methods without source data{' at this setting' if table.varied else ''}."
     parts.append(f"{words.SIGNED} {words.SCALE} {best} `!`: worse than doing nothing.")
+    parts += _markdown_differences(table) or ([words.ONE_RUN] if table.n_runs == 1 else [])
     parts += markdown_list("Averaged over fewer runs:", words.gaps_in_data(table))
     parts += markdown_list("Failed:", words.failures(table))
     parts += map(escape_cell, words.unenforced(table))
     return "\n\n".join(parts) + "\n"
+
+
+def _markdown_differences(table: ResultTable) -> list[str]:
+    """The paired differences from Retrained of a table over several runs."""
+    body = [
+        [
+            *group.overrides.values(),
+            words.marked(name, row),
+            *(" ".join(cell) for cell in difference_cells(row).values()),
+        ]
+        for group in table.groups
+        for name, row in compared_rows(group).items()
+    ]
+    header = [*table.varied, "Method", *(column_of(key).heading for key in DIFFERENCES)]
+    return (
+        ["**Differences from Retrained**", markdown_rows(header, body), escape_cell(words.DIFFERENCE)] if body else []
+    )
 
 
 def run_markdown(metrics: Metrics) -> str:
@@ -122,7 +151,7 @@ def csv_records(table: ResultTable) -> list[dict[str, Any]]:
 
 
 def csv_table(table: ResultTable) -> str:
-    """Return a line for each setting and method: ``<metric>.mean``, ``.std``, ``.stderr`` and ``.n``."""
+    """Return a line for each setting and method, with all of ``_STATISTICS`` of every metric."""
     metrics = [f"{key}.{part}" for key in metrics_in(table) for part in _STATISTICS]
     header = [*table.varied, *CSV_LEAD, *metrics]
     return csv_rows(header, [[record[key] for key in header] for record in csv_records(table)])
@@ -148,15 +177,39 @@ def latex_table(table: ResultTable) -> str:
     header = ["Method", *(escape_latex(column_of(key).heading.removesuffix(" %")) for key in keys)]
     lines = [rf"\begin{{tabular}}{{l{'r' * len(keys)}}}", r"\toprule", " & ".join(header) + r" \\"]
     for group in table.groups:
-        lines.append(r"\midrule")
-        if setting := words.setting_of(group):
-            lines.append(rf"\multicolumn{{{len(header)}}}{{l}}{{\emph{{{escape_latex(setting)}}}}} \\")
+        lines += [r"\midrule", *_latex_setting(group, len(header))]
         for name, row, cells in cells_of(table, group, keys):
             lines.append(" & ".join([escape_latex(words.marked(name, row)), *map(_latex_cell, cells)]) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [r"\bottomrule", r"\end{tabular}", *_latex_differences(table)]
     comments = [words.headline(table), *(f"averaged over fewer runs: {line}" for line in words.gaps_in_data(table))]
     comments += [*(f"failed: {line}" for line in words.failures(table)), *words.unenforced(table)]
     return "".join(map(latex_comment, comments)) + "\n".join(lines) + "\n"
+
+
+def _latex_differences(table: ResultTable) -> list[str]:
+    """A second ``tabular``, of the paired differences from Retrained, if the table is over several runs."""
+    lines = []
+    for group in table.groups:
+        if rows := compared_rows(group):
+            lines += [r"\midrule", *_latex_setting(group, len(DIFFERENCES) + 1)]
+        for name, row in rows.items():
+            cells = [_latex_difference(*cell) for cell in difference_cells(row).values()]
+            lines.append(" & ".join([escape_latex(words.marked(name, row)), *cells]) + r" \\")
+    if not lines:
+        return []
+    header = ["Method", *(escape_latex(column_of(key).heading) for key in DIFFERENCES)]
+    head = [rf"\begin{{tabular}}{{l{'r' * len(DIFFERENCES)}}}", r"\toprule", " & ".join(header) + r" \\"]
+    return ["", latex_comment(words.DIFFERENCE).rstrip(), *head, *lines, r"\bottomrule", r"\end{tabular}"]
+
+
+def _latex_difference(text: str, shows: str) -> str:
+    return "--" if text == fmt.MISSING else f"${text}^{{{shows}}}$".replace(DIFFERENT, r"\neq").replace("^{}", "")
+
+
+def _latex_setting(group: Group, columns: int) -> list[str]:
+    """The line that names a group's setting."""
+    setting = escape_latex(words.setting_of(group))
+    return [rf"\multicolumn{{{columns}}}{{l}}{{\emph{{{setting}}}}} \\"] if setting else []
 
 
 def _latex_cell(cell: ResultCell) -> str:

@@ -1,16 +1,19 @@
 """What the numbers say: which method is best at what, which came closest to Retrained, which did harm.
 
 "Best" is decided among source-free methods only (``access: forget``). Methods that may read retained data or stored
-statistics, Retrained itself and Original are references, not competitors.
+statistics, Retrained itself and Original are references, not competitors. Every comparison follows
+:class:`sfu.results.statistic.Relation`.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sfu.reporting import format as fmt
 from sfu.results.aggregate import Group, MethodResult, ResultTable
+from sfu.results.statistic import MARGINS, Relation, relation
 
 CRITERIA: Mapping[str, str] = {
     "test_accuracy": "test_gap",
@@ -19,37 +22,46 @@ CRITERIA: Mapping[str, str] = {
     "mia": "mia_gap",
     "distance": "distance",
 }
-"""Shown metric -> the metric whose smallest magnitude is best."""
+"""Shown metric -> the metric whose magnitude, averaged over the runs, is compared."""
+
+
+def compared(first: MethodResult, second: MethodResult, metric: str) -> Relation | None:
+    """Say whether the first is nearer to Retrained in a metric of ``CRITERIA``, over the runs that have both."""
+    pairs = zip(first[CRITERIA[metric]].values, second[CRITERIA[metric]].values, strict=True)
+    return relation((abs(a) - abs(b) for a, b in pairs if a is not None and b is not None), MARGINS[metric])
 
 
 def best_rows(rows: Mapping[str, MethodResult]) -> dict[str, set[str]]:
-    """Find the source-free methods that are best by each of ``CRITERIA``; those whose shown values are equal tie.
+    """Find the source-free methods that are best by each of ``CRITERIA``: the nearest and all that are equal to it.
 
-    None is best if none does at least as well as the untouched head (on distance: better than it).
+    Only a method that changed the head and came nearer than the untouched head can be best, so there may be none.
     """
     best: dict[str, set[str]] = {}
-    for metric, criterion in CRITERIA.items():
-        scores = {
-            name: abs(score)
-            for name, row in rows.items()
-            if row.is_source_free and (score := row.mean(criterion)) is not None and row.mean(metric) is not None
-        }
-        if metric == "distance":
-            scores = {name: score for name, score in scores.items() if rows[name].is_closer_than_nothing}
+    for metric in CRITERIA:
+        scores = _scores({name: row for name, row in rows.items() if _beats_nothing(rows, row, metric)}, metric)
+        if scores:
+            first = min(scores, key=scores.__getitem__)
+            alike = {name for name in scores if compared(rows[name], rows[first], metric) is Relation.equal}
+            best[metric] = {first} | alike
         else:
-            untouched = [abs(s) for row in rows.values() if row.is_untouched and (s := row.mean(criterion)) is not None]
-            scores = {name: score for name, score in scores.items() if score <= min(untouched, default=score)}
-        write = fmt.compact if metric == "distance" else fmt.fixed
-        least = write(min(scores.values(), default=None))
-        best[metric] = {name for name, score in scores.items() if write(score) == least}
+            best[metric] = set()
     return best
+
+
+def _beats_nothing(rows: Mapping[str, MethodResult], row: MethodResult, metric: str) -> bool:
+    if row.is_withheld or row.mean(metric) is None:
+        return False
+    if metric == "distance":
+        return row.is_closer_than_nothing
+    relations = [compared(row, other, metric) for other in rows.values() if other.is_untouched]
+    return all(found in (Relation.better, None) for found in relations)
 
 
 def verdicts(table: ResultTable) -> list[str]:
     """Say which source-free method came closest to Retrained and at how many settings, and which did harm.
 
-    Methods whose distances differ by less than two standard errors of the difference are named as not told apart, so
-    that nobody takes an order that is due to noise for a result.
+    Methods that are equal to the closest, or that the runs do not tell apart from it, are named, so that nobody takes
+    an order that is due to noise for a result.
     """
     return [*closest(table), *harm([table])]
 
@@ -82,7 +94,7 @@ def harm(tables: Sequence[ResultTable]) -> list[str]:
 def _closest(groups: Sequence[Group]) -> list[str]:
     if not any(_source_free(group) for group in groups):
         return ["No source-free method was run."]
-    known = [group for group in groups if _scores(group, "distance")]
+    known = [group for group in groups if _scores(group.rows, "distance")]
     if not known:
         return _closest_by_accuracy(groups)
     beaten = [group for group in known if not _helped(group)]
@@ -91,19 +103,20 @@ def _closest(groups: Sequence[Group]) -> list[str]:
         for name, at in _winners(list(filter(_helped, known)), "distance")
     ]
     if beaten:
-        at = min(beaten, key=lambda group: min(_scores(group, "distance").values()))
+        at = min(beaten, key=lambda group: min(_scores(group.rows, "distance").values()))
         nearest = _nearest(at, "distance")
         found.append(
-            f"No source-free method came closer to Retrained than doing nothing (distance 1){_count(beaten, known)}. "
+            f"No source-free method {_was_shown(beaten)} closer to Retrained than doing nothing (distance 1)"
+            f"{_count(beaten, known)}. "
             f"The nearest is {nearest}: {_how_close([at], nearest)}."
         )
     return found
 
 
 def _closest_by_accuracy(groups: Sequence[Group]) -> list[str]:
-    if known := [group for group in groups if _scores(group, "test_gap")]:
+    if known := [group for group in groups if _scores(group.rows, "test_accuracy")]:
         lead = "Closest to Retrained in test accuracy without source data"
-        return [f"{lead}: {n}{_count(at, known)}, {_accuracy(at, n)}." for n, at in _winners(known, "test_gap")]
+        return [f"{lead}: {n}{_count(at, known)}, {_accuracy(at, n)}." for n, at in _winners(known, "test_accuracy")]
     if not any("retrained" in group.rows for group in groups):
         return ["There is no retrained row, so gaps and distances are unknown. Add `retrained` to `methods`."]
     return ["No gap or distance to Retrained is known for the source-free methods."]
@@ -117,9 +130,18 @@ def _helped(group: Group) -> bool:
     return any(row.is_closer_than_nothing for row in _source_free(group).values())
 
 
-def _scores(group: Group, metric: str) -> dict[str, float]:
-    """The magnitude of a metric of each source-free method that has it."""
-    return {name: abs(m) for name, row in _source_free(group).items() if (m := row.mean(metric)) is not None}
+def _was_shown(groups: Sequence[Group]) -> str:
+    return "came" if all(group.n == 1 for group in groups) else "was shown to come"
+
+
+def _scores(rows: Mapping[str, MethodResult], metric: str) -> dict[str, float]:
+    """The mean magnitude of what is compared, of each source-free method that has it."""
+    found = {}
+    for name, row in rows.items():
+        values = [abs(value) for value in row[CRITERIA[metric]].values if value is not None]
+        if row.is_source_free and values:
+            found[name] = statistics.fmean(values)
+    return found
 
 
 def _winners(groups: Sequence[Group], metric: str) -> list[tuple[str, list[Group]]]:
@@ -131,27 +153,29 @@ def _winners(groups: Sequence[Group], metric: str) -> list[tuple[str, list[Group
 
 
 def _nearest(group: Group, metric: str) -> str:
-    scores = _scores(group, metric)
+    """The nearest of the methods that helped, or of all if none did."""
+    helped = {name: row for name, row in group.rows.items() if row.is_closer_than_nothing}
+    scores = _scores(helped, metric) or _scores(group.rows, metric)
     return min(scores, key=scores.__getitem__)
 
 
 def _ties(groups: Sequence[Group], best: str) -> str:
-    """The methods that cannot be told apart from the best one, and at how many of its settings if not at all."""
-    times = Counter(name for group in groups for name in _not_told_apart(group, best))
-    named = [name if n == len(groups) else f"{name} at {n} of them" for name, n in sorted(times.items())]
-    return f" (not told apart from {', '.join(named)})" if named else ""
-
-
-def _not_told_apart(group: Group, best: str) -> list[str]:
-    """Other source-free methods within two standard errors of the best one's mean distance, or shown the same."""
-    of_best, least = group.rows[best]["distance"], _scores(group, "distance")[best]
+    """The methods that are equal to the best one or not told apart from it, and at how many of its settings."""
     found = []
-    for name, mean in _scores(group, "distance").items():
-        noise = ((of_best.stderr or 0.0) ** 2 + (group.rows[name]["distance"].stderr or 0.0) ** 2) ** 0.5
-        alike = fmt.compact(mean) == fmt.compact(least) or mean - least < 2 * noise
-        if name != best and alike and group.rows[name].is_closer_than_nothing:
-            found.append(name)
-    return found
+    for says, wanted in (
+        (f"equal within {MARGINS['distance']:g}", Relation.equal),
+        ("not told apart", Relation.unclear),
+    ):
+        times = Counter(
+            name
+            for group in groups
+            for name, row in _source_free(group).items()
+            if name != best and row.is_closer_than_nothing and compared(row, group.rows[best], "distance") is wanted
+        )
+        named = [name if n == len(groups) else f"{name} at {n} of them" for name, n in sorted(times.items())]
+        if named:
+            found.append(f"{says}: {', '.join(named)}")
+    return f" ({'; '.join(found)})" if found else ""
 
 
 def _count(part: Sequence[Group], whole: Sequence[Group]) -> str:

@@ -9,10 +9,17 @@ from typing import Any
 from sfu.reporting import format as fmt
 from sfu.results.aggregate import SPREADS, Group, MethodResult, ResultTable
 from sfu.results.rows import Metrics, is_number
+from sfu.results.statistic import MARGINS
 
 SCALE = "Distance: 0 = Retrained, 1 = untouched."
 _OPEN = {"process": "this process", "files": "files", "network": "the network"}
 SIGNED = "Signed numbers: points from Retrained."
+ONE_RUN = "One run, so no spread. Add seeds=10 for means with intervals."
+DIFFERENCE = (
+    "Points from Retrained in the same run: mean and 95 % interval. "
+    f"=: equal within {MARGINS['test_accuracy']:g} points, MIA within {MARGINS['mia']:g} (two one-sided tests at 5 %). "
+    "≠: different. ?: these runs do not tell."
+)
 
 
 def run_headline(metrics: Metrics) -> str:

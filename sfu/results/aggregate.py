@@ -10,18 +10,20 @@ A single run is a table of one run, so that every table, picture and verdict is 
                  "data": [[dataset | None, backbone | None]],
                  "rows": {method: {"access": str | None, "tuning": str | None, "n": 3, "n_applied": 3, "notes": [str],
                                    "metrics": {name: {"mean": float | None, "std": float | None,
-                                                      "stderr": float | None, "n": 3, "missing": 0}}}}}]}
+                                                      "stderr": float | None, "n": 3, "missing": 0,
+                                                      "interval": [float, float] | None,
+                                                      "values": [float | None]}}}}}]}
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from sfu.results.rows import LABELS, Metrics, Row, is_number, rows_of, unenforced
+from sfu.results.statistic import MARGINS, Relation, Statistic, relation
 
 Overrides = Mapping[str, str]
 Run = tuple[Overrides, Metrics | None]
@@ -30,32 +32,6 @@ Spread = Literal["std", "stderr"]
 SCHEMA = 1
 SPREADS: Mapping[str, str] = {"std": "sample standard deviation", "stderr": "standard error"}
 """What may stand after ± in a table, in words."""
-_UNTOUCHED, _ROUNDING = 1.0, 1e-6
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """A metric over the ``n`` runs of a group that have it; the ``missing`` others are never read as zero.
-
-    ``mean`` is None if no run has it. ``std`` is the sample standard deviation (divisor n - 1) and ``stderr`` that of
-    the mean (std / sqrt n); both are None below two values.
-    """
-
-    mean: float | None = None
-    std: float | None = None
-    stderr: float | None = None
-    n: int = 0
-    missing: int = 0
-
-    @classmethod
-    def of(cls, values: Sequence[Any]) -> Statistic:
-        """Summarise values, some of which may be missing."""
-        present = [float(value) for value in values if is_number(value)]
-        if not present:
-            return cls(missing=len(values))
-        std = statistics.stdev(present) if len(present) > 1 else None
-        stderr = None if std is None else std / math.sqrt(len(present))
-        return cls(statistics.fmean(present), std, stderr, len(present), len(values) - len(present))
 
 
 @dataclass(frozen=True)
@@ -83,11 +59,6 @@ class MethodResult:
         return self[metric].mean
 
     @property
-    def _distance(self) -> float:
-        mean = self.mean("distance")
-        return math.nan if mean is None else mean
-
-    @property
     def is_tuned_on_retrained(self) -> bool:
         """True if its settings were chosen by the distance to Retrained: an upper bound, not source-free."""
         return (self.tuning or "").startswith("oracle")
@@ -109,13 +80,18 @@ class MethodResult:
 
     @property
     def is_closer_than_nothing(self) -> bool:
-        """True if it ended closer to Retrained than the untouched head."""
-        return self._distance < _UNTOUCHED - _ROUNDING
+        """True if it ended closer to Retrained than the untouched head, by the rule of ``Relation``."""
+        return self._beside_nothing is Relation.better
 
     @property
     def is_worse_than_nothing(self) -> bool:
-        """True if it ended further from Retrained than the untouched head."""
-        return not self.is_untouched and self._distance > _UNTOUCHED + _ROUNDING
+        """True if it ended further from Retrained than the untouched head, by the rule of ``Relation``."""
+        return not self.is_untouched and self._beside_nothing is Relation.worse
+
+    @property
+    def _beside_nothing(self) -> Relation | None:
+        """The distance beside that of the untouched head, which is 1."""
+        return relation((value - 1 for value in self["distance"].values if value is not None), MARGINS["distance"])
 
 
 @dataclass(frozen=True)
@@ -190,7 +166,7 @@ def in_order(values: Iterable[str]) -> list[str]:
     return distinct
 
 
-def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",), spread: Spread = "std") -> ResultTable:
+def aggregate(runs: Sequence[Run], over: Sequence[str] = ("seed",), spread: Spread = "stderr") -> ResultTable:
     """Group runs by every override except those in ``over``, and average each group.
 
     Args:

@@ -66,7 +66,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
 
 def test_a_sweep_makes_one_table_over_its_seeds(tmp_path, feature_file, monkeypatch, capsys):
     folder = tmp_path / "sweep"
-    jobs = ("-m", "forget.fraction=0.05,0.1", "seed=0,1", "dataset=features", f"dataset.path={feature_file}")
+    jobs = ("-m", "forget.fraction=0.05,0.1", "seeds=2", "dataset=features", f"dataset.path={feature_file}")
     assert sfu(monkeypatch, *jobs, *QUICK, f"hydra.sweep.dir={folder}") == 0
     total = json.loads((folder / "sweep.json").read_text())
     assert total["n_runs"] == 4
@@ -77,14 +77,21 @@ def test_a_sweep_makes_one_table_over_its_seeds(tmp_path, feature_file, monkeypa
     for group in total["groups"]:
         distances = [
             json.loads((folder / str(job) / "metrics.json").read_text())["rows"]["closed_form"]["distance"]
-            for job in ((0, 1) if group["overrides"]["forget.fraction"] == "0.05" else (2, 3))
+            for job in ((0, 2) if group["overrides"]["forget.fraction"] == "0.05" else (1, 3))
         ]
         cell = group["rows"]["closed_form"]["metrics"]["distance"]
         assert cell["n"] == 2
         assert cell["mean"] == pytest.approx(np.mean(distances))
         assert cell["std"] == pytest.approx(np.std(distances, ddof=1))
-    assert {p.name for p in folder.iterdir()} >= {"sweep.csv", "sweep.md", "sweep.png"}
-    assert "±" in capsys.readouterr().out
+        assert cell["stderr"] == pytest.approx(np.std(distances, ddof=1) / 2**0.5)
+        assert cell["values"] == distances
+        half = 12.7062 * cell["stderr"]  # t(0.975, 1)
+        assert cell["interval"] == pytest.approx([np.mean(distances) - half, np.mean(distances) + half], rel=1e-4)
+    assert {p.name for p in folder.iterdir()} >= {"sweep.csv", "sweep.md", "sweep.png", "sweep.tex"}
+    shown = capsys.readouterr().out
+    assert "mean and standard error over seed" in shown
+    assert "minus retrained" in shown
+    assert "No source-free method was shown to come closer to Retrained" in shown  # two runs show nothing
 
 
 def test_a_failing_job_neither_stops_nor_hides_the_others(tmp_path, monkeypatch, capsys):
@@ -103,12 +110,12 @@ def test_a_failing_job_neither_stops_nor_hides_the_others(tmp_path, monkeypatch,
 
 def test_a_sweep_in_a_used_folder_counts_its_own_jobs_only_wherever_they_write(tmp_path, feature_file, monkeypatch):
     folder = tmp_path / "sweep"
-    quick = ("-m", *QUICK, "methods=[original]", "dataset=features", f"dataset.path={feature_file}")
-    for seeds in ("0,1", "2"):
-        assert sfu(monkeypatch, *quick, f"seed={seeds}", f"hydra.sweep.dir={folder}") == 0
-    assert json.loads((folder / "sweep.json").read_text())["n_runs"] == 1
+    quick = (*QUICK, "methods=[original]", "dataset=features", f"dataset.path={feature_file}")
+    for seeds, n_runs in ((("seeds=2",), 2), (("-m", "seed=2"), 1)):  # several seeds are a sweep without -m
+        assert sfu(monkeypatch, *seeds, *quick, f"hydra.sweep.dir={folder}") == 0
+        assert json.loads((folder / "sweep.json").read_text())["n_runs"] == n_runs
     named = "hydra.sweep.subdir=by_seed/${seed}"
-    assert sfu(monkeypatch, *quick, "seed=4", named, f"hydra.sweep.dir={folder}") == 0
+    assert sfu(monkeypatch, "-m", "seed=4", *quick, named, f"hydra.sweep.dir={folder}") == 0
     total = json.loads((folder / "sweep.json").read_text())
     assert total["n_runs"] == 1
     assert total["groups"][0]["over"] == {"seed": ["4"]}

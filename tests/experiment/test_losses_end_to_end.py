@@ -45,14 +45,14 @@ def test_certified_removal_as_a_row(tmp_path):
     config = config_for(
         None, "loss=logistic", methods=["original", "retrained", "certified_removal", "closed_form"],
         head__objective_noise=10.0, forget__fraction=0.02, newton__batches=5, head__l2=1e-2,
-        seeds__objective=3,
+        seed_for__objective=3,
     )  # fmt: skip
     metrics = run(config, tmp_path)
     assert metrics["run"]["seeds"]["objective"] == 3
     row = metrics["rows"]["certified_removal"]
     assert row["note"].startswith("epsilon 0.")
     assert "of 1 (delta 0.0001) spent, 5 of 5 batches" in row["note"]
-    assert "seeds.objective" in row["note"]
+    assert "seed_for.objective" in row["note"]
     assert row["access"] == "retained"
     assert row["details"]["batches"] == 5
     assert row["details"]["budget_spent"] <= row["details"]["budget"]

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from sfu.reporting.verdict import best_rows, verdicts
+from sfu.reporting.verdict import best_rows, compared, verdicts
 from sfu.reporting.words import remarks
-from sfu.results.aggregate import MethodResult, Statistic, aggregate, table_of_run
+from sfu.results.aggregate import MethodResult, aggregate, table_of_run
+from sfu.results.statistic import Relation, Statistic
 
 from .samples import catastrophic_run, good_run, make_metrics, make_row, sweep_runs, without_retrained
 
@@ -22,10 +23,10 @@ def verdicts_of(metrics: dict[str, Any]) -> list[str]:
 def test_best_is_decided_among_source_free_rows_only() -> None:
     best = best_of(good_run())
     # unlearned_plus and retrained have gap 0 everywhere and are not competitors
-    assert best["test_accuracy"] == {"closed_form"}  # |0.0| < |-0.1|
-    assert best["remain_accuracy"] == {"unlearned_minus"}  # |-0.1| < |-0.2|
-    assert best["forget_accuracy"] == {"closed_form"}  # |0.0| < |0.1|
-    assert best["mia"] == {"closed_form"}  # |50.0 - 50.1| < |50.3 - 50.1|
+    assert best["test_accuracy"] == set()  # the untouched head is 0.1 away, within the margin of all
+    assert best["remain_accuracy"] == set()
+    assert best["forget_accuracy"] == {"closed_form", "unlearned_minus"}  # 0.0 and 0.1 away; the untouched head 1.0
+    assert best["mia"] == set()  # 50.0 and 50.3 beside 50.1; the untouched head's 50.6 is within 0.5 of both
     assert best["distance"] == {"unlearned_minus"}  # 0.305 < 0.351
 
 
@@ -43,6 +44,46 @@ def test_no_prize_for_a_distance_of_one_or_more() -> None:
     assert best["test_accuracy"] == {"a"}
 
 
+def over_seeds(**distances: list[float]) -> dict[str, MethodResult]:
+    """Rows with these distances over as many seeds."""
+    count = len(next(iter(distances.values())))
+    runs = [
+        (
+            {"seed": str(seed)},
+            make_metrics(**{n: make_row(73.7, 74.4, 73.8, 50.1, d[seed]) for n, d in distances.items()}),
+        )
+        for seed in range(count)
+    ]
+    return aggregate(runs).groups[0].rows
+
+
+def test_stars_follow_the_spread() -> None:
+    paired = [0.30, 0.40, 0.50, 0.60]  # the same seeds are hard for both
+    rows = over_seeds(a=paired, b=[d + 0.02 for d in paired], c=[0.46, 0.52, 0.44, 0.50])
+    assert best_rows(rows)["distance"] == {"a"}
+    assert compared(rows["b"], rows["a"], "distance") is Relation.worse  # 0.02 at every seed
+    assert compared(rows["c"], rows["a"], "distance") is Relation.unclear
+    alike = over_seeds(a=paired, b=[d + 0.005 for d in paired])
+    assert best_rows(alike)["distance"] == {"a", "b"}
+    assert compared(alike["b"], alike["a"], "distance") is Relation.equal  # always worse, by less than matters
+
+
+def test_a_mean_beyond_nothing_is_no_harm_unless_the_spread_says_so() -> None:
+    rows = over_seeds(a=[0.9970, 1.0003, 1.0036], b=[0.8, 1.1, 1.4], c=[1.10, 1.12, 1.14], d=[0.90, 0.88, 0.86])
+    assert {name for name, row in rows.items() if row.is_worse_than_nothing} == {"c"}
+    assert {name for name, row in rows.items() if row.is_closer_than_nothing} == {"d"}
+    assert best_rows(rows)["distance"] == {"d"}
+
+
+def test_a_withheld_step_wins_nothing() -> None:
+    metrics = make_metrics(
+        original=make_row(73.0, 74.0, 75.8, 53.1, 1.0, "none"),
+        closed_form=make_row(73.7, 74.4, 73.8, 50.1, 0.5, applied=False),
+        jit=make_row(73.5, 74.2, 74.0, 51.1, 0.9),
+    )
+    assert all(names == {"jit"} for names in best_of(metrics).values())
+
+
 def test_no_best_without_gaps() -> None:
     assert not any(best_of(without_retrained()).values())
 
@@ -50,7 +91,8 @@ def test_no_best_without_gaps() -> None:
 @pytest.mark.parametrize(
     ("access", "distance", "worse"),
     [
-        ("forget", 1.001, True),
+        ("forget", 1.011, True),
+        ("forget", 1.009, False),
         ("forget", 1.0 + 1e-9, False),
         ("forget", None, False),
         ("none", 1.1, False),
@@ -113,10 +155,10 @@ def test_the_verdict_counts_settings_and_names_ties() -> None:
     noisy = [({"seed": str(seed)}, good_run()) for seed in range(3)]
     for (_, run), distance in zip(noisy, (0.2, 0.35, 0.5), strict=True):
         run["rows"]["closed_form"]["distance"] = distance
-    assert "unlearned_minus (not told apart from closed_form), distance 0.305" in verdicts(aggregate(noisy))[0]
+    assert "unlearned_minus (not told apart: closed_form), distance 0.305" in verdicts(aggregate(noisy))[0]
     clear = [({"x": "2", "seed": str(seed)}, good_run()) for seed in range(3)]
     both = aggregate([*(({"x": "1", **overrides}, run) for overrides, run in noisy), *clear])
-    assert "unlearned_minus (not told apart from closed_form at 1 of them) at both settings" in verdicts(both)[0]
+    assert "unlearned_minus (not told apart: closed_form at 1 of them) at both settings" in verdicts(both)[0]
 
 
 def test_verdicts_that_are_not_a_success() -> None:

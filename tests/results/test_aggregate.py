@@ -35,8 +35,8 @@ def test_missing_values_are_counted_and_never_zero() -> None:
         ({"seed": "3"}, {"rows": {"original": {"mia": 10.0}}}),
     ]
     row = aggregate(runs).groups[0].rows["closed_form"]
-    assert row["mia"] == Statistic(50.0, None, None, 1, 3)
-    assert row["distance"] == Statistic(missing=4)
+    assert row["mia"] == Statistic(50.0, None, None, 1, 3, None, [50.0, None, None, None])
+    assert row["distance"] == Statistic(missing=4, values=[None] * 4)
     assert row.n == 3
 
 
@@ -96,7 +96,7 @@ def test_the_aggregate_is_json() -> None:
 
 def test_nothing_at_all() -> None:
     assert aggregate([]).to_json() == {
-        "schema": 1, "over": ["seed"], "spread": "std", "varied": [], "fixed": {}, "n_runs": 0, "failed": [],
+        "schema": 1, "over": ["seed"], "spread": "stderr", "varied": [], "fixed": {}, "n_runs": 0, "failed": [],
         "failed_rows": [], "groups": [],
     }  # fmt: skip
 

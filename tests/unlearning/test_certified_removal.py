@@ -237,9 +237,9 @@ def test_the_noise_is_the_systems_unless_a_seed_is_given_and_retrained_shares_it
     head, features, labels, config = trained(Logistic(), noise_seed=7)
     assert torch.equal(head.certificate.noise_CE, trained(Logistic(), noise_seed=7)[0].certificate.noise_CE)
     result, retained = remove_first(head, features, labels, 5, epsilon=1e4)
-    assert "nothing is certified to anyone who knows seeds.objective" in result.note
+    assert "nothing is certified to anyone who knows seed_for.objective" in result.note
     secret, _ = remove_first(drawn[0], features, labels, 5, epsilon=1e4)
-    assert "seeds.objective" not in secret.note
+    assert "seed_for.objective" not in secret.note
     assert secret.note.startswith("epsilon ")
     assert secret.note.endswith("of 10000 (delta 0.0001) spent, 1 of 1 batch")
     request = ForgetRequest(drawn[0], features[:5], labels[:5])

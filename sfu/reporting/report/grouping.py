@@ -16,7 +16,7 @@ from sfu.results.aggregate import ResultTable, Run, Spread, aggregate
 from sfu.results.rows import flat_items, rows_of
 from sfu.results.run_folder import FoundRun
 
-SEEDS = ("seed", "seeds")
+SEEDS = ("seed", "seed_for")
 EXPERIMENT = "experiment"
 
 Settings = dict[str, str]

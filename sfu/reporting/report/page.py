@@ -13,7 +13,7 @@ import sfu
 from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
-from sfu.reporting.columns import cells_of, column_of, metrics_in
+from sfu.reporting.columns import DIFFERENCES, cells_of, column_of, compared_rows, difference_cells, metrics_in
 from sfu.reporting.pictures.choose import Picture
 from sfu.reporting.pictures.drawing import look_of
 from sfu.reporting.report.build import Report, limits, public
@@ -38,6 +38,7 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) 
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     environment.filters |= {"breakable": _breakable, "public": public, "base64": lambda png: b64encode(png).decode()}
+    environment.filters["compared_rows"] = compared_rows
     template = environment.from_string((here / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         report=report,
@@ -57,6 +58,8 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) 
         look_of=look_of,
         cells_of=cells_of,
         column_of=column_of,
+        differences=list(DIFFERENCES),
+        difference_cells=difference_cells,
         sees=SEES,
     )
 

@@ -117,7 +117,7 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
             f"epsilon {details['epsilon_spent']:.2g} of {self.epsilon:g} (delta {self.delta:g}) spent, {done} of "
             f"{self.batches} batch{several}"
         )
-        known = "nothing is certified to anyone who knows seeds.objective, the seed of b"
+        known = "nothing is certified to anyone who knows seed_for.objective, the seed of b"
         notes = [spent, result.note, known if certificate.seeded else None]
         return replace(result, note="; ".join(note for note in notes if note))
 

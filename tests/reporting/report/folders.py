@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
     "methods": ["original", "retrained", "closed_form"],
     "variants": {},
     "seed": 0,
-    "seeds": {"split": None},
+    "seed_for": {"split": None},
     "threads": None,
 }
 
