@@ -13,14 +13,23 @@ from PIL import Image
 from sfu.reporting.pictures.choose import along, pictures_of, save_sweep_plot
 from sfu.reporting.pictures.curves import curve_figure, numeric_key
 from sfu.reporting.pictures.drawing import LOOKS, NARROW_INCHES, OTHERS, WIDE_INCHES, look_of, png_of
-from sfu.reporting.pictures.gaps import save_gap_plot
+from sfu.reporting.pictures.gaps import gap_figure, save_gap_plot
 from sfu.reporting.pictures.plane import plane_figure, plane_points
 from sfu.reporting.pictures.trade_off import save_trade_off_plot
 from sfu.results.aggregate import aggregate, table_of_run
 from sfu.unlearning.tuning import ORACLE
 
 from .picture_checks import least_difference, markers_of, text_faults
-from .samples import catastrophic_run, good_run, sweep_runs, tuned_run, twenty_methods, without_retrained
+from .samples import (
+    catastrophic_run,
+    forgotten_class,
+    good_run,
+    make_row,
+    sweep_runs,
+    tuned_run,
+    twenty_methods,
+    without_retrained,
+)
 
 
 @pytest.fixture
@@ -229,6 +238,24 @@ def test_no_label_covers_another_and_none_leaves_the_picture(make: Any, kinds: l
         assert text_faults(figure) == [], picture.kind
         assert figure.get_figwidth() == (NARROW_INCHES if narrow else WIDE_INCHES)
     assert [picture.kind for picture in found][: len(kinds)] == kinds
+
+
+def crowded() -> dict[str, Any]:
+    """More rows than the plane has room for, with long names."""
+    metrics = forgotten_class()
+    for index in range(40):
+        metrics["rows"][f"variant_{index}_of_{'x' * 50}"] = make_row(73.7, 74.4, 73.8, 50.1, 0.3 + index / 1e6)
+    return metrics
+
+
+def test_what_has_no_room_is_left_out() -> None:
+    plane = plane_figure(table_of_run(crowded()), "title", narrow=True)
+    assert text_faults(plane) == []
+    assert 5 < len(plane.axes[0].texts) < 40
+    settings = [{"head.l2": str(l2), "dataset.path": "x" * 200 + str(l2)} for l2 in range(3)]
+    gaps = gap_figure(aggregate([(setting, crowded()) for setting in settings]), "title", narrow=True)
+    assert text_faults(gaps) == []
+    assert "and 2 more settings, in the table" in [text.get_text() for text in gaps.texts]
 
 
 def test_a_row_tuned_on_retrained_says_so(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -101,7 +101,7 @@ def finish_distance(
     The scale is linear up to 2; beyond, it is linear to 1 and logarithmic after, so that 0.3 and 10617 are both read.
     Distances above 1 are worse than nothing, and their part of the panel is tinted. ``ends`` says how far the values
     and their spreads reach, ``room`` which share of the axis stays free past the largest, for its label. ``coarse``
-    leaves out the tick at 0.5 where the scale is logarithmic.
+    is for panels that have no room for many ticks.
     """
     if not ends:
         axes.set_xticks([])
@@ -121,11 +121,9 @@ def finish_distance(
         decades = math.log10(largest)
         linear = max(1.0, decades / 3)  # the stretch from 0 to 1 takes about a quarter of the axis
         end = 10 ** (decades + room * (decades + linear))
-        ticks = [
-            0.0,
-            *([] if coarse else [0.5]),
-            *(10.0**power for power in range(0, math.ceil(decades) + 1, 1 + int(decades) // 5)),
-        ]
+        step = 1 + int(decades) // (3 if coarse else 5)
+        powers = [10.0**power for power in range(0, math.ceil(decades) + 1, step)]
+        ticks = [0.0, *([] if coarse else [0.5]), *powers]
         put("scale", "symlog", linthresh=1.0, linscale=linear)
         put("ticks", ticks, [f"{tick:g}" if tick < 1e5 else compact(tick) for tick in ticks])
         put("ticks", [], minor=True)

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = ("distance", "test_accuracy", "remain_accuracy", "forget_accuracy", "mia")
-TALLEST_INCHES = 100.0
+TALLEST_INCHES = 60.0
+"""Settings that would begin below this height are not drawn."""
 SpreadOf = Callable[[MethodResult, str], float | None]
 
 _LINE_INCHES, _BAR, _BAND = 0.2, 0.62, "#EEF0F2"
 _HARMED, _SKIPPED = "worse than doing nothing", "step not applied"
 _SEES_MORE, _SOURCE_FREE = "sees more than the forget set", "source-free"
-_TICKS = (0.0, 2.0, 50.0)
+_DISTANCE = "Distance to Retrained"
+_TICKS = (0.0, 10.0)
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ def gap_figure(table: ResultTable, title: str, narrow: bool = False, spread_of: 
     ``spread_of`` gives the length of the error bar of a row's metric, or None; by default the table's spread.
     """
     spreads = spread_of or (lambda row, key: table.spread_of(row[key]))
-    lines, headings, end = _places(table, narrow)
+    lines, headings, end = _places(table, narrow, TALLEST_INCHES / _LINE_INCHES / (len(PANELS) if narrow else 1))
     results = [line.row for line in lines]
     gaps = any(row.mean(CRITERIA[key]) is not None for row in results for key in PANELS[1:])
     panels = [key for key in PANELS if not lines or any(row.mean(key) is not None for row in results)]
     panels = [key for key in panels if key != "distance" or gaps] or ["test_accuracy"]
     height = end * _LINE_INCHES + 0.75
     height = (height * len(panels) if narrow else height + 0.35) + 0.65
-    figure = draw.new_figure(draw.NARROW_INCHES if narrow else draw.WIDE_INCHES, min(height, TALLEST_INCHES))
+    figure = draw.new_figure(draw.NARROW_INCHES if narrow else draw.WIDE_INCHES, height)
     shape: dict[str, Any] = {"nrows": len(panels)}
     if not narrow:
         shape = {"ncols": len(panels), "width_ratios": [1.5 if key == "distance" else 1.0 for key in panels]}
@@ -87,10 +89,10 @@ def gap_figure(table: ResultTable, title: str, narrow: bool = False, spread_of: 
         else:
             axes.set_xlim(0, 135)
             axes.set_xlabel("per cent")
-        panel = (
-            "distance to Retrained" if key == "distance" else COLUMNS[key].name.replace(" ", " " if narrow else "\n")
+        heading = (
+            COLUMNS[key].name.capitalize().replace(" ", " " if narrow else "\n") if key != "distance" else _DISTANCE
         )
-        draw.finish_axes(axes, panel[0].upper() + panel[1:])
+        draw.finish_axes(axes, heading)
     _name_lines(all_axes if narrow else all_axes[:1], lines, headings)
     all_axes[0].set_ylim(end, 0)
     for axes in all_axes:
@@ -99,14 +101,21 @@ def gap_figure(table: ResultTable, title: str, narrow: bool = False, spread_of: 
     return figure
 
 
-def _places(table: ResultTable, narrow: bool) -> tuple[list[_Line], list[tuple[str, float, int]], float]:
-    """The lines with their places, each setting's heading with its place and number of lines, and the end of all."""
+def _places(table: ResultTable, narrow: bool, most: float) -> tuple[list[_Line], list[tuple[str, float, int]], float]:
+    """The lines with their places, each setting's heading with its place and number of lines, and the end of all.
+
+    Settings that begin after ``most`` lines are counted in a last heading.
+    """
     lines: list[_Line] = []
     headings: list[tuple[str, float, int]] = []
-    place = 0.0
-    for group in table.groups:
-        if group.overrides and group.rows:
-            text = draw.plain(f"{setting_of(group)}; {count_of(group)}", 36 if narrow else 100)
+    place, groups = 0.0, [group for group in table.groups if group.rows]
+    for index, group in enumerate(groups):
+        if index and place > most:
+            headings.append((f"and {len(groups) - index} more settings, in the table", place, 1))
+            place += 1
+            break
+        if group.overrides:
+            text = draw.plain(f"{setting_of(group)}; {count_of(group)}", 30 if narrow else 100)
             headings.append((text, place, text.count("\n") + 1))
             place += headings[-1][2] + 0.15
         for name, row in group.rows.items():

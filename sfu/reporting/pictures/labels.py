@@ -22,6 +22,8 @@ _STYLE: dict[str, Any] = {
 _BESIDE = _STYLE | {"arrowprops": _STYLE["arrowprops"] | {"relpos": (0.0, 0.5)}}
 _MARGIN = 4.0
 """Points around every marker that no label may cover."""
+_COLLIDES = 1e5
+"""The cost of a place where a label covers something: above that of all others."""
 _RINGS = (7, 11, 16, 22, 30, 40, 52, 66, 82, 100, 125, 155, 190, 230, 280, 340)
 """Distances from a point at which places for its label are tried, in points."""
 
@@ -29,7 +31,8 @@ _RINGS = (7, 11, 16, 22, 30, 40, 52, 66, 82, 100, 125, 155, 190, 230, 280, 340)
 def label_points(axes: Axes, anchors: Sequence[Anchor], points: Sequence[tuple[float, float]]) -> None:
     """Write the name of each anchor near it, joined to it by a thin line, clear of all ``points`` and other names.
 
-    The picture must be complete: its layout is settled here and not changed any more.
+    A name for which there is no room is left out. The picture must be complete: its layout is settled here and not
+    changed any more.
     """
     import numpy as np
 
@@ -57,11 +60,14 @@ def label_points(axes: Axes, anchors: Sequence[Anchor], points: Sequence[tuple[f
         size = np.array([box.width, box.height])
         centres = at + np.stack([across * (rings + size[0] / 2), up * (rings + size[1] / 2)], axis=1)
         boxes = np.concatenate([centres - size / 2, centres + size / 2], axis=1)
-        cost = rings + 1e6 * ((boxes[:, :2] < edges[:2]) | (boxes[:, 2:] > edges[2:])).any(axis=1)
+        cost = rings + 10 * _COLLIDES * ((boxes[:, :2] < edges[:2]) | (boxes[:, 2:] > edges[2:])).any(axis=1)
         lines = _lines(at, centres, size)
         own = ((taken[:, :2] < at) & (at < taken[:, 2:])).all(axis=1)
-        cost = cost + 1e4 * _covered(boxes, taken) + 20 * pixels * _covered(lines, taken[~own]).sum(axis=1)
+        cost = cost + _COLLIDES * _covered(boxes, taken) + 20 * pixels * _covered(lines, taken[~own]).sum(axis=1)
         best = int(cost.argmin())
+        if cost[best] >= _COLLIDES:
+            text.remove()
+            continue
         text.set_position(tuple((centres[best] - at) / pixels))
         taken = np.concatenate([taken, boxes[best : best + 1], lines[best]])
 
