@@ -161,6 +161,10 @@ def test_sweep_curves(tmp_path: Path, drawn: list[Figure]) -> None:
     accuracy, enlarged, distance = drawn[0].axes
     lines = [line for line in accuracy.lines if line.get_color() == OTHERS.colour and line.get_marker() == "None"]
     (closed_form,) = lines
+    dashed = {
+        line.get_color() for line in accuracy.lines if line.get_marker() == "None" and line.get_linestyle() == "--"
+    }
+    assert dashed == {look_of(name).colour for name in ("retrained", "unlearned_plus")}
     assert list(closed_form.get_xdata()) == [0.05, 0.1, 0.15]
     assert list(closed_form.get_ydata()) == pytest.approx([74.0, 74.9, 75.8])
     assert texts_of(accuracy) == []  # named once, where its curve is enlarged

@@ -68,10 +68,10 @@ def _draw_curves(axes: Axes, table: ResultTable, key: str, metric: str) -> None:
             continue
         rows = {float(group.overrides[key]): group.rows[name] for group in table.groups if name in group.rows}
         xs, means, spreads = zip(*points, strict=True)
-        ours = all(row.access == "forget" for row in rows.values())
+        dashes = "--" if any(map(draw.sees_more, rows.values())) else "-"
         style = draw.marker_style(name)
         line: dict[str, Any] = {key: style[key] for key in ("color", "zorder")} | {"clip_on": metric != "distance"}
-        axes.plot(xs, means, "-" if ours else "--", linewidth=1.4 if name in draw.LOOKS else 0.9, **line)
+        axes.plot(xs, means, dashes, linewidth=1.4 if name in draw.LOOKS else 0.9, **line)
         for x, mean in zip(xs, means, strict=True):
             axes.plot(
                 x,
@@ -81,7 +81,7 @@ def _draw_curves(axes: Axes, table: ResultTable, key: str, metric: str) -> None:
                 clip_on=metric != "distance",
             )
         if name in draw.LOOKS:
-            axes.plot([], [], "-" if ours else "--", **style, label=draw.plain(name))
+            axes.plot([], [], dashes, **style, label=draw.plain(name))
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
         axes.fill_between(xs, low, high, color=style["color"], alpha=0.18, linewidth=0)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sfu.files import replacing
 from sfu.names import visible
 from sfu.reporting.format import compact
-from sfu.results.aggregate import ResultTable
+from sfu.results.aggregate import MethodResult, ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,6 +84,11 @@ def distance_ends(table: ResultTable) -> list[float]:
     """Return how far every known distance and its spread reach."""
     entries = [row["distance"] for row in table.results]
     return [entry.mean + (table.spread_of(entry) or 0.0) for entry in entries if entry.mean is not None]
+
+
+def sees_more(row: MethodResult) -> bool:
+    """True for a row that sees more than the forget set, or whose settings were chosen with Retrained at hand."""
+    return not (row.is_source_free or row.is_untouched)
 
 
 def halo() -> list[Any]:

@@ -193,9 +193,9 @@ def bar_style(name: str, row: MethodResult) -> tuple[dict[str, Any], str]:
         return {"facecolor": "white", "edgecolor": colour, "hatch": "xxxxx", "linewidth": 1.0}, _HARMED
     if row.is_withheld:
         return {"facecolor": "white", "edgecolor": draw.GREY, "linestyle": "--", "linewidth": 1.0}, _SKIPPED
-    if row.is_source_free or row.is_untouched:
-        return {"facecolor": colour, "edgecolor": colour, "linewidth": 0.6}, _SOURCE_FREE
-    return {"facecolor": "white", "edgecolor": colour, "hatch": "/////", "linewidth": 0.6}, _SEES_MORE
+    if draw.sees_more(row):
+        return {"facecolor": "white", "edgecolor": colour, "hatch": "/////", "linewidth": 0.6}, _SEES_MORE
+    return {"facecolor": colour, "edgecolor": colour, "linewidth": 0.6}, _SOURCE_FREE
 
 
 def _legend(rows: Sequence[MethodResult]) -> list[Any]:

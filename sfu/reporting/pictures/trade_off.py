@@ -78,12 +78,12 @@ def _label(name: str, row: MethodResult | None) -> str:
 
 
 def _draw_paths(axes: Axes, rows: Mapping[str, MethodResult], paths: Mapping[str, Steps]) -> None:
-    """Draw every path: dashed if the method sees retained data, with a hollow end if its step was not applied."""
+    """Draw every path: dashed if it sees more than the forget set, with a hollow end if its step was not applied."""
     for name, path in paths.items():
         forget, test, row = path["forget_accuracy"], path["test_accuracy"], rows.get(name)
         style = draw.marker_style(name, row is None or not row.is_withheld)
         if len(forget) > 1:
-            dashes = "--" if row is not None and row.access == "retained" else "-"
+            dashes = "--" if row is not None and draw.sees_more(row) else "-"
             line: dict[str, Any] = {"color": style["color"], "alpha": 0.6, "zorder": 2}
             axes.plot(forget, test, dashes, linewidth=0.8, **line)
             axes.plot(forget, test, ".", markersize=2.5, **line)
