@@ -128,7 +128,7 @@ def finish_distance(
         end = 10 ** (decades + room * (decades + linear))
         step = 1 + int(decades) // (3 if coarse else 5)
         powers = [10.0**power for power in range(0, math.ceil(decades) + 1, step)]
-        ticks = [0.0, *([] if coarse else [0.5]), *powers]
+        ticks = [0.0, *([] if coarse else [0.5]), *powers, *([2.0, 5.0] if decades < 1 and not coarse else [])]
         put("scale", "symlog", linthresh=1.0, linscale=linear)
         put("ticks", ticks, [f"{tick:g}" if tick < 1e5 else compact(tick) for tick in ticks])
         put("ticks", [], minor=True)
