@@ -85,7 +85,9 @@ def total():
                 "retrained": make_row(73.0 + seed, 74.4, 73.8, 50.1, 0.0, access="retained"),
                 "unlearned_minus_paper": make_row(test, test, test, 52, 20.0),
             }
-            runs.append(({"curvature.perturbations": perturbations, "seed": str(seed)}, make_metrics(**rows)))
+            metrics = make_metrics(**rows)
+            metrics["run"]["data"] |= {"name": "cifar10", "backbone": {"name": "resnet18"}}
+            runs.append(({"curvature.perturbations": perturbations, "seed": str(seed)}, metrics))
     runs.append(({"curvature.perturbations": "1000", "seed": "0"}, {"error": "job 4: it broke"}))
     runs.append(({"curvature.perturbations": "1000", "seed": "1"}, {"error": "job 5: it broke"}))
     return aggregate(runs)

@@ -81,7 +81,9 @@ def csv_report(report: Report) -> str:
 
 def latex_report(report: Report) -> str:
     r"""Return a ``tabular`` for each section, for a document with ``\usepackage{booktabs}``."""
-    return "\n".join(f"{latex_comment(section.title)}{latex_table(section.table)}" for section in report.sections)
+    tables = [f"{latex_comment(section.title)}{latex_table(section.table)}" for section in report.sections]
+    failed = [latex_comment(f"failed: {report.name_of(run)}: {run.problem}") for run in report.unlisted]
+    return "\n".join([*tables, *(["".join(failed)] if failed else [])])
 
 
 TEXTS = {"markdown": markdown_report, "csv": csv_report, "latex": latex_report}
