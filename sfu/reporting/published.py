@@ -63,7 +63,7 @@ class PublishedTable:
 
         Only then does the difference between our figure and the published one mean anything.
         """
-        own = (self.dataset or overrides.get(self.by or "", ""), self.backbone)
+        own = [self.dataset or overrides.get(self.by or "", ""), self.backbone]
         return group.data == [own] and overrides.get("dataset.limit_per_class", "null") == "null"
 
 
@@ -127,7 +127,7 @@ def _lines(table: ResultTable, published: PublishedTable) -> Iterator[_Line]:
 
 def _heading(table: ResultTable, published: PublishedTable, where: str) -> list[str]:
     """Title, what the paper measured on, what these runs did, and whether the two can be compared."""
-    pairs = dict.fromkeys(pair for group in table.groups for pair in group.data)
+    pairs = dict.fromkeys(tuple(pair) for group in table.groups for pair in group.data)
     ours = ", ".join(" through ".join(filter(None, pair)) for pair in pairs if any(pair))
     own = [published.is_own_data({**table.fixed, **group.overrides}, group) for group in table.groups if group.rows]
     note = "" if all(own) else "The difference is only shown where dataset and backbone are the paper's. "

@@ -106,7 +106,7 @@ class Group:
     n_failed: int
     over: dict[str, list[str]]
     rows: dict[str, MethodResult]
-    data: list[tuple[str | None, str | None]] = field(default_factory=list)
+    data: list[list[str | None]] = field(default_factory=list)
 
     def entry(self, method: str, metric: str) -> Statistic:
         """Return a metric of a method; an empty one if the group does not have it."""
@@ -231,7 +231,7 @@ def _group(setting: dict[str, str], runs: Sequence[tuple[dict[str, str], Metrics
         n_failed=len(runs) - len(done),
         over={key: in_order(o[key] for o, _ in done if key in o) for key in over if key in given},
         rows={name: _method_result([rows.get(name) for _, rows in done]) for name in _names(r for _, r in done)},
-        data=list(dict.fromkeys(_data_of(metrics) for _, metrics in runs if "rows" in metrics)),
+        data=list(map(list, dict.fromkeys(_data_of(metrics) for _, metrics in runs if "rows" in metrics))),
     )
 
 
