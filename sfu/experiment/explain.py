@@ -34,6 +34,9 @@ def explain(error: BaseException) -> str:
     wrong = re.search(r"Error merging override [+~]*([^=\s]+)=(.*)\n", text)
     if wrong and key:
         return _wrong_type(wrong[1], wrong[2], text) or text
+    in_file = re.search(r"[Vv]alue '([^']*)'", text)
+    if in_file and key and "object_type=" in text:
+        return _wrong_type(key[1].partition("[")[0], in_file[1], text) or text
     if isinstance(error, OSError) and (path := error.filename or _open_file(error)):
         return (
             f"cannot use {path} ({error.strerror}). If it is the output folder, choose one you can write to "
