@@ -21,7 +21,7 @@ from sfu.data.features.store import Features, FeatureStore
 from sfu.data.images.image_set import ImageSet
 from sfu.data.images.images import ArrayImages
 from sfu.data.load import extract_features, load_dataset, load_image_parts
-from sfu.errors import DataError
+from sfu.errors import ConfigError, DataError
 from sfu.experiment.progress import ProgressDisplay
 from sfu.files import StreamedArray, write_arrays
 from sfu.readers import read_arrays
@@ -100,6 +100,7 @@ def test_principal_axes_are_those_of_the_centred_rows_in_any_number_of_pieces():
     pieces, kept_in_pieces = principal_axes(iter([rows[:0], rows[:7], rows[7:300], rows[300:]]), 5)
     np.testing.assert_allclose(abs((whole.numpy() * axes[:5].T).sum(0)), 1, atol=1e-9)
     torch.testing.assert_close(pieces, whole, atol=1e-8, rtol=0)
+    assert (whole.amax(0) == whole.abs().amax(0)).all()  # the sign is the same on every machine
     assert kept == pytest.approx((sizes[:5] ** 2).sum() / (sizes**2).sum(), rel=1e-9)
     assert kept_in_pieces == pytest.approx(kept, rel=1e-9)
 
@@ -203,19 +204,35 @@ def test_codes_that_cannot_be_are_refused(tmp_path, ending, changes, message):
     assert "Write it again with" in str(refused.value)
 
 
+def write_rows(path: Path, rows: list[list[float]], is_test: list[bool] | None = None, **given: object) -> Path:
+    """Export a few rows without a backbone."""
+    store = FeatureStore(path.parent / "cache", {"rows": str(rows)}, len(rows))
+    store.write(0, Features(torch.tensor(rows), torch.arange(len(rows)), {}))
+    pixels = ArrayImages(np.zeros((len(rows), 1, 1), np.uint8), "rows")
+    images = ImageSet(pixels, np.arange(len(rows)) % 2, None if is_test is None else np.array(is_test), ("a", "b"))
+    settings, stage = ExportSettings(**given), ProgressDisplay(False).stage
+    export_features(path, images, store, {}, settings, normalize_rows=False, stage=stage)
+    return path
+
+
 def test_a_number_beyond_float16_is_refused(tmp_path):
-    store = FeatureStore(tmp_path / "cache", {}, 2)
-    store.write(0, Features(torch.tensor([[1.0, -7e4], [2.0, 3.0]]), torch.arange(2), {}))
-    images = ImageSet(ArrayImages(np.zeros((2, 1, 1), np.uint8), "two"), np.arange(2), None, ("a", "b"))
-
-    def write(dtype: str) -> None:
-        made = ExportSettings(dtype=dtype, overwrite=True)
-        path, stage = tmp_path / "a.npz", ProgressDisplay(False).stage
-        export_features(path, images, store, {}, made, normalize_rows=False, stage=stage)
-
-    write("float32")
+    rows = [[1.0, -7e4], [2.0, 3.0]]
+    write_rows(tmp_path / "a.npz", rows)
     with pytest.raises(DataError, match=r"a feature has the size 70000, and float16 ends at 65,504\. Choose dtype="):
-        write("float16")
+        write_rows(tmp_path / "b.npz", rows, dtype="float16")
+
+
+def test_test_rows_beyond_the_training_rows_are_not_cut_off_in_eight_bits(tmp_path):
+    rows = [[0.0], [1.0], [-3.0], [9.0]]
+    read = from_file(write_rows(tmp_path / "a.npz", rows, [False, False, True, True], dtype="uint8"))
+    torch.testing.assert_close(read.test_features_TD, torch.tensor([[-3.0], [9.0]]))
+
+
+def test_a_file_that_appears_during_the_extraction_stays(tmp_path):
+    (tmp_path / "a.npz").write_text("mine")
+    with pytest.raises(ConfigError, match=r"a\.npz exists"):
+        write_rows(tmp_path / "a.npz", [[1.0], [2.0]])
+    assert (tmp_path / "a.npz").read_text() == "mine"
 
 
 # --- the file
