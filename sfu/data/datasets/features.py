@@ -16,11 +16,18 @@ import numpy as np
 from sfu.data.datasets.base import FeatureDataset
 from sfu.data.raw_arrays import RawArrays, stratified_test_split
 from sfu.errors import ConfigError, DataError
-from sfu.readers import read_arrays, refusing
+from sfu.readers import array_names, read_arrays, refusing
 from sfu.schema import setting
 
 TRAIN = ("train_features", "train_labels")
 TEST = ("test_features", "test_labels")
+_USUAL = {
+    "train_features": ("train_features", "x_train", "train_x", "x", "features", "train", "data", "embeddings"),
+    "train_labels": ("train_labels", "y_train", "train_y", "y", "labels", "targets", "target"),
+    "test_features": ("test_features", "x_test", "test_x"),
+    "test_labels": ("test_labels", "y_test", "test_y"),
+}
+"""What others call these arrays, in lower case."""
 CODES = ("offset", "scale")
 SUFFIXES = (".npz", ".safetensors")
 
@@ -36,10 +43,7 @@ class FeatureFile(FeatureDataset, name="features"):
         arrays = read_feature_file(path, TRAIN + TEST, "dataset.path")
         lacking = [key for key in TRAIN if key not in arrays]
         if lacking:
-            raise DataError(
-                f"dataset.path={path} has no {' and no '.join(lacking)}. It holds {sorted(arrays) or 'nothing'}. "
-                f"Needed: {', '.join(TRAIN)}; optional: {', '.join(TEST)}."
-            )
+            raise DataError(_rename(path, lacking))
         tests = [key for key in TEST if key in arrays]
         if len(tests) == 1:
             raise DataError(f"dataset.path={path} has {tests[0]} alone. Give both of {', '.join(TEST)}, or neither.")
@@ -56,10 +60,35 @@ class FeatureFile(FeatureDataset, name="features"):
             raise ConfigError("dataset=features needs dataset.path: an .npz or .safetensors file of features.")
         path = Path(self.path).expanduser()
         if not path.exists():
-            raise DataError(f"dataset.path={path} does not exist (looked from {Path.cwd()}).")
+            raise DataError(
+                f"dataset.path={path} does not exist (looked from {Path.cwd()}). Give the path of an .npz or "
+                ".safetensors file of features, from this folder or from the root."
+            )
         if path.suffix not in SUFFIXES:
             raise ConfigError(f"dataset.path={path} ends in '{path.suffix}'. sfu reads {' and '.join(SUFFIXES)}.")
         return path
+
+
+def _rename(path: Path, lacking: list[str]) -> str:
+    """Say which arrays a file lacks and holds, and how to save those it holds under the names that sfu reads."""
+    held = array_names(path)
+    known = {name.lower(): name for name in held}
+    meant = {want: next((known[name] for name in usual if name in known), None) for want, usual in _USUAL.items()}
+    renamed = ", ".join(
+        f"{want}=data[{'NAME' if name is None else repr(name)}]"
+        for want, name in meant.items()
+        if name is not None or want in TRAIN
+    )
+    return (
+        f"dataset.path={path} has no {' and no '.join(lacking)}. It holds {', '.join(held) or 'no arrays'}. sfu reads "
+        f"{', '.join(TRAIN)} and, optionally, {', '.join(TEST)}. Save the arrays again under these names: "
+        + (
+            f"data = numpy.load({path.name!r}); numpy.savez('renamed.npz', {renamed})."
+            if path.suffix == ".npz"
+            else f"data = safetensors.numpy.load_file({path.name!r}); "
+            f"safetensors.numpy.save_file(dict({renamed}), 'renamed.safetensors')."
+        )
+    )
 
 
 def read_feature_file(path: Path, keys: tuple[str, ...], setting: str) -> dict[str, np.ndarray]:
