@@ -27,6 +27,7 @@ from types import FrameType
 POLL_SECONDS = 0.5
 """How often a child looks for its parent where the kernel does not watch it."""
 _PR_SET_PDEATHSIG = 1
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
@@ -106,7 +107,7 @@ def die_with_parent(parent: int | None = None) -> None:
     if not _ask_kernel():
         threading.Thread(target=_watch, args=(parent,), daemon=True, name="parent watch").start()
     if os.getppid() != parent:
-        os._exit(exit_code_of(Stopped(signal.SIGKILL)))
+        os._exit(exit_code_of(Stopped(_KILL)))
 
 
 def birth_of(pid: int) -> str | None:
@@ -121,7 +122,7 @@ def birth_of(pid: int) -> str | None:
 
 
 def is_gone(pid: int, birth: str | None) -> bool:
-    """Return whether a process of this machine is known to have ended.
+    """Return whether a process of this machine is known to have ended; never on Windows, where asking would end it.
 
     Args:
         pid: Its number.
@@ -130,6 +131,8 @@ def is_gone(pid: int, birth: str | None) -> bool:
     boot, namespace = [*(birth or "").split(), "", ""][:2]
     if birth is not None and sys.platform == "linux" and boot == _boot_id() and namespace != _namespace():
         return False  # it is of another container, whose processes cannot be seen from here
+    if sys.platform == "win32":
+        return False
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -149,14 +152,14 @@ def _ask_kernel() -> bool:
     import ctypes
 
     with suppress(OSError, AttributeError):
-        return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+        return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _KILL, 0, 0, 0) == 0
     return False
 
 
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+    os.kill(os.getpid(), _KILL)
 
 
 def _proc_stat(pid: int) -> list[str] | None:

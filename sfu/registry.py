@@ -28,8 +28,8 @@ from typing import Any, ClassVar, Self
 from sfu.errors import ConfigError
 
 ENTRY_POINTS = "sfu.plugins"
-_sources: list[tuple[str, tuple[str, ...]]] = []
-"""Modules and packages of sfu that are still to be imported, and what is left out of them."""
+_sources: list[tuple[type[Registered], str, tuple[str, ...]]] = []
+"""Modules and packages of sfu that are still to be imported for a kind, and what is left out of them."""
 _groups = [ENTRY_POINTS]
 _kinds: list[type[Registered]] = []
 _elsewhere: dict[str, Mapping[str, str]] = {}
@@ -42,10 +42,12 @@ class Registered:
     Attributes:
         kind: What this is a kind of, as configurations call it, such as ``dataset``.
         registered_name: The member's own name; empty for a base class.
+        synonyms: Names that others give to members, in lower case and of letters alone, for messages.
     """
 
     kind: ClassVar[str] = ""
     registered_name: ClassVar[str] = ""
+    synonyms: ClassVar[Mapping[str, str]] = {}
     _members: ClassVar[dict[str, type[Any]]]
 
     def __init_subclass__(cls, *, kind: str | None = None, name: str | None = None, **options: Any) -> None:
@@ -71,7 +73,7 @@ class Registered:
     @classmethod
     def names(cls) -> list[str]:
         """Names of all members of this kind, sorted."""
-        load_plugins()
+        load_plugins(cls)
         return sorted({*cls._members, *_elsewhere.get(cls.kind, ())})
 
     @classmethod
@@ -85,18 +87,20 @@ class Registered:
         Raises:
             ConfigError: There is no such member; the message lists those there are.
         """
-        load_plugins()
+        load_plugins(cls)
         if name not in cls._members and name in (modules := _elsewhere.get(cls.kind, {})):
             importlib.import_module(modules[name])
         if name not in cls._members:
-            raise ConfigError(unknown(key or cls.kind, name, cls.names()))
+            raise ConfigError(unknown(key or cls.kind, name, cls.names(), cls.synonyms))
         return cls._members[name]
 
 
-def unknown(key: str, value: object, accepted: Iterable[str]) -> str:
-    """Say that ``key=value`` is unknown, what is accepted, and which of it is nearest."""
+def unknown(key: str, value: object, accepted: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """Say that ``key=value`` is unknown, what is accepted, and which of it is meant by a synonym, or nearest."""
     names = sorted(accepted)
-    return f"{key}={value} is unknown. Choose one of {', '.join(names)}.{did_you_mean(str(value), names)}"
+    meant = (synonyms or {}).get("".join(filter(str.isalpha, str(value).lower())))
+    hint = did_you_mean(str(value), names) if meant is None else f" Did you mean {meant}?"
+    return f"{key}={value} is unknown. Choose one of {', '.join(names)}.{hint}"
 
 
 def did_you_mean(given: str, accepted: Sequence[str], prefix: str = "") -> str:
@@ -106,21 +110,24 @@ def did_you_mean(given: str, accepted: Sequence[str], prefix: str = "") -> str:
     return f" Did you mean {prefix}{near[0]}?" if near else ""
 
 
-def add_modules(source: str, *, skip: Sequence[str] = ()) -> None:
-    """Have :func:`load_plugins` import a module, or all modules of a package but some, when a name is first asked."""
+def add_modules(kind: type[Registered], source: str, *, skip: Sequence[str] = ()) -> None:
+    """Have a module, or all modules of a package but some, imported when a name of ``kind`` is first asked for."""
     if not _elsewhere:
-        _sources.append((source, tuple(skip)))
+        _sources.append((kind, source, tuple(skip)))
 
 
-def load_plugins() -> None:
+def load_plugins(kind: type[Registered] | None = None) -> None:
     """Import every module that defines members: those of sfu, then those that installed packages name.
+
+    Args:
+        kind: Import only the modules of sfu that define members of this kind, which is quicker; by default, all.
 
     Raises:
         ConfigError: A plug-in of an installed package cannot be imported; the message names it.
     """
-    while _sources:
-        source, skipped = _sources.pop(0)
-        for name in _modules_of(source, skipped):
+    while wanted := [one for one in _sources if kind is None or issubclass(kind, one[0])]:
+        _sources.remove(wanted[0])
+        for name in _modules_of(*wanted[0][1:]):
             importlib.import_module(name)
     while _groups:
         group = _groups.pop()

@@ -16,18 +16,21 @@ import copy
 import dataclasses
 import inspect
 import math
+import re
 import typing
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from numbers import Integral, Real
 from types import UnionType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from sfu.errors import ConfigError
 from sfu.registry import Registered, did_you_mean, unknown
 
 T = TypeVar("T")
 _META = "sfu"
+_ELEMENTS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,21 @@ def full_key(prefix: str, name: str) -> str:
     return f"{prefix}{'' if not prefix or prefix.endswith(' ') else '.'}{name}"
 
 
+def plain_value(value: Any) -> Any:
+    """Return the Python number in a NumPy scalar or a tensor without axes, and the list in a longer array or tensor.
+
+    Anything else is returned as it is.
+    """
+    axes = getattr(value, "ndim", None)
+    if axes is None or not (hasattr(value, "item") and hasattr(value, "tolist")):
+        return value
+    return value.item() if axes == 0 else value.tolist()
+
+
 def check_fields(settings: Any, prefix: str) -> None:
     """Check the fields of a dataclass against their metadata; ``None`` is accepted where the type allows it.
+
+    Numbers of NumPy and PyTorch are replaced by those of Python.
 
     Raises:
         ConfigError: The message names the key, the value and what is accepted.
@@ -146,6 +162,8 @@ def check_fields(settings: Any, prefix: str) -> None:
     for one in fields(settings):
         value = getattr(settings, one.name)
         accepted = _types(hints[one.name])
+        if accepted <= {int, float, bool, type(None)} and (number := plain_value(value)) is not value:
+            object.__setattr__(settings, one.name, value := number)  # settings may be frozen
         if value is None and type(None) in accepted:
             continue
         key, meta = full_key(prefix, one.name), meta_of(one)
@@ -167,6 +185,12 @@ def check_number(key: str, value: Any, meta: Meta, *, whole: bool = False) -> No
     Raises:
         ConfigError: The message names the key, the value and what is accepted.
     """
+    good = isinstance(value, Integral) or (isinstance(value, Real) and not whole and math.isfinite(value))
+    if not good or isinstance(value, bool) or not _inside(value, meta):
+        raise ConfigError(f"{key}={value}. Give {_number_wanted(meta, whole)}.")
+
+
+def _number_wanted(meta: Meta, whole: bool) -> str:
     limits = [
         f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}"
         for word, limit in (
@@ -174,10 +198,39 @@ def check_number(key: str, value: Any, meta: Meta, *, whole: bool = False) -> No
         )
         if limit is not None
     ]  # fmt: skip
-    wanted = ("a whole number " if whole else "a finite number ") + " and ".join(limits)
-    good = isinstance(value, int) or (isinstance(value, float) and not whole and math.isfinite(value))
-    if not good or isinstance(value, bool) or not _inside(value, meta):
-        raise ConfigError(f"{key}={value}. Give {wanted.strip()}.")
+    return f"a {'whole' if whole else 'finite'} number {' and '.join(limits)}".strip()
+
+
+def wrong_type(key: str, value: object, hint: Any, meta: Meta) -> str:
+    """Say that the value of a setting has the wrong type, and what is accepted.
+
+    Args:
+        key: The setting.
+        value: What was given, as text or as itself.
+        hint: The type of the field.
+        meta: Its metadata.
+    """
+    value, accepted = "null" if value is None else value, _types(hint)
+    null = ", or null" if type(None) in accepted else ""
+    kind = next(one for one in accepted if one is not type(None))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return unknown(key, value, [choice.value for choice in kind])
+    if dataclasses.is_dataclass(kind):
+        names = ", ".join(full_key(key, name) for name in accepted_names(cast(type[Any], kind)))
+        return f"{key}={value} is one value for a group of settings. Set one of them: {names}."
+    if typing.get_origin(kind) is list:
+        (element,) = typing.get_args(kind)
+        if str(value).startswith("["):
+            return f"{key}={value} does not hold {_ELEMENTS.get(element, 'values')} alone. Give a list of them{null}."
+        return f"{key}={value} is not a list. Write {key}=[{value}]{null and f', or {key}=null'}."
+    if typing.get_origin(kind) is dict:
+        return f"{key}={value} is not a mapping. Write {key}={{name: value}}."
+    if kind is bool:
+        return f"{key}={value} is neither true nor false. Choose true or false{null}."
+    if kind in (int, float):
+        whole = kind is int
+        return f"{key}={value} is not a {'whole ' * whole}number. Give {_number_wanted(meta, whole)}{null}."
+    return f"{key}={value} is not text. Give one text{null}."
 
 
 def _inside(value: float, meta: Meta) -> bool:
@@ -257,12 +310,20 @@ def typed(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    accepted = accepted_names(kind)
-    plain = {key: value for key, value in given.items() if key in accepted and not dataclasses.is_dataclass(value)}
+    hints, by_name = typing.get_type_hints(kind), {one.name: one for one in fields(kind) if one.init}
+    plain = {
+        key: plain_value(value)
+        for key, value in given.items()
+        if key in by_name and not dataclasses.is_dataclass(value)
+    }
     try:
         node = OmegaConf.create(plain, flags={"allow_objects": True})
         converted = vars(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(hydra_schema(kind, plain)), node)))
     except (OmegaConfBaseException, ValueError) as error:
-        key = full_key(getattr(kind, "prefix", ""), str(getattr(error, "full_key", None) or ""))
-        raise ConfigError(f"{key.rstrip('.')}: {str(error).splitlines()[0].rstrip('.')}.") from error
+        prefix = getattr(kind, "prefix", "")
+        name = re.split(r"[.\[]", str(getattr(error, "full_key", None) or ""))[0]
+        if name not in by_name:
+            raise ConfigError(f"{prefix}: {str(error).splitlines()[0].rstrip('.')}.") from error
+        problem = wrong_type(full_key(prefix, name), plain[name], hints[name], meta_of(by_name[name]))
+        raise ConfigError(problem) from error
     return {**given, **converted}

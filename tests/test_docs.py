@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,10 @@ def test_commands_compose(command: str) -> None:
     with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
         run = typed_config(compose(MAIN_CONFIG, overrides=overrides))
     assert list(row_specs(run)) == run.methods
+
+
+def test_the_package_claims_the_python_that_ci_runs_and_no_other():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    claimed = [line.rpartition(" ")[2] for line in project["classifiers"] if ":: Python :: 3." in line]
+    assert claimed == re.findall(r"python(3\.\d+)\}", (ROOT / ".ci" / "run").read_text())
+    assert project["requires-python"] == f">={claimed[0]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from sfu.config_files import MAIN_CONFIG, config_dir
 from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import SfuError
 from sfu.experiment.dry_run import FLAG, dry_run, inspect_job
-from sfu.isolation.server import server_of
 from sfu.names import visible
 from sfu.processes import die_with_parent, exit_code_of, signals_as_exceptions
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from sfu.experiment.sweep import Sweep
+    from sfu.results.run_folder import FoundRun
 
 _UNDER_TORCHRUN = (
     "an experiment is one process. Under torchrun, extract the features first "
@@ -60,6 +61,7 @@ def _main() -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from sfu.experiment.explain import explain, wrong_choice
+    from sfu.experiment.quoting import unreadable
 
     try:
         if FLAG in sys.argv[1:]:
@@ -67,12 +69,11 @@ def _main() -> None:
                 _compose_and_call(lambda config: inspect_job(config, tally))
                 print(tally)
         else:
-            _start_row_server(sys.argv[1:])
             _run_jobs()
     except (SfuError, HydraException, OmegaConfBaseException, OSError) as error:
         if wants_tracebacks:
             raise
-        _fail(explain(error))
+        _fail((isinstance(error, HydraException) and unreadable(sys.argv[1:])) or explain(error))
     except (RuntimeError, ValueError, TypeError) as error:
         if not wants_tracebacks and "srun" in str(error):  # how submitit says that this machine has no Slurm
             _fail("launcher=slurm needs Slurm, and srun is not found. Use launcher=submitit_local here.")
@@ -98,22 +99,38 @@ def _print_and_return(arguments: list[str]) -> bool:
     return True
 
 
-def _compose_and_call(task: Callable[[DictConfig], None]) -> None:
-    """Call ``task`` with the configuration of every job that the command line asks for."""
+def _compose_and_call(task: Callable[[DictConfig], Exception | None]) -> None:
+    """Call ``task`` with the configuration of every job that the command line asks for.
+
+    Hydra prints a line of its own before it raises what a job has raised. The first error of a job in this process is
+    therefore held until Hydra has returned, and raised then. In a process of a launcher, an error that the task returns
+    has been recorded, and one that it raises has not.
+    """
     import hydra
 
     from sfu.experiment.config import register
 
+    main_process = os.getpid()
+    errors: list[Exception] = []
+
+    def call(config: DictConfig) -> None:
+        here = os.getpid() == main_process
+        try:
+            error = task(config)
+        except Exception as unrecorded:
+            if not here:
+                raise
+            error = unrecorded
+        if here and error is not None:
+            errors.append(error)
+        elif error is not None and not isinstance(error, SfuError | OSError):
+            traceback.print_exception(error)
+
     register()
-    start: Any = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=MAIN_CONFIG)(task)
+    start: Any = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=MAIN_CONFIG)(call)
     start()
-
-
-def _start_row_server(arguments: list[str]) -> None:
-    """Start what forks the processes of rows (:mod:`sfu.experiment.row_process`), to load while this process does."""
-    flags = any(argument.startswith("-") for argument in arguments)  # a sweep, or nothing to run
-    if sys.platform.startswith("linux") and not flags and "isolate=false" not in arguments:
-        server_of("sfu.experiment.row_process")
+    if errors:
+        raise errors[0]
 
 
 def _run_jobs() -> None:
@@ -121,6 +138,7 @@ def _run_jobs() -> None:
 
     Raises:
         ArtifactError: All jobs succeeded, but the table cannot be written.
+        SfuError: A job failed.
     """
     try:
         _compose_and_call(_run_job)
@@ -130,17 +148,19 @@ def _run_jobs() -> None:
         except (SfuError, OSError) as error:
             print(f"sfu: the sweep's table could not be saved: {error}", file=sys.stderr)
         raise
-    _report_sweep()
+    failed = _report_sweep()
+    if failed:  # in processes of a launcher: others would have raised
+        raise SfuError(f"job {failed[0].job}: {failed[0].problem}")
 
 
-def _run_job(config: DictConfig) -> None:
+def _run_job(config: DictConfig) -> Exception | None:
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:  # a worker of launcher=local_2
         die_with_parent(parent.pid)
     from sfu.experiment.job import run_job
 
     with signals_as_exceptions():
-        run_job(config)
+        return run_job(config)
 
 
 def _stop_jobs() -> None:
@@ -150,14 +170,16 @@ def _stop_jobs() -> None:
         sweep.stop_jobs()
 
 
-def _report_sweep() -> None:
-    """Print and save the table of a sweep, if this was one and any job left a result."""
+def _report_sweep() -> list[FoundRun]:
+    """Print and save the table of a sweep, if this was one and any job left a result; return the jobs that failed."""
     from sfu.experiment.sweep import report_sweep, take_sweep
 
     sweep = take_sweep()
-    if sweep is not None and sweep.folder.is_dir():
-        sweep.settle()
-        report_sweep(sweep)
+    if sweep is None or not sweep.folder.is_dir():
+        return []
+    sweep.settle()
+    report_sweep(sweep)
+    return [run for run in sweep.jobs() if run.state == "failed"]
 
 
 def _fail(message: str) -> None:

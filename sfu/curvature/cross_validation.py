@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sfu.curvature.estimators.base import CurvatureEstimator
+from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.base import CurvatureOperator, DampedInverse
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue

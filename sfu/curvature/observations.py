@@ -20,17 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.curvature.settings import LowerBound, Measurement, Pairs, PsdFitSettings
 from sfu.errors import ConfigError
+from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.plan import available_memory
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CHUNK_ELEMENTS = 1 << 22
 DEFAULT_LOSSES = 500

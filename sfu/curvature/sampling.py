@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 
-import torch
-
+from sfu.lazy import torch
 from sfu.request import ForgetRequest
 
 UNLIKE_A_SAMPLE = 20.0

@@ -13,9 +13,7 @@ from sfu.operators.structure import Structure
 from sfu.registry import add_modules
 from sfu.schema import Choice, setting
 
-add_modules("sfu.curvature.settings")
-_WITH_PYTORCH = ("base", "diagonal_fit", "hessians", "psd_fit", "reference", "shrinkage")  # their settings stand here
-add_modules("sfu.curvature.estimators", skip=_WITH_PYTORCH)
+_SETTINGS_HERE = ("base", "diagonal_fit", "hessians", "psd_fit", "reference", "shrinkage")
 
 DEFAULT_ESTIMATOR = "psd_fit"
 
@@ -121,6 +119,9 @@ class CurvatureSettings(Choice, kind="curvature"):
         return []
 
 
+add_modules(CurvatureSettings, "sfu.curvature.estimators", skip=_SETTINGS_HERE)
+
+
 @dataclass
 class PsdFitSettings(CurvatureSettings, name="psd_fit"):
     """A PSD-constrained fit to what perturbed heads show of the forget set: the paper's estimator."""
@@ -141,7 +142,9 @@ class PsdFitSettings(CurvatureSettings, name="psd_fit"):
     prior: Prior = setting(Prior.identity, "The X0 of the fit.")
     prior_strength: float = setting(1e-8, "The mu of the fit, relative to the operator's largest eigenvalue.", above=0)
     solver: Solver = setting(Solver.auto, "Algorithm.", inherited=True)
-    tolerance: float = setting(1e-8, "Relative duality gap.", above=0, below=1, inherited=True)
+    tolerance: float = setting(
+        1e-8, "Relative duality gap; for cvxpylayers, the eps of SCS.", above=0, below=1, inherited=True
+    )
     max_iterations: int | None = setting(
         None, "Iterations at most; null: what suits the algorithm.", at_least=1, inherited=True
     )

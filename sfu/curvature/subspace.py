@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sfu.curvature.settings import Subspace
 from sfu.errors import ArtifactError, ConfigError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.losses.base import Layout, Loss
 from sfu.losses.chunks import Chunk, TableChunk
 from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.plan import available_memory
 from sfu.request import ForgetRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _DOUBLE = 1 << 26  # up to so many numbers, a basis is held in float64
 _NOTHING = 1e-10

@@ -15,7 +15,7 @@ from sfu.data.examples import note_examples
 from sfu.errors import ArtifactError
 from sfu.experiment.keys import StageKeys
 from sfu.files import copy_file
-from sfu.heads.cores.network import CORE_PREFIX
+from sfu.heads.settings import CORE_PREFIX
 from sfu.results.artifacts import read_metrics
 from sfu.store import Store
 

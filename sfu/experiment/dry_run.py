@@ -1,33 +1,46 @@
-"""What a command would do: which results of every job are cached, and which would be computed."""
+"""What a command would do: which results of every job are cached, what would be computed, and what downloaded.
+
+A dry run downloads nothing. It imports PyTorch only to look a job up in a cache that holds something, because PyTorch's
+number of threads and kind of device are part of every key, and to check a backbone that was never built before.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sfu.config_files import config_dir
+from sfu.data.settings import NO_BACKBONE
+from sfu.files import human_size
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from sfu.experiment.config import RunConfig
 
 FLAG = "--dry-run"
 
 
 @dataclass
 class Tally:
-    """Counts over the jobs of a dry run."""
+    """Counts over the jobs of a dry run, and the size in bytes, where known, of all that would be downloaded."""
 
     jobs: int = 0
     cached: int = 0
     rows: int = 0
     rows_cached: int = 0
+    downloads: dict[str, int | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        sizes = {what: "size unknown" if size is None else human_size(size) for what, size in self.downloads.items()}
         jobs = f"{self.jobs} job{'s' * (self.jobs != 1)}: {self.cached} cached, {self.jobs - self.cached} to run"
-        return f"{jobs}; {self.rows_cached} of {self.rows} rows are cached. Nothing was run."
+        return "\n".join([
+            *(f"would download {what} ({size})" for what, size in sizes.items()),
+            f"{jobs}; {self.rows_cached} of {self.rows} rows are cached. Nothing was run or downloaded.",
+        ])  # fmt: skip
 
 
 @contextmanager
@@ -44,7 +57,9 @@ def dry_run(arguments: list[str]) -> Iterator[Tally]:
             *(f"{item.split('=')[0]}=" for item in ours),
         )
         kept = [item for item in given if item != FLAG and not item.startswith(theirs)]
-        arguments[1:] = kept + _threads_under(given) + ours
+        last = max((index for index, item in enumerate(kept) if "=" in item), default=len(kept) - 1)
+        kept[last + 1 : last + 1] = _threads_under(given) + ours  # Hydra wants all settings in one place
+        arguments[1:] = kept
         try:
             yield Tally()
         finally:
@@ -69,7 +84,9 @@ def _threads_under(arguments: list[str]) -> list[str]:
 
 
 def inspect_job(config: DictConfig, tally: Tally) -> None:
-    """Print what a job would read from the cache and what it would compute.
+    """Print what a job would read from the cache and what it would compute; note what it would download.
+
+    Whether results are cached cannot be told before the data or weights that decide their keys are there.
 
     Raises:
         SfuError: The job would be refused before anything is computed.
@@ -79,6 +96,7 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
 
     from sfu.experiment.config import typed_config
     from sfu.experiment.job import open_cache
+    from sfu.experiment.result_store import result_store
     from sfu.experiment.validate import validate
     from sfu.names import visible
     from sfu.unlearning.rows import make_methods
@@ -88,7 +106,9 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
     typed = typed_config(config)
     validate(typed)
     make_methods(typed)
-    cache = open_cache(typed, in_sweep=in_sweep)
+    downloads = missing_downloads(typed)
+    tally.downloads |= downloads
+    cache = None if downloads or not result_store().entries() else open_cache(typed, in_sweep=in_sweep)
     available = [] if cache is None else cache.available()
     missing = [name for name in typed.methods if name not in available]
     tally.jobs += 1
@@ -103,3 +123,25 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
         return
     todo = ", ".join([*([] if "head" in available else ["training"]), *missing]) or "the evaluation"
     print(f"{job}: would run {todo}" + (f"; cached: {', '.join(available)}" if available else ""), flush=True)
+
+
+def missing_downloads(config: RunConfig) -> dict[str, int | None]:
+    """Return what a run would download: addresses of data and weights, with their sizes in bytes where known.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        DataError: Data are missing and must not be downloaded.
+    """
+    from sfu.data.backbones.memo import recall
+    from sfu.data.datasets.base import PublicDataset
+
+    found: dict[str, int | None] = {}
+    if config.backbone.name == NO_BACKBONE:
+        return found
+    if isinstance(config.dataset, PublicDataset):
+        found |= {archive.url: archive.size for archive in config.dataset.to_download()}
+    if recall(config.backbone) is None:  # one that was built before has its weights
+        from sfu.data.backbones.library import library_of
+
+        found |= library_of(config.backbone).to_download(config.backbone)
+    return found

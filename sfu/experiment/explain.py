@@ -6,15 +6,15 @@ import io
 import re
 import traceback
 import typing
-from collections.abc import Iterable
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 from sfu.config_files import group_options
 from sfu.errors import SfuError
 from sfu.experiment.config import GROUPS, RunConfig
 from sfu.registry import unknown
-from sfu.schema import accepted_names, not_a_setting
+from sfu.schema import accepted_names, full_key, meta_of, not_a_setting, wrong_type
 
 
 def explain(error: BaseException) -> str:
@@ -29,12 +29,14 @@ def explain(error: BaseException) -> str:
     override = re.search(r"Could not override '([^']+)'", text)
     if key and re.search(r"not in|not found", text):
         return _unknown_key(key.group(1), text) or text
-    if override and "is not in struct" in text:
+    if override and ("is not in struct" in text or "No match in the defaults list" in text):
         return _unknown_key(override.group(1), text) or text
-    wrong_type = re.search(r"Error merging override (\S+)\n(.*)", text)
-    if wrong_type and key:
-        given, reason = wrong_type.groups()
-        return f"{given}: {reason.rstrip('.')}. `sfu --keys {key.group(1)}` says what it takes."
+    wrong = re.search(r"Error merging override [+~]*([^=\s]+)=(.*)\n", text)
+    if wrong and key:
+        return _wrong_type(wrong[1], wrong[2], text) or text
+    in_file = re.search(r"[Vv]alue '([^']*)'", text)
+    if in_file and key and "object_type=" in text:
+        return _wrong_type(key[1].partition("[")[0], in_file[1], text) or text
     if isinstance(error, OSError) and (path := error.filename or _open_file(error)):
         return (
             f"cannot use {path} ({error.strerror}). If it is the output folder, choose one you can write to "
@@ -45,7 +47,7 @@ def explain(error: BaseException) -> str:
     )
     if missing:
         group, name, options = missing.groups()
-        return unknown(group, name, options.split())
+        return unknown(group, name, options.split(), GROUPS[group].synonyms if group in GROUPS else None)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join(
         line for line in lines if not line.startswith(("object_type=", "reference_type=", "To append to your config"))
@@ -83,25 +85,70 @@ def wrong_choice(arguments: Iterable[str]) -> str | None:
     return None
 
 
-def _unknown_key(full_key: str, text: str) -> str | None:
+def _unknown_key(whole: str, text: str) -> str | None:
     """Say what the node of an unknown key takes, which key is nearest, and which other choices have the key."""
-    *parents, key = full_key.split(".")
+    *parents, key = whole.split(".")
     object_type = re.search(r"object_type=(\w+)", text)
+    first = whole.partition(".")[0]
+    if first == "method" or first in group_options("method"):
+        return (
+            f"{whole} is not a setting of sfu. Rows are chosen by the key methods, as in "
+            f"methods=[original,retrained,scrub]; sfu --rows lists them. For a row with settings of its own, add a "
+            "variant: methods=[original,mine] '+variants.mine={base:scrub,settings:{lr:0.01}}'."
+        )
     group, base = (parents[0], GROUPS[parents[0]]) if parents and parents[0] in GROUPS else ("", None)
     if base is None:
-        owner = _below(RunConfig, parents)
-        return None if owner is None else not_a_setting(full_key, ".".join(parents) or "sfu", accepted_names(owner))
+        owner = settings_at(RunConfig, parents)
+        if owner is None:
+            return None
+        similar = [] if parents else [name for name in _all_keys() if name.rpartition(".")[2] == key]
+        meant = f" Did you mean {' or '.join(similar)}?" if similar else ""
+        said = not_a_setting(whole, ".".join(parents) or "sfu", accepted_names(owner))
+        return said.partition(" Did you mean")[0] + meant if meant else said
     members = {name: base.named(name) for name in base.names()}
     for name, member in members.items():
-        owner = _below(member, parents[1:])
+        owner = settings_at(member, parents[1:])
         if owner is not None and object_type is not None and owner.__name__ == object_type.group(1):
             what = ".".join([f"{group}={name}", *parents[1:]])
             others = [f"{group}={other}" for other, kind in members.items() if key in accepted_names(kind)]
-            return not_a_setting(full_key, what, accepted_names(owner), others if len(parents) == 1 else ())
+            return not_a_setting(whole, what, accepted_names(owner), others if len(parents) == 1 else ())
     return None
 
 
-def _below(kind: type[Any], path: list[str]) -> type[Any] | None:
+def _wrong_type(key: str, value: str, text: str) -> str | None:
+    """Say what is accepted in place of a value of the wrong type."""
+    *parents, name = key.split(".")
+    object_type = re.search(r"object_type=(\w+)", text)
+    if parents and parents[0] in GROUPS:
+        base = GROUPS[parents[0]]
+        owners = [settings_at(base.named(one), parents[1:]) for one in base.names()]
+    else:
+        owners = [settings_at(RunConfig, parents)]
+    having = [one for one in owners if one is not None and name in accepted_names(one)]
+    having.sort(key=lambda one: object_type is None or one.__name__ != object_type.group(1))
+    if not having:
+        return None
+    (found,) = [one for one in fields(having[0]) if one.name == name]
+    return wrong_type(key, value, typing.get_type_hints(having[0])[name], meta_of(found))
+
+
+def _all_keys() -> list[str]:
+    """All keys, each once, with those of all choices."""
+    keys = [name for group, base in GROUPS.items() for one in base.names() for name in _keys_of(base.named(one), group)]
+    return list(dict.fromkeys([*keys, *_keys_of(RunConfig, "")]))
+
+
+def _keys_of(kind: type[Any], prefix: str) -> Iterator[str]:
+    hints = typing.get_type_hints(kind)
+    for one in fields(kind):
+        hint, key = hints[one.name], full_key(prefix, one.name)
+        if is_dataclass(hint) and one.name not in GROUPS:
+            yield from _keys_of(cast(type[Any], hint), key)
+        elif one.init and one.name not in GROUPS:
+            yield key
+
+
+def settings_at(kind: type[Any], path: list[str]) -> type[Any] | None:
     """The settings to which a path of keys leads; ``None`` if it leads to a value or nowhere."""
     for part in path:
         hint = typing.get_type_hints(kind).get(part)

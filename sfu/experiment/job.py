@@ -1,4 +1,7 @@
-"""One job of the command line: run, save, print, and record in ``status.json`` how it ended."""
+"""One job of the command line: run, save, print, and record in ``status.json`` how it ended.
+
+The configuration is checked before PyTorch is imported, so that mistakes are told at once.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sfu.errors import ArtifactError, ConfigError, SfuError
-from sfu.experiment.cache import StageCache
 from sfu.experiment.config import Reuse, RunConfig, plain, public_settings, typed_config
-from sfu.experiment.keys import stage_keys
-from sfu.experiment.pipeline import run
-from sfu.experiment.result_store import result_store
 from sfu.experiment.validate import validate
 from sfu.files import folder_in_use, write_text
+from sfu.isolation.sandbox import NOTHING, protections
+from sfu.isolation.server import server_of
 from sfu.names import show_warnings_safely, visible
 from sfu.processes import Stopped, birth_of
 from sfu.results.artifacts import overwrite_json, remove_results, write_json
+from sfu.results.run_folder import read_run
 from sfu.unlearning.rows import make_methods
 from sfu.unlearning.settings import Tune
 
+if TYPE_CHECKING:
+    from sfu.experiment.cache import StageCache
 
-def run_job(config: DictConfig) -> None:
+
+def run_job(config: DictConfig) -> Exception | None:
     """Run one configuration inside Hydra; its folder is Hydra's output folder.
 
+    Returns:
+        The error that ended the run, or a :class:`SfuError` if rows failed; ``status.json`` records it, and everything
+        finished before is in the folder.
+
     Raises:
-        SfuError: The run failed, or a row of it did; everything finished before is in the folder.
+        Exception: The run failed, and that could not be recorded.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -45,14 +54,17 @@ def run_job(config: DictConfig) -> None:
     sweep = Path(hydra.sweep.dir).name if hydra.mode is RunMode.MULTIRUN else None
     folder = Path(hydra.runtime.output_dir)
     overrides = [str(item) for item in hydra.overrides.task]
-    _check_seeds(config, overrides, sweep)
-    with _recorded(folder, overrides, None if sweep is None else hydra.job.num):
-        metrics = _run_and_save(config, folder, overrides, sweep)
-        _print_result(metrics, folder, in_sweep=sweep is not None)
-        failed = _failures(metrics)
-        if failed:
-            what = "; ".join(f"{name}: {error}" for name, error in failed.items())
-            raise SfuError(f"{len(failed)} of {len(metrics['rows'])} rows failed ({what}); the others are in {folder}.")
+    try:
+        with _recorded(folder, overrides, None if sweep is None else hydra.job.num):
+            _check_seeds(config, overrides, sweep)
+            metrics = _run_and_save(config, folder, overrides, sweep)
+            _print_result(metrics, folder, in_sweep=sweep is not None)
+            _require_all_rows(metrics, folder)
+    except Exception as error:
+        if read_run(folder).state != "failed":
+            raise
+        return error
+    return None
 
 
 def _check_seeds(config: DictConfig, overrides: list[str], sweep: str | None) -> None:
@@ -78,6 +90,10 @@ def open_cache(config: RunConfig, *, in_sweep: bool) -> StageCache | None:
     """
     if config.reuse is Reuse.never or (config.reuse is Reuse.sweeps and not in_sweep):
         return None
+    from sfu.experiment.cache import StageCache
+    from sfu.experiment.keys import stage_keys
+    from sfu.experiment.result_store import result_store
+
     return StageCache(result_store(), stage_keys(config))
 
 
@@ -91,17 +107,21 @@ def line_of_job(start: str, overrides: list[str], end: str, width: int) -> str:
 
 
 def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep: str | None) -> dict[str, Any]:
-    from sfu.reporting.loggers.content import public_metrics
-    from sfu.reporting.pictures.gaps import save_gap_plot
-    from sfu.reporting.pictures.trade_off import save_trade_off_plot
-    from sfu.reporting.text_tables import run_csv, run_markdown
-
     typed = typed_config(config)
     resolved = plain(typed)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
     validate(typed)
     make_methods(typed)
     cache = open_cache(typed, in_sweep=sweep is not None)
+    if cache is None and protections(isolate=typed.isolate) != NOTHING:
+        server_of("sfu.experiment.row_process")  # it loads while this process does
+
+    from sfu.experiment.pipeline import run
+    from sfu.reporting.loggers.content import public_metrics
+    from sfu.reporting.pictures.gaps import save_gap_plot
+    from sfu.reporting.pictures.trade_off import save_trade_off_plot
+    from sfu.reporting.text_tables import run_csv, run_markdown
+
     with typed.logger as logger:
         logger.start(public_settings(typed), _run_info(typed, folder, sweep))
         metrics = None if cache is None else cache.restore_run(folder)
@@ -124,6 +144,13 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
     if cache is not None and not restored and not _failures(metrics) and typed.tune is not Tune.oracle:
         cache.save_run(folder)
     return metrics
+
+
+def _require_all_rows(metrics: dict[str, Any], folder: Path) -> None:
+    failed = _failures(metrics)
+    if failed:
+        what = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise SfuError(f"{len(failed)} of {len(metrics['rows'])} rows failed ({what}); the others are in {folder}.")
 
 
 def _failures(metrics: dict[str, Any]) -> dict[str, str]:

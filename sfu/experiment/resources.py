@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -24,11 +23,11 @@ class Usage:
         seconds: Wall time.
         peak_memory_mb: Peak memory in MiB while the block ran: memory allocated on the GPU for CUDA, otherwise resident
             memory of the whole process, Python and PyTorch included. Only Linux can reset this peak; elsewhere it is
-            the peak of the process so far.
+            the peak of the process so far. ``None`` on Windows, where Python cannot tell.
     """
 
     seconds: float = 0.0
-    peak_memory_mb: float = 0.0
+    peak_memory_mb: float | None = 0.0
 
 
 @contextmanager
@@ -59,12 +58,16 @@ def _reset_resident_peak() -> None:
         return
 
 
-def _resident_peak_mb() -> float:
+def _resident_peak_mb() -> float | None:
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024.0
     except OSError:
         pass
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / _MB if sys.platform == "darwin" else peak / 1024.0

@@ -42,7 +42,7 @@ class _RowRecord(_TrialRecord):
     """The content of ``row.json``."""
 
     seconds: Size
-    peak_memory_mb: Size
+    peak_memory_mb: Size | None
     isolation: str | None
 
 

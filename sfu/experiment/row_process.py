@@ -215,7 +215,7 @@ class _Logged(Record):
 
 class _Ended(Record):
     seconds: Size
-    peak_memory_mb: Size
+    peak_memory_mb: Size | None
     error: str | None
 
 

@@ -6,16 +6,18 @@ Shapes: C classes, E = D features (no bias).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sfu.errors import ArtifactError, DataError
 from sfu.files import SECRET
+from sfu.lazy import torch
 from sfu.readers import Above0, Record, Size
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CertificateRecord(Record):
@@ -40,7 +42,7 @@ class Certificate:
     """
 
     noise_std: float
-    secret_CE: Tensor | None
+    secret_CE: Tensor | None = field(repr=False)
     residual_bound: float | None
     seeded: bool = False
 

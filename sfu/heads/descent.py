@@ -8,14 +8,16 @@ Source: Golatkar et al., Mixed-privacy forgetting in deep networks, 2021, for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import SolverError
 from sfu.heads.settings import AdamSettings, SgdSettings
+from sfu.lazy import torch
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Progress = Callable[[int, int], None]
 """Called with (epochs done, largest number of epochs)."""

@@ -6,20 +6,21 @@ Shapes: C classes, E = D (+ 1 with bias), or ``[1, p]`` parameters that the clas
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sfu.heads.newton_cg import minimize
 from sfu.heads.normal_equations import Checkpoint, solve_normal_equations
 from sfu.heads.optimum import Optimum, not_reached
+from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.explicit import solve_positive_definite
 from sfu.operators.plan import plan_structure
 from sfu.operators.structure import Structure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def train_exact(

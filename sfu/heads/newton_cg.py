@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.heads.optimum import Optimum, not_reached
+from sfu.lazy import torch
 from sfu.losses.objective import Linearization, Objective
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator, products_of
@@ -29,6 +28,9 @@ from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.plan import plan_structure
 from sfu.operators.spectral import SpectralInverse
 from sfu.operators.structure import Structure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LOOSEST, _TIGHTEST = 0.1, 1e-3  # relative residuals of conjugate gradients
 _STRIDE, _MANY, _ROUGHLY, _STEPS = 8, 16_384, 1e-2, 20

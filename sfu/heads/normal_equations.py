@@ -11,12 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from sfu.heads.cores.core import Core
 from sfu.heads.optimum import Optimum, not_reached
+from sfu.lazy import torch
 from sfu.losses.base import Loss
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
@@ -24,6 +22,11 @@ from sfu.operators.build import products_of
 from sfu.operators.conjugate_gradients import conjugate_gradients
 from sfu.readers import floats
 from sfu.store import Store, cache_dir, key_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfu.heads.cores.core import Core
 
 _STALLED = 0.5  # a solve that leaves more of the gradient than this has stalled
 _REMEDY = "or compute in head.dtype=float64"

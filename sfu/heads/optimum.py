@@ -6,15 +6,16 @@ Shapes: B rows of a chunk, C classes, E = D features (+ 1 with bias), or ``[1, p
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.errors import SolverError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.losses.base import one_hot
 from sfu.losses.rows import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 from sfu.data.datasets.base import Dataset, ImageDataset
 from sfu.data.settings import BackboneSettings
 from sfu.errors import ConfigError
-from sfu.registry import add_modules
 from sfu.schema import Choice, Meta, Settings, check_number, setting
 
-add_modules("sfu.heads.settings")
+CORE_PREFIX = "core-"
+"""Start of the name of the file of a core, which lies beside the heads that share it."""
 
 
 class Training(Enum):
@@ -59,13 +59,15 @@ class SgdSettings(Settings):
 
 @dataclass
 class PretrainSettings(Settings):
-    """How the core of a linearised head is trained on public images: cross-entropy, SGD, one cycle."""
+    """How the core of a linearised head is trained on public images: cross-entropy, SGD, one cycle.
+
+    The cycle moves the learning rate and, against it, the momentum between 0.85 and 0.95.
+    """
 
     prefix: ClassVar[str] = "head.pretrain"
 
     epochs: int = setting(10, "Epochs.", at_least=1)
     lr: float = setting(0.1, "Largest learning rate of the cycle.", above=0)
-    momentum: float = setting(0.9, "Momentum.", at_least=0, below=1)
     weight_decay: float = setting(5e-4, "Weight decay.", at_least=0)
     batch_size: int = setting(128, "Images of a step.", at_least=1)
     augment: bool = setting(True, "Flip and shift images, a new draw for every batch.")

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
-from sfu.heads.cores.core import Core
 from sfu.heads.descent import train_adam, train_sgd
 from sfu.heads.exact import train_exact
+from sfu.heads.forgotten import Forgotten
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
 from sfu.heads.settings import HeadSettings, Training
+from sfu.lazy import torch
 from sfu.losses.base import Layout, Loss
 from sfu.losses.rows import check_weights
 from sfu.operators.plan import plan_structure
 from sfu.operators.structure import Structure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfu.heads.cores.core import Core
 
 
 def train_head(
@@ -89,7 +92,7 @@ def train_like(
     zero_CE = torch.zeros_like(original.parameters_CE, dtype=torch.float64 if exact else dtype)
     blank = replace(
         original, parameters_CE=zero_CE, gradient_CE=zero_CE, l2=config.l2, n_train=labels_N.shape[0],
-        weight=original.total_weight, data_hessian=None, certificate=None,
+        weight=original.total_weight, data_hessian=None, certificate=None, forgotten=Forgotten(),
     )  # fmt: skip
     if config.store_curvature:
         _check_storable(blank)

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sfu.errors import ConfigError
 from sfu.registry import add_modules
-from sfu.schema import Choice, setting
+from sfu.schema import Choice, plain_value, setting
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-add_modules("sfu.losses", skip=("chunks", "objective", "rows"))  # these import PyTorch and hold no loss
 
 BALANCED = "balanced"
 
@@ -109,6 +108,14 @@ class Loss(Choice, ABC, kind="loss"):
     """
 
     prefix: ClassVar[str] = "loss"
+    synonyms: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("crossentropy", "crossentropyloss", "categoricalcrossentropy", "ce", "nll", "nllloss",
+                         "multinomial"), "softmax"),
+        **dict.fromkeys(("mse", "mseloss", "squarederror", "squared", "leastsquares", "ridge"), "quadratic"),
+        **dict.fromkeys(("bce", "bceloss", "bcewithlogits", "bcewithlogitsloss", "binarycrossentropy", "sigmoid"),
+                        "logistic"),
+        **dict.fromkeys(("hinge", "hingeloss", "multimarginloss", "svm", "squaredhinge"), "huber_hinge"),
+    }  # fmt: skip
 
     class_weights: Any = setting(None, "null, balanced, or a number for every class.")
     name: str = setting("", "Name of the loss.")
@@ -121,7 +128,7 @@ class Loss(Choice, ABC, kind="loss"):
 
     def check_settings(self) -> None:
         """Turn class weights into a tuple of floats."""
-        given = self.class_weights
+        given = plain_value(self.class_weights)
         if given is None or given == BALANCED:
             return
         wanted = "Give null, balanced, or a finite number above 0 for every class."
@@ -195,6 +202,9 @@ class Loss(Choice, ABC, kind="loss"):
         return asdict(self)
 
 
+add_modules(Loss, "sfu.losses", skip=("chunks", "objective", "rows"))  # they hold no loss
+
+
 def signs(labels_N: Tensor, like: Tensor) -> Tensor:
     """Return 1 for the label's class and -1 for the others, in the shape of :func:`one_hot`."""
     return 2 * one_hot(labels_N, like) - 1
@@ -206,6 +216,25 @@ def one_hot(labels_N: Tensor, like: Tensor) -> Tensor:
 
     hot = encode(labels_N, like.shape[-1]).to(like.dtype)
     return hot.reshape(labels_N.shape[0], *[1] * (like.ndim - 2), like.shape[-1])
+
+
+def as_loss(given: object) -> Loss:
+    """Return a loss that is given as itself or by its name.
+
+    Raises:
+        ConfigError: It is neither; for a loss of PyTorch, the message names the one of sfu.
+    """
+    if isinstance(given, Loss):
+        return given
+    if isinstance(given, str):
+        return make_loss(given)
+    kind = given if isinstance(given, type) else type(given)
+    name = kind.registered_name if issubclass(kind, Loss) else kind.__name__
+    meant = name if name in Loss.names() else Loss.synonyms.get(name.lower())
+    raise ConfigError(
+        f"loss={given if isinstance(given, type) else kind.__name__} is not a loss of sfu. Give a name, such as "
+        f"loss={(meant or 'softmax')!r}, or what make_loss returns for it. The names are {', '.join(Loss.names())}."
+    )
 
 
 def make_loss(name: str, **settings: Any) -> Loss:

@@ -15,14 +15,15 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
+from sfu.lazy import torch
 from sfu.losses.base import Layout, Loss, OutputHessian
 from sfu.losses.chunks import TableChunk
 from sfu.losses.rows import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Linearization(NamedTuple):

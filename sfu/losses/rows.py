@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import DataError
+from sfu.lazy import torch
 from sfu.losses.base import Loss
 from sfu.losses.chunks import Chunk, LinearChunk
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHUNK_ROWS = 1024
 """On a CPU: few enough rows that the second product with a chunk finds it in the processor's cache."""
@@ -64,7 +66,7 @@ class Rows:
         *,
         bias: bool,
         device: torch.device,
-        dtype: torch.dtype = torch.float64,
+        dtype: torch.dtype | None = None,
         sample_weights_N: Tensor | None = None,
         cache: bool = False,
         chunk_rows: int | None = None,
@@ -72,18 +74,20 @@ class Rows:
     ) -> None:
         """Note where the rows are, in any float dtype and on any device; nothing is copied yet.
 
-        The working ``dtype`` and ``device`` are those of the chunks. With ``cache``, converted rows are held from one
-        pass to the next if they fit in :data:`CACHE_BYTES`. ``progress`` is called with (rows done, rows in all).
+        The working ``dtype`` (by default float64) and ``device`` are those of the chunks. With ``cache``, converted
+        rows are held from one pass to the next if they fit in :data:`CACHE_BYTES`. ``progress`` is called with (rows
+        done, rows in all).
         """
         self.features_ND, self.labels_N = features_ND, labels_N
-        self.bias, self.device, self.dtype, self.progress = bias, device, dtype, progress
+        self.bias, self.device, self.progress = bias, device, progress
+        self.dtype = torch.float64 if dtype is None else dtype
         self.count = features_ND.shape[0]
         self.width = features_ND.shape[1] + int(bias)
         self.shared = False
         self.weights_N = loss.row_weights(labels_N, sample_weights_N, torch.float64)
         self.weight = float(self.count) if self.weights_N is None else float(self.weights_N.sum())
         self.step = chunk_rows or (CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
-        size = self.count * self.width * (torch.finfo(dtype).bits // 8)
+        size = self.count * self.width * (torch.finfo(self.dtype).bits // 8)
         self._cached: list[Chunk] | None = [] if cache and size <= CACHE_BYTES else None
 
     def thinned(self, stride: int) -> Rows:

@@ -12,9 +12,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from sfu.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 PIECE = 1 << 26
 """Numbers of all solutions that are held at one time."""

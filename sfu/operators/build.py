@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from sfu.lazy import torch
 from sfu.losses.base import Layout, OutputHessian
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
@@ -12,6 +12,9 @@ from sfu.operators.base import CurvatureOperator
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.products import Part, ProductOperator
 from sfu.operators.structure import Structure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def build_operator(objective: Objective, rows: Rows, parameters_CE: Tensor, structure: Structure) -> CurvatureOperator:

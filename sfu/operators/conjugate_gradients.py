@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from sfu.lazy import torch
 from sfu.operators.base import LinearSolution
 
-Product = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Product = Callable[["Tensor"], "Tensor"]
 
 
 def conjugate_gradients(

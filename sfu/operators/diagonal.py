@@ -6,12 +6,14 @@ Shapes: C classes, E parameters of each (1 and p where they share them), M value
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import SingularHessianError
+from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DiagonalOperator(CurvatureOperator):

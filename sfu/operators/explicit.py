@@ -9,13 +9,15 @@ Shapes: B blocks of side K, C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import SingularHessianError
+from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 from sfu.operators.spectral import SpectralInverse
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ExplicitOperator(CurvatureOperator):

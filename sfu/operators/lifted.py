@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.products import ProductOperator
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

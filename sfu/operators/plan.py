@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import torch
-
 from sfu.errors import ConfigError
+from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.structure import Structure
 
 DENSE_LIMIT = 2048
 """Largest C E for which coupled classes are held as one dense matrix."""
 _GIB = 2**30
+_ASSUMED_MEMORY = 8 * _GIB  # where Python cannot tell, as on Windows
 _ALLOWED = {
     Layout.shared: (Structure.shared, Structure.products),
     Layout.blocks: (Structure.blocks, Structure.products),
@@ -42,9 +42,11 @@ def memory_estimate(structure: Structure, n_classes: int, width: int, count: int
 
 
 def available_memory(device: torch.device) -> int:
-    """Return the memory of the device in bytes, used or not."""
+    """Return the memory of the device in bytes, used or not; 8 GiB for a machine whose memory Python cannot tell."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
+    if not hasattr(os, "sysconf"):
+        return _ASSUMED_MEMORY
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -11,12 +11,14 @@ Shapes: C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from sfu.lazy import torch
 from sfu.losses.rows import Rows
 from sfu.operators.spectral import SpectralInverse
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ROWS = 8192
 _SMALLEST = 1e-4  # of the largest eigenvalue

@@ -18,11 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
+from sfu.lazy import torch
 from sfu.losses.base import OutputHessian
 from sfu.losses.chunks import Chunk
 from sfu.losses.rows import Rows
@@ -34,6 +32,9 @@ from sfu.operators.conjugate_gradients import (
 )
 from sfu.operators.preconditioner import kronecker_inverse, second_moments
 from sfu.operators.spectral import SpectralInverse, bias_inverse
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _VECTORS = 2048  # times classes, in one pass over the rows
 TOLERANCE = 1e-10

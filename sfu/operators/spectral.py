@@ -10,12 +10,14 @@ values of rho. ``C E`` parameters are ``[B, C E / (B K), K]``, see :mod:`sfu.ope
 from __future__ import annotations
 
 import logging
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import SingularHessianError
+from sfu.lazy import torch
 from sfu.operators.base import DampedInverse
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 

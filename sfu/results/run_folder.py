@@ -105,7 +105,9 @@ def run_folders(*paths: Path) -> list[Path]:
 
     for path in paths:
         if not path.exists():
-            raise ArtifactError(f"{path} does not exist (looked from {Path.cwd()}).")
+            raise ArtifactError(
+                f"{path} does not exist (looked from {Path.cwd()}). Name folders of runs or sweeps, such as outputs."
+            )
         for name, below, files in os.walk(path if path.is_dir() else path.parent, onerror=note):
             below[:] = sorted(folder for folder in below if folder not in _NOT_RUNS)
             if "status.json" in files or "metrics.json" in files:

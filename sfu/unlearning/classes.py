@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import ConfigError
 from sfu.request import ForgetRequest
 from sfu.unlearning.base import UnlearningMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def whole_classes(labels_N: Tensor, forget_F: Tensor) -> tuple[int, ...] | None:

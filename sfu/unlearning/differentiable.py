@@ -9,13 +9,15 @@ Shapes: B rows, D features, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import SourceFreeError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, Retained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ROWS = 256
 """Rows that are checked at a time."""
@@ -61,6 +63,15 @@ def remaining(retained: Retained, request: ForgetRequest, method: str) -> Labell
         retained.features_RD.to(device),
         retained.labels_R.to(device),
         None if weights_R is None else weights_R.to(device),
+    )
+
+
+def together(first: Labelled, second: Labelled) -> Labelled:
+    """Return the rows of both, without their sample weights."""
+    return Labelled(
+        torch.cat([first.features_ND.to(second.features_ND), second.features_ND]),
+        torch.cat([first.labels_N, second.labels_N]),
+        None,
     )
 
 

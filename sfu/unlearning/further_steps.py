@@ -18,15 +18,16 @@ Shapes: C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sfu.curvature.cross_validation import StepChoice
 from sfu.curvature.estimators.base import CurvatureEstimator
 from sfu.operators.base import CurvatureOperator, LinearSolution
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

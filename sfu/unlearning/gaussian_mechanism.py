@@ -18,8 +18,6 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from scipy.special import erfcx, ndtr
-
 _HALVINGS = 200
 
 
@@ -29,6 +27,8 @@ def delta_of(shift: float, epsilon: float) -> float:
     The scaled complementary error function prevents overflow:
     ``e^epsilon Phi(-x/2 - epsilon/x) = 1/2 exp(-(x/2 - epsilon/x)^2 / 2) erfcx((x/2 + epsilon/x) / sqrt 2)``.
     """
+    from scipy.special import erfcx, ndtr
+
     if shift == 0:
         return 0.0
     low, high = shift / 2 - epsilon / shift, shift / 2 + epsilon / shift

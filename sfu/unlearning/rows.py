@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from sfu.config_files import config_dir, group_options
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
 from sfu.errors import ConfigError
-from sfu.heads.cores.network import CORE_PREFIX
+from sfu.heads.settings import CORE_PREFIX
 from sfu.names import check_row_name, visible
 from sfu.registry import unknown
 from sfu.schema import accepted_names, meta_of, not_a_setting, typed

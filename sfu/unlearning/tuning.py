@@ -24,11 +24,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from sfu.curvature.sampling import UNLIKE_A_SAMPLE, sampling_ratio
 from sfu.errors import ConfigError, SfuError, SourceFreeError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult

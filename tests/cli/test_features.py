@@ -15,6 +15,9 @@ from sfu.cli import features as features_cli
 from sfu.data.features.store import cached_features
 from sfu.store import cache_dir
 
+# files that are left open
+pytestmark = pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+
 DIGITS = ["dataset=digits", "backbone=pixels"]
 
 

@@ -17,6 +17,9 @@ from tests.reporting.report.folders import config_with, killed_status, write_run
 from tests.reporting.report.html_checks import check
 from tests.reporting.samples import good_run
 
+# files that are left open
+pytestmark = pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+
 
 def command(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(

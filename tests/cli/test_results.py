@@ -12,6 +12,9 @@ from sfu.cli.results import main
 from sfu.experiment.result_store import result_store
 from sfu.store import Store
 
+# files that are left open
+pytestmark = pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+
 
 def filled(root) -> Store:
     """A head, a row and a run; the row is ten days old. Head and row share a large file."""

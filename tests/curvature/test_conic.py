@@ -13,6 +13,8 @@ from sfu.curvature.psd_fit.conic import fit_psd_conic
 from sfu.errors import ConfigError
 from tests.curvature.cases import fitted
 
+pytest.importorskip("cvxpylayers")  # not for Python 3.14
+
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -139,11 +140,21 @@ def test_the_identity_prior_is_the_mean_curvature_and_at_least_l2(measurement, r
 
 
 def test_cvxpylayers_gives_the_same_estimate():
+    pytest.importorskip("cvxpylayers")  # not for Python 3.14
     request, _, _ = situation()
     ours = curvature_settings(measurement=Measurement.loss, perturbations=30, per_class=False, prior_strength=1e-2)
     theirs = dataclasses.replace(ours, solver=Solver.cvxpylayers)
     first, second = estimate(ours, request).operator.blocks_BKK[0], estimate(theirs, request).operator.blocks_BKK[0]
     assert relative(first - second, first) < 1e-4
+    hasty = dataclasses.replace(theirs, max_iterations=1)
+    assert relative(estimate(hasty, request).operator.blocks_BKK[0] - second, second) > 1e-2
+
+
+def test_cvxpylayers_that_is_not_installed_is_named_with_its_python(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cvxpylayers", None)
+    config = curvature_settings(measurement="loss", perturbations=30, per_class=False, solver="cvxpylayers")
+    with pytest.raises(ConfigError, match=r"curvature\.solver=cvxpylayers needs the package .* Python 3\.13 and older"):
+        estimate(config, situation()[0])
 
 
 UNFINISHED = curvature_settings(

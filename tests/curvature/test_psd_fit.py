@@ -272,7 +272,7 @@ def test_bad_settings(settings: dict, error: type[Exception], match: str) -> Non
         ({"prior_strength": 0.0}, r"curvature\.prior_strength=0\.0\. Give a finite number above 0"),
         ({"tolerance": 2.0}, r"curvature\.tolerance=2\.0\. Give a finite number above 0 and below 1"),
         ({"max_iterations": 0}, r"curvature\.max_iterations=0\. Give a whole number of at least 1"),
-        ({"solver": "magic"}, r"curvature\.solver: Invalid value 'magic'"),
+        ({"solver": "magic"}, r"curvature\.solver=magic is unknown"),
     ],
 )
 def test_the_estimator_checks_the_settings_of_the_fit(settings: dict, match: str) -> None:

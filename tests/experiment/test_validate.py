@@ -27,7 +27,7 @@ from tests.experiment.cases import config_for
             ["a"],
             r"curvature\.rhoo is not a setting of .*closed_form",
         ),
-        ({"a": {"base": "closed_form", "curvature": {"rho": "x"}}}, ["a"], "could not be converted"),
+        ({"a": {"base": "closed_form", "curvature": {"rho": "x"}}}, ["a"], "curvature.rho=x is not a number"),
         (
             {"a": {"base": "closed_form", "curvature": "nope"}},
             ["a"],

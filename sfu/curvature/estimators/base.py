@@ -23,7 +23,6 @@ from sfu.request import Access, ForgetRequest, MethodContext, Retained
 
 Observation = TypeVar("Observation")
 SettingsT = TypeVar("SettingsT", bound=CurvatureSettings)
-add_modules("sfu.curvature.estimators")
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,9 @@ class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind=
             DataError: There are too few rows.
             SolverError: A fit found nothing finite.
         """
+
+
+add_modules(CurvatureEstimator, "sfu.curvature.estimators")
 
 
 class HessianEstimator(CurvatureEstimator[SettingsT, HessianObservation]):

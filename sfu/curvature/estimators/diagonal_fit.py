@@ -13,18 +13,20 @@ Shapes: P perturbations, G groups, C classes, E parameters of each (1 and p wher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.observations import DEFAULT_LOSSES, default_scale
 from sfu.curvature.settings import DiagonalSettings
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.operators.diagonal import DiagonalOperator
 from sfu.request import ForgetRequest, MethodContext, Retained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NUMBERS = 1 << 25  # of perturbations times groups
 _ACTIVE_SET_GROUPS = 1000  # up to which an active-set method is quick

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, SettingsT
 from sfu.curvature.observations import HessianObservation
 from sfu.curvature.settings import ClosedFormSettings, ExactSettings, HutchinsonSettings, StoredSettings
 from sfu.errors import ConfigError
+from sfu.lazy import torch
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator, with_ridge
 from sfu.operators.diagonal import DiagonalOperator

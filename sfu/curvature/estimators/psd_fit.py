@@ -20,10 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.observations import (
@@ -39,11 +36,15 @@ from sfu.curvature.psd_fit.problem import dense, symmetric_term
 from sfu.curvature.settings import GradientTerm, LowerBound, Measurement, Pairs, Prior, PsdFitSettings, Solver
 from sfu.curvature.subspace import make_basis, restrict
 from sfu.errors import ConfigError, SolverError
+from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.lifted import LiftedOperator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, Retained, merge_requests
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SLOPE_SIGN = {GradientTerm.paper: 1.0, GradientTerm.exact: -1.0, GradientTerm.none: 0.0}
 
@@ -214,7 +215,10 @@ class FitProblem:
             from sfu.curvature.psd_fit.conic import fit_psd_conic
 
             mu = settings.prior_strength * _largest_curvature(measurements)
-            return fit_psd_conic(measurements, mu=mu, lower_bound=bound, prior=prior)
+            limit = {} if settings.max_iterations is None else {"iterations": settings.max_iterations}
+            return fit_psd_conic(
+                measurements, mu=mu, lower_bound=bound, prior=prior, tolerance=settings.tolerance, **limit
+            )
         return fit_psd(
             measurements,
             lower_bound=bound,

@@ -11,20 +11,22 @@ data get little weight.
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator
 from sfu.curvature.observations import HessianObservation
 from sfu.curvature.settings import ReferenceSettings
 from sfu.data.datasets.features import read_feature_file
-from sfu.data.feature_data import check_features
+from sfu.data.raw_arrays import check_features
 from sfu.errors import ConfigError, DataError
+from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, Retained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _WEIGHTS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.95, 1.0)
 

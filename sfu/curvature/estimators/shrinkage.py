@@ -11,18 +11,20 @@ Shapes: F forget rows, D features, E = D (+ 1 with bias), C classes, B blocks (1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.settings import CurvatureSettings
 from sfu.errors import ConfigError, DataError
+from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.build import with_ridge
 from sfu.request import ForgetRequest, MethodContext, Retained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CurvedRows(NamedTuple):

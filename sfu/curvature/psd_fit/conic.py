@@ -84,7 +84,11 @@ def _solve(
         import cvxpy
         from cvxpylayers.torch import CvxpyLayer
     except ImportError as error:
-        raise ConfigError(f"curvature.solver=cvxpylayers: pip install cvxpylayers first ({error}).") from error
+        raise ConfigError(
+            f"curvature.solver=cvxpylayers needs the package cvxpylayers ({error}), which sfu installs for Python 3.13 "
+            "and older: its solver diffcp has no wheel for later ones. Use curvature.solver=auto, or `pip install "
+            "cvxpylayers` with a compiler at hand."
+        ) from error
     size = measurements.dimension
     shifted = cvxpy.Variable((size, size), PSD=True)
     value = shifted + lower_DD.numpy()

@@ -14,12 +14,15 @@ Shapes: z has the shape of the targets, (P,) or (D, D).
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.curvature.psd_fit.standard_form import DualPoint, LinearMap, Minimiser, StandardForm
+from sfu.lazy import torch
 from sfu.operators.base import LinearSolution
 from sfu.operators.conjugate_gradients import conjugate_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INNER_TOLERANCE = 1e-2
 INNER_LIMIT = 60

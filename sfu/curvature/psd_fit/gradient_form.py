@@ -15,13 +15,16 @@ Shapes: D features.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.curvature.psd_fit.problem import GradientMeasurements, dense
 from sfu.curvature.psd_fit.standard_form import LinearMap, Spectrum, StandardForm
 from sfu.errors import ConfigError
+from sfu.lazy import torch
 from sfu.operators.spectral import eigh
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # A prior of this strength or less is a tie-breaker: it is dropped where the data already have one minimiser.
 TIE_BREAK = 1e-8

@@ -7,11 +7,14 @@ Shapes: P perturbations, D features (the rank of the perturbations after reducti
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.curvature.psd_fit.problem import LossMeasurements, dense
 from sfu.curvature.psd_fit.standard_form import LinearMap, Spectrum, StandardForm, perron_bound
+from sfu.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Typical counts for data that no X >= L can meet: steps of projected gradient, and Newton steps on the path of weights.
 # They decide which of the two is the cheaper.

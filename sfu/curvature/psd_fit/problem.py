@@ -6,11 +6,13 @@ Shapes: P perturbations, D features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Union
 
 from sfu.errors import DataError
+from sfu.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +95,7 @@ class GradientMeasurements:
 
 
 Measurements = LossMeasurements | GradientMeasurements
-MatrixLike = float | Tensor
+MatrixLike = Union[float, "Tensor"]
 
 
 def dense(term: Tensor, like: Tensor) -> Tensor:

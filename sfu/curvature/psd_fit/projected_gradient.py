@@ -11,10 +11,12 @@ Shapes: D features.
 from __future__ import annotations
 
 from dataclasses import replace
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardForm, project
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHECK_EVERY = 20
 

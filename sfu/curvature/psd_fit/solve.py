@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from sfu.curvature.psd_fit.dual_newton import solve_dual_newton
 from sfu.curvature.psd_fit.gradient_form import GradientForm
@@ -28,7 +25,11 @@ from sfu.curvature.psd_fit.problem import (
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
 from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardForm
 from sfu.errors import ConfigError
+from sfu.lazy import torch
 from sfu.operators.spectral import eigh
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Algorithm = Literal["auto", "dual_newton", "projected_gradient"]
 

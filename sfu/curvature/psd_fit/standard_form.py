@@ -21,13 +21,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from sfu.lazy import torch
 from sfu.operators.spectral import eigh
 
-LinearMap = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LinearMap = Callable[["Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,6 @@ from sfu.data.backbones.transform import ImageTransform
 from sfu.data.settings import PIXELS, BackboneSettings
 from sfu.registry import Registered, add_modules
 
-add_modules("sfu.data.backbones.torchvision_models")
-add_modules("sfu.data.backbones.timm_models")
-
 
 @dataclass(frozen=True)
 class Network:
@@ -39,6 +36,11 @@ class BackboneLibrary(Registered, ABC, kind="backbone.library"):
         """Raise :class:`ConfigError`, with the nearest names, for a model that the library does not have; cheap."""
 
     @classmethod
+    def to_download(cls, settings: BackboneSettings) -> dict[str, int | None]:
+        """Return the addresses of the weights that :meth:`build` would download, with their sizes in bytes."""
+        return {}
+
+    @classmethod
     @abstractmethod
     def build(cls, settings: BackboneSettings) -> Network:
         """Return the network without its classifier, and the transform its weights were made with.
@@ -47,6 +49,10 @@ class BackboneLibrary(Registered, ABC, kind="backbone.library"):
             ConfigError: There is no such model or file.
             DataError: The weights cannot be downloaded or do not fit.
         """
+
+
+add_modules(BackboneLibrary, "sfu.data.backbones.torchvision_models")
+add_modules(BackboneLibrary, "sfu.data.backbones.timm_models")
 
 
 class Pixels(BackboneLibrary):

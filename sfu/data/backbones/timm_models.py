@@ -27,6 +27,12 @@ class TimmModels(BackboneLibrary, name="timm"):
             raise ConfigError(f"backbone.name={settings.name} is not a model of timm.{hint}")
 
     @classmethod
+    def to_download(cls, settings: BackboneSettings) -> dict[str, int | None]:
+        if settings.weights != "default":
+            return {}
+        return {f"timm's weights of {settings.name}, unless its cache has them": None}
+
+    @classmethod
     def build(cls, settings: BackboneSettings) -> Network:
         timm = _timm()
         file = settings.weights_file

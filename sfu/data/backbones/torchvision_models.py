@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,6 +35,15 @@ class TorchvisionModels(BackboneLibrary, name="torchvision"):
                 f"backbone.name={settings.name} is not a classification model of torchvision. Near: {', '.join(near)}. "
                 "There are also none, pixels, and backbone.library=timm."
             )
+
+    @classmethod
+    def to_download(cls, settings: BackboneSettings) -> dict[str, int | None]:
+        from torchvision import models
+
+        weights = models.get_model_weights(settings.name).DEFAULT
+        if settings.weights != "default" or _place(weights).is_file():
+            return {}
+        return {weights.url: round(weights.meta["_file_size"] * 2**20)}  # torchvision counts in MiB
 
     @classmethod
     def build(cls, settings: BackboneSettings) -> Network:
@@ -83,18 +93,23 @@ def _renamed(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _pretrained(name: str, weights: Any) -> nn.Module:
     """The model with torchvision's own weights, loaded by torchvision (it knows the names of older files)."""
-    import torch
     from torchvision import models
 
     try:
         model: nn.Module = models.get_model(name, weights=weights)
         return model
     except (OSError, RuntimeError, ValueError) as error:
-        place = f"{torch.hub.get_dir()}/checkpoints/{weights.url.rsplit('/', 1)[-1]}"
         raise DataError(
-            f"the weights {weights} cannot be fetched ({error}). Without a network: place {weights.url} at {place}, or "
-            "set backbone.weights to a file of yours (backbone.weights=none: random ones)."
+            f"the weights {weights} cannot be fetched ({error}). Without a network: place {weights.url} at "
+            f"{_place(weights)}, or set backbone.weights to a file of yours (backbone.weights=none: random ones)."
         ) from error
+
+
+def _place(weights: Any) -> Path:
+    """Where PyTorch keeps downloaded weights."""
+    import torch
+
+    return Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
 
 
 def _transform(weights: Any, *, resized: bool) -> ImageTransform:

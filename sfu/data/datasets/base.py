@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sfu.data.images.image_set import ImageSet
     from sfu.data.raw_arrays import RawArrays
 
-add_modules("sfu.data.datasets")
-
 
 class Damaged(Enum):
     """What to do with images that cannot be decoded: stop, or leave them out and list them."""
@@ -57,6 +55,9 @@ class Dataset(Choice, kind="dataset"):
             ConfigError: A setting cannot work.
             DataError: What must be there is missing.
         """
+
+
+add_modules(Dataset, "sfu.data.datasets")
 
 
 @dataclass
@@ -109,6 +110,11 @@ class PublicDataset(ImageDataset):
         from sfu.data.download import require_obtainable
 
         return require_obtainable(self.archives(), self.folder(), self.download)
+
+    def to_download(self) -> list[Archive]:
+        """Return the archives that :meth:`obtain` would download."""
+        folder = self.folder()
+        return [one for one in self.archives() if one.lacking(folder) and not (folder / one.filename).exists()]
 
     def obtain(self) -> Path:
         """Download and extract what is missing, and return the folder that holds it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @dataclass
 class Cifar(PublicDataset):
     """The training images, then the test images, in the files' order."""
+
+    archive_bytes: ClassVar[int]
 
     @abstractmethod
     def reader(self) -> type[CIFAR10]:
@@ -67,12 +69,14 @@ class Cifar(PublicDataset):
         from sfu.data.download import Archive
 
         reader = self.reader()
-        return (Archive(reader.url, reader.filename, "md5", reader.tgz_md5, (reader.base_folder,)),)
+        return (Archive(reader.url, reader.filename, "md5", reader.tgz_md5, (reader.base_folder,), self.archive_bytes),)
 
 
 @dataclass
 class Cifar10(Cifar, name="cifar10"):
     """10 classes."""
+
+    archive_bytes: ClassVar[int] = 170_498_071
 
     def reader(self) -> type[CIFAR10]:
         from torchvision.datasets import CIFAR10
@@ -83,6 +87,8 @@ class Cifar10(Cifar, name="cifar10"):
 @dataclass
 class Cifar100(Cifar, name="cifar100"):
     """100 fine classes."""
+
+    archive_bytes: ClassVar[int] = 169_001_437
 
     def reader(self) -> type[CIFAR10]:
         from torchvision.datasets import CIFAR100

@@ -27,11 +27,9 @@ from sfu.files import write_tensors
 from sfu.heads.cores.core import Core
 from sfu.heads.cores.small_maps import use_small_maps
 from sfu.heads.cores.split_network import split_network
-from sfu.heads.settings import LinearisedSettings
+from sfu.heads.settings import CORE_PREFIX, LinearisedSettings
 from sfu.readers import Count, Record, read_tensors, refusing
 
-CORE_PREFIX = "core-"
-"""Start of the name of the file of a core, which lies beside the heads that share it."""
 _LARGEST = 1 << 24  # numbers of an activation; those of torchvision's models have at most 2 million
 _REMEDY = "Save the head again, or take another copy of its files."
 

@@ -24,6 +24,8 @@ from sfu.heads.cores.network import Network
 from sfu.heads.settings import PretrainSettings
 from sfu.store import Store, cache_dir, key_of
 
+_MOMENTUM = 0.85, 0.95  # least and most of the cycle
+
 
 @dataclass(frozen=True)
 class Public:
@@ -69,11 +71,12 @@ def pretrain(
     trained = [tensor for module in modules for tensor in module.parameters()]
     for tensor in trained:
         tensor.requires_grad_(True)
-    optimizer = torch.optim.SGD(
-        trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True
-    )
+    least, most = _MOMENTUM
+    optimizer = torch.optim.SGD(trained, lr=config.lr, momentum=most, weight_decay=config.weight_decay, nesterov=True)
     steps = -(-len(public.pixels) // config.batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=max(2, config.epochs * steps))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.lr, total_steps=max(2, config.epochs * steps), base_momentum=least, max_momentum=most
+    )
     begun = cached.resume(network, optimizer, trained)
     if say is not None:
         some = f" (from epoch {begun + 1})" if begun else ""

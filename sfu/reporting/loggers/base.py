@@ -27,8 +27,6 @@ from sfu.schema import Choice, setting
 
 log = logging.getLogger(__name__)
 
-add_modules("sfu.reporting.loggers")
-
 
 @dataclass
 class RunLogger(Choice, kind="logger"):
@@ -108,6 +106,9 @@ class RunLogger(Choice, kind="logger"):
 
     def _finish(self, exit_code: int) -> None:
         pass
+
+
+add_modules(RunLogger, "sfu.reporting.loggers")
 
 
 @dataclass

@@ -6,9 +6,13 @@ The colours are those of Okabe and Ito, which colour-blind readers can tell apar
 from __future__ import annotations
 
 import io
+import logging
 import math
+import os
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,9 +59,31 @@ PANELS = (("test_accuracy", "Test accuracy (per cent)"), ("distance", "Distance 
 
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure that lays itself out."""
-    from matplotlib.figure import Figure
+    return _figure_class()(figsize=(width, height), layout="constrained")
 
-    return Figure(figsize=(width, height), layout="constrained")
+
+def _figure_class() -> type[Figure]:
+    """Import matplotlib, whatever backend the environment names: saving a figure takes Agg and no other.
+
+    A notebook sets MPLBACKEND for all commands that it starts, and matplotlib cannot be imported with a backend that is
+    not installed there. If the home folder cannot be written, matplotlib warns at length and uses a temporary one.
+    """
+    named, logger = os.environ.get("MPLBACKEND"), logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        if named and "matplotlib" not in sys.modules:
+            os.environ["MPLBACKEND"] = "agg"
+            import matplotlib
+
+            with suppress(ValueError):  # what is imported later in this process may want it
+                matplotlib.rcParams["backend"] = named
+        from matplotlib.figure import Figure
+    finally:
+        logger.setLevel(level)
+        if named:
+            os.environ["MPLBACKEND"] = named
+    return Figure
 
 
 def look_of(name: str) -> Look:

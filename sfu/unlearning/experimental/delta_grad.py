@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sfu.errors import DivergedError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
@@ -35,6 +34,9 @@ from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _POWER_STEPS = 15
 _SAFE = 1.5

@@ -12,7 +12,8 @@ gradients clipped to 5.
 student that has learned everything the gate lets through is the teacher again, forgotten class included. Different from
 the paper: the generator has one hidden layer and makes features, with the mean and spread of the examples to forget;
 the term on inner activations is omitted, because heads have none; sfu stops after 400 batches, which is enough for a
-head. The student starts at zero.
+head. The student starts at zero, its learning rate is constant (the authors lower it by the loss on retained rows), and
+a batch of which no row passes the gate counts.
 
 Shapes: B rows of a batch, D features, C classes.
 """
@@ -21,26 +22,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import kl_div
+from typing import TYPE_CHECKING
 
 from sfu.errors import SolverError
 from sfu.heads.base import Head
+from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.classes import ClassMethod
 from sfu.unlearning.descent import Path
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class Generator(nn.Module):
+
+class Generator:
     """A network of one hidden layer that turns noise into features with the mean and spread of some examples."""
 
     def __init__(self, noise: int, like_FD: Tensor, drawn: torch.Generator) -> None:
-        super().__init__()
-        width = like_FD.shape[1]
+        nn, width = torch.nn, like_FD.shape[1]
         self.layers = nn.Sequential(
             nn.Linear(noise, noise), nn.BatchNorm1d(noise), nn.LeakyReLU(0.2), nn.Linear(noise, width),
             nn.BatchNorm1d(width),
@@ -50,10 +51,10 @@ class Generator(nn.Module):
                 if isinstance(layer, nn.Linear):
                     layer.weight.copy_(torch.randn(layer.weight.shape, generator=drawn) / layer.in_features**0.5)
                     layer.bias.zero_()
-        self.to(like_FD)
+        self.layers.to(like_FD)
         self._mean_D, self._spread = like_FD.mean(0), like_FD.std(0).mean()
 
-    def forward(self, noise_BZ: Tensor) -> Tensor:
+    def __call__(self, noise_BZ: Tensor) -> Tensor:
         return self._mean_D + self._spread * self.layers(noise_BZ)
 
 
@@ -76,14 +77,15 @@ class Gkt(ClassMethod, name="gkt"):
         drawn, path = context.generator("noise"), Path(context.keep_path)
         like_FD = request.features_FD.to(head.parameters_CE)
         generator = Generator(self.noise, like_FD, drawn)
-        student = nn.Parameter(torch.zeros_like(head.parameters_CE))
+        weights = list(generator.layers.parameters())
+        student = torch.nn.Parameter(torch.zeros_like(head.parameters_CE))
         learning = torch.optim.Adam([student], lr=self.lr)
-        making = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
+        making = torch.optim.Adam(weights, lr=self.generator_lr)
         path.add(student)
         passed = 0
         for done in range(self.batches):
             noise_BZ = torch.randn(self.batch_size, self.noise, generator=drawn).to(like_FD)
-            self._step(making, -self._disagreement(head, student, generator(noise_BZ), gone), generator.parameters())
+            self._step(making, -self._disagreement(head, student, generator(noise_BZ), gone), weights)
             with torch.no_grad():
                 features_BD = generator(noise_BZ)
             open_B = self._gate(head, features_BD, gone)
@@ -116,7 +118,7 @@ class Gkt(ClassMethod, name="gkt"):
         mine, theirs = (
             (head.outputs(open_BD, at) / self.temperature).log_softmax(1) for at in (student, head.parameters_CE)
         )
-        return kl_div(mine, theirs, log_target=True, reduction="batchmean")
+        return torch.nn.functional.kl_div(mine, theirs, log_target=True, reduction="batchmean")
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Iterable[Tensor]) -> None:
         optimizer.zero_grad()

@@ -36,14 +36,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.optimum import rounding_bound
+from sfu.lazy import torch
 from sfu.losses.base import Loss, make_loss
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
@@ -54,6 +52,9 @@ from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.batches import check_batches, unlearn_in_batches
 from sfu.unlearning.gaussian_mechanism import largest_shift, smallest_epsilon
 from sfu.unlearning.settings import RunSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BOUNDS = ("sharp", "data_dependent", "worst_case")
 PAYMENTS = (*BOUNDS, "measured")
@@ -67,6 +68,7 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
     delta: float = setting(1e-4, "Delta of the guarantee.", above=0, below=1)
     bound: str = setting("data_dependent", "What is paid: an accumulated bound, or the residual.", choices=PAYMENTS)
     batches: int = setting(1, "Number of parts, removed one after another.", at_least=1)
+    settings_used = ("newton",)
     access = Access.RETAINED
 
     @classmethod
