@@ -551,10 +551,15 @@ def _linearised() -> Format:
     return Format(files, change, lambda folder: load_head(folder / "head"), 0.3)
 
 
-def _arrays() -> dict[str, np.ndarray]:
+def _arrays(coded: bool) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
     features, labels = draw.normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
+    codes = {}
+    if coded:
+        codes = {"offset": features.min(0), "scale": np.full(4, 0.02, np.float32)}
+        features = ((features - codes["offset"]) / codes["scale"]).round().clip(0, 255).astype(np.uint8)
     return {
+        **codes,
         "train_features": features,
         "train_labels": labels,
         "test_features": features[:9],
@@ -562,7 +567,7 @@ def _arrays() -> dict[str, np.ndarray]:
     }
 
 
-def _features(suffix: str) -> Format:
+def _features(suffix: str, coded: bool = False) -> Format:
     import sklearn.model_selection  # noqa: F401  a valid file with a test part does not import it
     from safetensors.numpy import save_file
 
@@ -571,9 +576,9 @@ def _features(suffix: str) -> Format:
 
     def write(folder: Path) -> None:
         if suffix == ".npz":
-            np.savez_compressed(folder / "a.npz", **_arrays())
+            np.savez_compressed(folder / "a.npz", **_arrays(coded))
         else:
-            save_file(_arrays(), folder / "a.safetensors")
+            save_file(_arrays(coded), folder / "a.safetensors")
 
     files = _written(write)
     return Format(
@@ -814,6 +819,7 @@ def _images() -> Format:
 FORMATS: dict[str, Callable[[], Format]] = {
     "runs": _runs, "metrics": _metrics, "yaml": _yaml, "trade_off": _steps, "head": _heads, "linearised": _linearised,
     "npz": lambda: _features(".npz"), "safetensors": lambda: _features(".safetensors"),
+    "npz_coded": lambda: _features(".npz", True), "safetensors_coded": lambda: _features(".safetensors", True),
     "indices_npy": lambda: _indices(".npy"), "indices_json": lambda: _indices(".json"),
     "indices_txt": lambda: _indices(".txt"), "forget_files": _forget_files, "labels_csv": _labels,
     "weights_safetensors": lambda: _weights(".safetensors"), "weights_torch": lambda: _weights(".pt"),

@@ -71,10 +71,12 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the public names on first use, so that ``import sfu`` alone stays quick."""
-    import importlib
+if not TYPE_CHECKING:  # where a checker would take any name for known
 
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'sfu' has no attribute '{name}'")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    def __getattr__(name: str) -> Any:
+        """Import the public names on first use, so that ``import sfu`` alone stays quick."""
+        import importlib
+
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'sfu' has no attribute '{name}'")
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)

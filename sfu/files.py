@@ -6,17 +6,21 @@ A file that cannot be written (full disk, no permission) raises :class:`~sfu.err
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from sfu.errors import ArtifactError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -111,6 +115,71 @@ def write_tensors(
             temporary.chmod(mode)  # safetensors makes files for their owner alone, whatever the umask
         except SafetensorError as error:
             raise OSError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class StreamedArray:
+    """An array that is written piece by piece.
+
+    Attributes:
+        dtype: Type of its numbers; they are written with the lowest byte first.
+        shape: Its shape.
+        pieces: Consecutive parts along the first axis, which together have that shape.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    pieces: Iterable[np.ndarray]
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> StreamedArray:
+        """Return an array that is in memory as one piece."""
+        return cls(values.dtype, values.shape, (values,))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def write(self, file: IO[bytes]) -> None:
+        """Write the numbers of all pieces.
+
+        Raises:
+            ValueError: The pieces do not have the shape.
+        """
+        done = 0
+        for piece in self.pieces:
+            done += file.write(piece.astype(self.dtype.newbyteorder("<"), copy=False).tobytes())
+            del piece  # before the next one is made
+        if done != self.n_bytes:
+            raise ValueError(f"{done:,} bytes for an array of shape {list(self.shape)}, which has {self.n_bytes:,}")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, StreamedArray]) -> None:
+    """Write arrays as npz or, by the suffix, as safetensors, in the order given; memory holds one piece at a time."""
+    import numpy as np
+
+    ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))  # so that each is aligned
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        if path.suffix == ".safetensors":
+            header, start = {}, 0
+            for name, one in ordered.items():
+                kind = {"f": "F", "i": "I", "u": "U"}[one.dtype.kind] + str(8 * one.dtype.itemsize)
+                places = [start, start + one.n_bytes]
+                header[name] = {"dtype": kind, "shape": list(one.shape), "data_offsets": places}
+                start += one.n_bytes
+            text = json.dumps(header).encode()
+            text += b" " * (-len(text) % 8)
+            file.write(len(text).to_bytes(8, "little") + text)
+            for one in ordered.values():
+                one.write(file)
+            return
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, one in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    about = {"descr": one.dtype.newbyteorder("<").str, "fortran_order": False, "shape": one.shape}
+                    np.lib.format.write_array_header_1_0(member, about)
+                    one.write(member)
 
 
 def file_digest(path: Path) -> str:

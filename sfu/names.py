@@ -14,6 +14,7 @@ _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", 
 """Names that Windows takes for devices, whatever follows the first dot."""
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _JOINERS = "\u200c\u200d"  # Persian, Indic scripts and emoji need these two
+_warned: set[tuple[str, str]] = set()
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -36,6 +37,20 @@ class VisibleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record), keep="\n")
+
+
+def warn_once(source: str, message: str, about: str = "") -> None:
+    """Log a warning under the name of a module, once in a process, however often the same files are read.
+
+    Args:
+        source: The module.
+        message: One or two sentences.
+        about: What it is about, if the message may differ the next time (a count, an example).
+    """
+    key = source, about or message
+    if key not in _warned:
+        _warned.add(key)
+        logging.getLogger(source).warning("%s", message)
 
 
 def show_warnings_safely() -> None:
@@ -68,9 +83,19 @@ def check_row_name(key: str, name: str, reserved: Iterable[str] = ()) -> None:
         )
 
 
+def composed(text: str) -> str:
+    """Return text with each accented letter as one character (NFC); macOS and its archives write it as two."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def forms_of(text: str) -> list[str]:
+    """Return text as it is, and with its accented letters as one character each and as two."""
+    return list(dict.fromkeys([text, *(unicodedata.normalize(form, text) for form in ("NFC", "NFD"))]))
+
+
 def file_name_key(name: str) -> str:
     """Return what two names have in common if a file system may take them for the same."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+    return composed(composed(name).casefold())
 
 
 def _problem(name: str) -> str | None:
@@ -97,3 +122,8 @@ def _written_out(character: str) -> str:
     code = ord(character)
     long = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return _NAMED.get(character) or (f"\\x{code:02x}" if code < 0x100 else long)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as ``1 row`` or ``1,200 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

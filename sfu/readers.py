@@ -7,6 +7,7 @@ with a file becomes one error that names it.
 
 from __future__ import annotations
 
+import codecs
 import io
 import math
 import reprlib
@@ -111,6 +112,21 @@ def read_bytes(path: Path, limit: int) -> bytes:
     raise ValueError(f"it has {human_size(size)}, and at most {human_size(limit)} are read")
 
 
+def text_encoding(start: bytes) -> str:
+    """Return the encoding of a text by its first bytes: UTF-16 with a byte-order mark, or UTF-8 with or without one."""
+    return "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def read_text(path: Path, limit: int) -> str:
+    """Return the text in a regular file of at most ``limit`` bytes; see :func:`text_encoding`.
+
+    Raises:
+        OSError, ValueError: It cannot be read, is larger, or is no such text.
+    """
+    data = read_bytes(path, limit)
+    return data.decode(text_encoding(data))
+
+
 def require_regular(path: Path) -> None:
     """Refuse what is there but no regular file: reading a pipe or a device may never end.
 
@@ -159,7 +175,7 @@ def read_json(path: Path, kind: type[T], limit: int = TEXT_BYTES, items: int = _
     Raises:
         OSError, ValueError: It cannot be read, is too large, or holds something else.
     """
-    text = read_bytes(path, limit)
+    text = read_text(path, limit).encode()
     _require_few(text, items)
     exact: TypeAdapter[T] = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
     return exact.validate_json(text)
@@ -223,9 +239,9 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         from safetensors import safe_open
 
-        with safe_open(path, framework="np") as tensors:
+        with safe_open(path, framework="pt") as tensors:  # NumPy has no bfloat16
             present = set(tensors.keys())
-            return {key: tensors.get_tensor(key) for key in keys if key in present}
+            return {key: _as_numpy(tensors.get_tensor(key), key) for key in keys if key in present}
     with zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         wanted = {key: members[key] for key in keys if key in members}
@@ -235,6 +251,17 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
             with archive.open(info) as file:
                 found[key] = _npy(file, info.file_size, key)
         return found
+
+
+def _as_numpy(tensor: Tensor, key: str) -> np.ndarray:
+    import torch
+
+    if tensor.is_floating_point() and tensor.dtype not in (torch.float64, torch.float32):
+        if tensor.dtype not in (torch.float16, torch.bfloat16):
+            name = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(f"{key} is {name}, whose scale the file does not hold; write it as float16 or float32")
+        tensor = tensor.float()
+    return tensor.numpy()
 
 
 def array_names(path: Path) -> list[str]:
@@ -288,7 +315,12 @@ def _npy(file: IO[bytes], size: int, what: str = "it") -> np.ndarray:
     read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(header)
     if dtype.kind not in "biufc":
-        raise ValueError(f"{what} holds {dtype}, not numbers; sfu never loads pickled objects")
+        why = {
+            "O": "; sfu never loads pickled objects",
+            "V": "; bfloat16 arrays are saved so: write them as float32",
+            "U": "; number the classes: numpy.unique(labels, return_inverse=True)[1]",
+        }
+        raise ValueError(f"{what} holds {dtype}, not numbers{why.get(dtype.kind.replace('S', 'U'), '')}")
     n_bytes = math.prod(shape) * dtype.itemsize
     if any(axis < 0 for axis in shape) or n_bytes != size - length[version]:
         held = size - length[version]

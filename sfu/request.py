@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from sfu.data.labels import label_problem
 from sfu.errors import DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.lazy import torch
@@ -42,6 +43,10 @@ class RetainedSet:
     features_RD: Tensor
     labels_R: Tensor
     weights_R: Tensor | None = None
+
+    def __repr__(self) -> str:
+        """Say how many rows there are, without any example."""
+        return f"RetainedSet({len(self.labels_R)} rows)"
 
 
 Retained = RetainedSet | None
@@ -117,24 +122,28 @@ class ForgetRequest:
         if features.is_complex() or features.dtype == torch.bool:
             raise DataError(f"the forget features are {features.dtype}. Give real numbers.")
         if features.ndim != 2 or features.shape[0] == 0:
-            raise DataError(f"the forget set has shape {list(features.shape)}. Give at least one row [F, D].")
+            one = ", such as features[None] for one example" if features.shape == (head.n_features,) else ""
+            raise DataError(
+                f"the forget features have shape {list(features.shape)}. Give at least one row [F, D]{one}."
+            )
         if features.shape[1] != head.n_features:
             raise DataError(
                 f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}. Extract them "
                 "with the backbone the head was trained on."
             )
-        integers = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-        if labels.shape != features.shape[:1] or labels.dtype not in integers:
-            raise DataError(
-                f"the forget labels must be {features.shape[0]} integers, not {labels.dtype} {list(labels.shape)}."
-            )
+        if (problem := label_problem(labels, features.shape[0])) is not None:
+            raise DataError(f"the tensor of forget labels {problem}")
         if int(labels.min()) < 0 or int(labels.max()) >= head.n_classes:
             raise DataError(
                 f"the forget labels run from {int(labels.min())} to {int(labels.max())}, but the head has classes "
                 f"0 .. {head.n_classes - 1}."
             )
-        if not torch.isfinite(features).all():
-            raise DataError("the forget features have NaN or infinite values. Remove or repair those rows.")
+        finite_F = torch.isfinite(features).all(1)
+        if not finite_F.all():
+            raise DataError(
+                f"the forget features have NaN or infinite values in {int((~finite_F).sum())} of {len(finite_F)} rows "
+                f"(first: row {int(finite_F.int().argmin())}). Remove or repair those rows."
+            )
         if self.n_forget >= head.n_train:
             raise DataError(
                 f"{self.n_forget} examples to forget of N = {head.n_train} leave none retained. Check n_train."
@@ -143,11 +152,11 @@ class ForgetRequest:
         views = self.views_VFD
         if views is not None and (views.ndim != 3 or views.shape[1:] != features.shape or views.shape[0] == 0):
             raise DataError(
-                f"the augmented features are {list(views.shape)}. Give [views, {features.shape[0]}, "
+                f"the augmented features (views) are {list(views.shape)}. Give [views, {features.shape[0]}, "
                 f"{features.shape[1]}], every view with a row for each example to forget."
             )
         if views is not None and not torch.isfinite(views).all():
-            raise DataError("the augmented features have NaN or infinite values.")
+            raise DataError("the augmented features (views) have NaN or infinite values. Remove or repair them.")
         device = head.parameters_CE.device
         if views is not None:
             object.__setattr__(self, "views_VFD", views.detach().to(device, copy=True).contiguous())
@@ -165,6 +174,11 @@ class ForgetRequest:
                 f"the forget set weighs {self.weight:g} and the training set {head.total_weight:g}. It must weigh "
                 "less; give the total weight of the training rows as the head's `weight`."
             )
+
+    def __repr__(self) -> str:
+        """Say what is requested, without any example."""
+        views = "" if self.views_VFD is None else f", {len(self.views_VFD)} views of each"
+        return f"ForgetRequest({self.n_forget} of {self.head.n_train} rows{views}, head={self.head})"
 
     def _check_classes(self) -> None:
         if self.classes is None:
@@ -285,7 +299,7 @@ class ForgetRequest:
         """Return the head of the retained data at ``parameters_CE``, assumed to be at its optimum there.
 
         The stored summary is dropped, because it still contains the forgotten examples. A certificate loses its bound,
-        which only certified removal can update.
+        which only certified removal can update. The head remembers that it has served a request for these rows.
         """
         head = self.head
         return replace(
@@ -296,6 +310,7 @@ class ForgetRequest:
             weight=None if head.weight is None else self.retained_weight,
             data_hessian=None,
             certificate=head.certificate and replace(head.certificate, residual_bound=None),
+            forgotten=head.forgotten.after(self.features_FD, self.labels_F),
         )
 
     def hessian(self, structure: Structure) -> CurvatureOperator:

@@ -139,8 +139,21 @@ def full_key(prefix: str, name: str) -> str:
     return f"{prefix}{'' if not prefix or prefix.endswith(' ') else '.'}{name}"
 
 
+def plain_value(value: Any) -> Any:
+    """Return the Python number in a NumPy scalar or a tensor without axes, and the list in a longer array or tensor.
+
+    Anything else is returned as it is.
+    """
+    axes = getattr(value, "ndim", None)
+    if axes is None or not (hasattr(value, "item") and hasattr(value, "tolist")):
+        return value
+    return value.item() if axes == 0 else value.tolist()
+
+
 def check_fields(settings: Any, prefix: str) -> None:
     """Check the fields of a dataclass against their metadata; ``None`` is accepted where the type allows it.
+
+    Numbers of NumPy and PyTorch are replaced by those of Python.
 
     Raises:
         ConfigError: The message names the key, the value and what is accepted.
@@ -149,6 +162,8 @@ def check_fields(settings: Any, prefix: str) -> None:
     for one in fields(settings):
         value = getattr(settings, one.name)
         accepted = _types(hints[one.name])
+        if accepted <= {int, float, bool, type(None)} and (number := plain_value(value)) is not value:
+            object.__setattr__(settings, one.name, value := number)  # settings may be frozen
         if value is None and type(None) in accepted:
             continue
         key, meta = full_key(prefix, one.name), meta_of(one)
@@ -296,7 +311,11 @@ def typed(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     hints, by_name = typing.get_type_hints(kind), {one.name: one for one in fields(kind) if one.init}
-    plain = {key: value for key, value in given.items() if key in by_name and not dataclasses.is_dataclass(value)}
+    plain = {
+        key: plain_value(value)
+        for key, value in given.items()
+        if key in by_name and not dataclasses.is_dataclass(value)
+    }
     try:
         node = OmegaConf.create(plain, flags={"allow_objects": True})
         converted = vars(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(hydra_schema(kind, plain)), node)))

@@ -34,8 +34,8 @@ def test_it_holds_copies_and_is_frozen():
     [
         (torch.zeros(0, 5), torch.zeros(0, dtype=torch.long), "at least one row"),
         (torch.zeros(2, 4), torch.tensor([0, 1]), "4 wide but the head takes 5"),
-        (torch.zeros(2, 5), torch.tensor([0.0, 1.0]), "must be 2 integers"),
-        (torch.zeros(2, 5), torch.tensor([0]), "must be 2 integers"),
+        (torch.zeros(2, 5), torch.tensor([0.0, 1.0]), r"has dtype float32.*: labels\.long\(\)\."),
+        (torch.zeros(2, 5), torch.tensor([0]), r"has shape \[1\]\. Give \[2\]"),
         (torch.zeros(2, 5), torch.tensor([0, 3]), r"classes 0 \.\. 2"),
         (torch.zeros(2, 5), torch.tensor([-1, 1]), r"run from -1"),
         (torch.full((2, 5), torch.nan), torch.tensor([0, 1]), "NaN or infinite"),

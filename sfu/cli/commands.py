@@ -91,13 +91,14 @@ def compose_settings(settings: list[str]) -> RunConfig:
     from sfu.config_files import MAIN_CONFIG, config_dir
     from sfu.experiment.config import register, typed_config
     from sfu.experiment.explain import explain, wrong_choice
+    from sfu.experiment.quoting import unreadable
 
     register()
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
             config = typed_config(compose(MAIN_CONFIG, overrides=settings))
     except HydraException as error:
-        raise ConfigError(explain(error)) from error
+        raise ConfigError(unreadable(settings) or explain(error)) from error
     except (ValueError, TypeError) as error:
         problem = wrong_choice(settings)
         if problem is None:

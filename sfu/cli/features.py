@@ -1,17 +1,26 @@
-"""The command ``sfu-features``: extract features beforehand, list cached features, and remove them.
+"""The command ``sfu-features``: extract features beforehand, list, remove and export them.
 
-``extract`` takes the same ``key=value`` settings as ``sfu`` and is the one command that runs under torchrun.
+``extract`` and ``export`` take the same ``key=value`` settings as ``sfu``. ``extract`` is the one command that runs
+under torchrun.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sfu.cli.commands import IN_CACHE, add_ls_and_rm, compose_settings, remove_entries, run_command
 from sfu.cli.forget import Cache, add_forget, forget
+from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import ConfigError
 from sfu.files import human_size
 from sfu.store import Entry, cache_dir, size_of
+
+if TYPE_CHECKING:
+    from sfu.data.datasets.base import ImageDataset
+    from sfu.data.features.export import ExportSettings
+    from sfu.experiment.config import RunConfig
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -25,6 +34,13 @@ def main(arguments: list[str] | None = None) -> None:
     extracting = commands.add_parser("extract", help="extract beforehand; under torchrun, with several processes")
     extracting.add_argument("settings", nargs="*", metavar="key=value", help="as for sfu: dataset=... backbone=...")
     extracting.set_defaults(run=_extract)
+    exporting = commands.add_parser("export", help="write the features of a dataset's images to one file")
+    exporting.add_argument("file", type=Path, metavar="FILE", help="for dataset=features: .npz or .safetensors")
+    exporting.add_argument(
+        "settings", nargs="*", metavar="key=value",
+        help="as for sfu, and projection=K, rotation=SEED, dtype=float32|float16|uint8, overwrite=true",
+    )  # fmt: skip
+    exporting.set_defaults(run=_export)
     run_command(parser, arguments, IN_CACHE)
 
 
@@ -102,22 +118,14 @@ def _named(prefix: str, entries: list[Entry], given: Namespace) -> Entry:
 def _extract(given: Namespace) -> None:
     import time
 
-    from sfu.data.backbones.backbone import check_backbone
-    from sfu.data.datasets.base import Damaged, ImageDataset
+    from sfu.data.datasets.base import Damaged
     from sfu.data.features.extract import Extractor
     from sfu.data.features.ranks import joined, local_device
     from sfu.data.load import load_images
-    from sfu.data.settings import NO_BACKBONE
-    from sfu.experiment.config import check_dataset
     from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device
 
-    config = compose_settings(given.settings)
-    dataset = config.dataset
-    check_dataset(dataset, config.backbone)
-    check_backbone(config.backbone)
-    if config.backbone.name == NO_BACKBONE or not isinstance(dataset, ImageDataset):
-        raise ConfigError("backbone=none extracts nothing. Choose a backbone, such as backbone=resnet18.")
+    config, dataset = _of_images(given.settings)
     device = local_device(resolve_device(config.device))
     with joined(device) as ranks, ProgressDisplay(ranks.rank == 0) as display:
         images = load_images(dataset).images
@@ -132,6 +140,71 @@ def _extract(given: Namespace) -> None:
         if ranks.rank == 0:
             left_out = f" ({len(damaged):,} of this process's share cannot be decoded)" if damaged else ""
             print(f"{len(images):,} images{left_out} in {time.perf_counter() - started:.1f} s: {store.folder}")
+
+
+def _of_images(settings: list[str]) -> tuple[RunConfig, ImageDataset]:
+    """Return a configuration whose dataset holds images and whose backbone can read them."""
+    from sfu.data.backbones.backbone import check_backbone
+    from sfu.data.datasets.base import ImageDataset
+    from sfu.data.settings import NO_BACKBONE
+    from sfu.experiment.config import check_dataset
+
+    config = compose_settings(settings)
+    check_dataset(config.dataset, config.backbone)
+    check_backbone(config.backbone)
+    if config.backbone.name == NO_BACKBONE or not isinstance(config.dataset, ImageDataset):
+        raise ConfigError("backbone=none extracts nothing. Choose a backbone, such as backbone=resnet18.")
+    return config, config.dataset
+
+
+def _export(given: Namespace) -> None:
+    from sfu.data.datasets.base import Damaged
+    from sfu.data.features.export import ExportSettings, export_features, require_free
+    from sfu.data.features.extract import Extractor
+    from sfu.data.load import load_images
+    from sfu.experiment.progress import ProgressDisplay
+    from sfu.experiment.validate import resolve_device
+    from sfu.schema import accepted_names
+
+    if launched_by_torchrun():
+        raise ConfigError("export is one process. Under torchrun, extract the features first, then export them.")
+    own = accepted_names(ExportSettings)
+    mine = [one for one in given.settings if one.partition("=")[0] in own]
+    settings = _export_settings(mine)
+    path = given.file.expanduser()
+    require_free(path, settings.overwrite)
+    config, dataset = _of_images([one for one in given.settings if one not in mine])
+    config.head.check_with(dataset, config.backbone)
+    with ProgressDisplay() as display:
+        images = load_images(dataset)
+        with display.stage("extracting features") as tick:
+            extractor = Extractor(config.backbone, resolve_device(config.device), progress=tick, say=display.say)
+            store = extractor.store(images.images)
+            damaged = extractor.fill(
+                store, images.images, fail_on_damage=dataset.damaged is Damaged.fail,
+                shown={"dataset": dataset.name, "path": dataset.path},
+            )  # fmt: skip
+        done = export_features(
+            path, images, store, damaged, settings, normalize_rows=dataset.normalize_rows, stage=display.stage
+        )
+    rows = f"{done.n_train:,} training and {done.n_test:,} test rows" if done.n_test else f"{done.n_train:,} rows"
+    print(f"{path}: {rows} of {done.width:,} numbers, {settings.dtype}, {human_size(path.stat().st_size)}.")
+    if damaged:
+        print(f"{len(damaged):,} images cannot be decoded and are left out.")
+    if done.variance_kept is not None:
+        print(f"{done.width:,} principal axes hold {100 * done.variance_kept:.1f} % of the training rows' variance.")
+    if not done.n_test:
+        print("The dataset has no test part of its own. A run draws one from these rows, as it does from the images.")
+
+
+def _export_settings(given: list[str]) -> ExportSettings:
+    from omegaconf import OmegaConf
+
+    from sfu.data.features.export import ExportSettings
+    from sfu.schema import make, typed
+
+    plain = {str(key): value for key, value in OmegaConf.from_dotlist(given).items()}
+    return make(ExportSettings, typed(ExportSettings, plain), "sfu-features export")
 
 
 if __name__ == "__main__":

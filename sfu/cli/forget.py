@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 from sfu.cli.commands import compose_settings, remove_entries
 from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.files import file_digest
-from sfu.names import visible
-from sfu.readers import refusing, require_regular
+from sfu.names import forms_of, visible
+from sfu.readers import read_text, refusing
 from sfu.store import Entry, Store, cache_dir
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sfu.data.settings import ForgetSettings
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_LIST_BYTES = 1 << 30
 _NOT_SEARCHED = (
     "Not searched: run folders, whose heads still hold what they learned; what loggers have uploaded; files you made."
 )
@@ -132,18 +134,15 @@ def _of_files(path: Path) -> list[frozenset[bytes]]:
     from sfu.data.examples import path_digest
 
     with refusing(f"--files {path}", "Give a text file with one file a line.", DataError):
-        require_regular(path)
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.strip() for line in read_text(path, _LIST_BYTES).splitlines() if line.strip()]
     if not lines:
         raise DataError(f"--files {path} names no file. Give a text file with one file a line.")
     examples, gone = [], 0
-    for file in map(Path, lines):
-        digests = {path_digest(file.expanduser())}
-        if file.expanduser().is_file():
-            digests.add(bytes.fromhex(file_digest(file.expanduser())))
-        else:
-            gone += 1
-        examples.append(frozenset(digests))
+    for line in lines:
+        files = [Path(form).expanduser() for form in forms_of(line)]
+        there = [bytes.fromhex(file_digest(file)) for file in files if os.path.isfile(file)]
+        gone += not there
+        examples.append(frozenset([*map(path_digest, files), *there]))
     if gone:
         print(f"{gone:,} of {len(lines):,} files do not exist; they are looked for by their path alone.")
     return examples

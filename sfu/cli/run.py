@@ -61,6 +61,7 @@ def _main() -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from sfu.experiment.explain import explain, wrong_choice
+    from sfu.experiment.quoting import unreadable
 
     try:
         if FLAG in sys.argv[1:]:
@@ -72,7 +73,7 @@ def _main() -> None:
     except (SfuError, HydraException, OmegaConfBaseException, OSError) as error:
         if wants_tracebacks:
             raise
-        _fail(explain(error))
+        _fail((isinstance(error, HydraException) and unreadable(sys.argv[1:])) or explain(error))
     except (RuntimeError, ValueError, TypeError) as error:
         if not wants_tracebacks and "srun" in str(error):  # how submitit says that this machine has no Slurm
             _fail("launcher=slurm needs Slurm, and srun is not found. Use launcher=submitit_local here.")

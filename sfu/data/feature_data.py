@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sfu.data.raw_arrays import check_features, check_labels
 from sfu.errors import DataError
 from sfu.lazy import torch
 
@@ -110,8 +111,8 @@ def make_feature_data(
             f"{source}: train_features have {train_x.shape[1]} columns but test_features have {test_x.shape[1]}. "
             "Extract both with the same backbone."
         )
-    train_y = _labels(train_labels, train_x.shape[0], f"{source}: train_labels")
-    test_y = _labels(test_labels, test_x.shape[0], f"{source}: test_labels")
+    train_y = check_labels(train_labels, train_x.shape[0], f"{source}: train_labels")
+    test_y = check_labels(test_labels, test_x.shape[0], f"{source}: test_labels")
     classes = _n_classes(train_y, n_classes, source)
     for part, labels in (("train_labels", train_y), ("test_labels", test_y)):
         low, high = int(labels.min()), int(labels.max())
@@ -125,34 +126,6 @@ def make_feature_data(
     if normalize_rows:
         parts = [torch.nn.functional.normalize(x, dim=1) for x in parts]
     return FeatureData(name, parts[0], torch.from_numpy(train_y), parts[1], torch.from_numpy(test_y), classes)
-
-
-def check_features(array: np.ndarray, what: str) -> np.ndarray:
-    """Return an array in a float dtype; raise :class:`DataError` unless it is a finite ``[rows, features]`` matrix."""
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"{what} has dtype {array.dtype}. Give real numbers.")
-    if array.ndim != 2 or 0 in array.shape:
-        raise DataError(f"{what} has shape {list(array.shape)}. Give a non-empty [rows, features] array.")
-    with np.errstate(over="ignore"):  # what becomes infinite is refused below
-        kept = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    finite = np.isfinite(kept)
-    if not finite.all():
-        rows = np.flatnonzero(~finite.all(axis=1))
-        raise DataError(
-            f"{what} has NaN or infinite values in {rows.size} of {len(kept)} rows (first: row {rows[0]}). "
-            "Remove or repair those rows."
-        )
-    return kept
-
-
-def _labels(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
-    if array.dtype.kind not in "iu":
-        raise DataError(f"{what} has dtype {array.dtype}. Give integer class indices 0 .. C-1.")
-    if array.shape != (n_rows,):
-        raise DataError(f"{what} has shape {list(array.shape)}. Give [{n_rows}], one label for each feature row.")
-    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"{what} reaches {int(array.max())}. Give class indices 0 .. C-1.")
-    return array.astype(np.int64)
 
 
 def _n_classes(train_labels: np.ndarray, n_classes: int | None, source: str) -> int:

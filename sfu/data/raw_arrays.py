@@ -1,4 +1,4 @@
-"""Arrays as a dataset file holds them, before any check; and a test part for those without one."""
+"""Arrays as a dataset file holds them: their checks, and a test part for those without one. No PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sfu.data.labels import label_problem
 from sfu.errors import DataError
 
 
@@ -21,9 +22,13 @@ class RawArrays(NamedTuple):
 def stratified_test_split(
     features: np.ndarray, labels: np.ndarray, test_fraction: float, seed: int, source: str
 ) -> RawArrays:
-    """Hold out a seeded stratified test part (every class in proportion); see :func:`stratified_rows`."""
-    if labels.ndim != 1 or len(labels) != len(features):
-        raise DataError(f"{source}: {len(features)} feature rows but labels of shape {list(labels.shape)}.")
+    """Hold out a seeded stratified test part (every class in proportion); see :func:`stratified_rows`.
+
+    Raises:
+        DataError: Features or labels cannot be used (rows are counted here as in the file), or a class is too small.
+    """
+    check_features(features, f"{source}: train_features")
+    check_labels(labels, len(features), f"{source}: train_labels")
     train, test = stratified_rows(labels, test_fraction, seed, source)
     return RawArrays(features[train], labels[train], features[test], labels[test])
 
@@ -46,3 +51,31 @@ def stratified_rows(labels: np.ndarray, test_fraction: float, seed: int, source:
             f"({str(error)[:200]}). Give a test part, more rows a class, or another fraction."
         ) from error
     return np.sort(train), np.sort(test)
+
+
+def check_features(array: np.ndarray, what: str) -> np.ndarray:
+    """Return an array in a float dtype; raise :class:`DataError` unless it is a finite ``[rows, features]`` matrix."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{what} has dtype {array.dtype}. Give real numbers.")
+    if array.ndim != 2 or 0 in array.shape:
+        raise DataError(f"{what} has shape {list(array.shape)}. Give a non-empty [rows, features] array.")
+    with np.errstate(over="ignore"):  # what becomes infinite is refused below
+        kept = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    finite = np.isfinite(kept)
+    if not finite.all():
+        rows = np.flatnonzero(~finite.all(axis=1))
+        raise DataError(
+            f"{what} has NaN or infinite values in {rows.size} of {len(kept)} rows (first: row {rows[0]}). "
+            "Remove or repair those rows."
+        )
+    return kept
+
+
+def check_labels(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
+    """Return labels ``[n_rows]`` as int64; raise :class:`DataError` if they are something else, with a remedy."""
+    problem = label_problem(array, n_rows)
+    if problem is not None:
+        raise DataError(f"{what} {problem}")
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{what} reaches {int(array.max())}. Give class indices 0 .. C-1.")
+    return array.astype(np.int64)

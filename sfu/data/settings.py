@@ -72,7 +72,7 @@ class ForgetSettings(Settings):
     fraction: float | None = setting(
         None, "Random share of the rows (or of the classes' rows); 0.1 if nothing is given.", above=0, at_most=1
     )
-    classes: list[Any] | None = setting(None, "Whole classes, by number or name.")
+    classes: list[Any] | None = setting(None, "Whole classes, by name, or by number if no name is a number.")
     indices: str | None = setting(None, "File of training row numbers: .txt, .json or .npy.", location=True)
     files: str | None = setting(
         None, "Text file of image files, one a line, as paths or their last parts.", location=True

@@ -6,7 +6,9 @@ Shapes: N training rows, F forget rows, R = N - F retained rows.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,15 +18,17 @@ import torch
 from pydantic import FailFast
 from torch import Tensor
 
+from sfu.data.images.files import path_key
 from sfu.errors import ConfigError, DataError
-from sfu.readers import Whole, read_array, read_bytes, read_json, refusing
+from sfu.names import composed
+from sfu.readers import Whole, read_array, read_json, read_text, refusing
 
 if TYPE_CHECKING:
     from sfu.data.settings import ForgetSettings
 
 DEFAULT_FRACTION = 0.1
-_DEPTH = 4  # how many last parts of a path may name an image
 _ROWS = Annotated[list[Whole], FailFast()]
+_WORDS = {"true": True, "false": False, "null": None}
 _SMALL_FILE, _BYTES_PER_ROW = 1 << 16, 64  # of a list of row numbers
 
 
@@ -110,21 +114,50 @@ def _draw(pool: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 def _numbers(classes: list[Any], names: Sequence[str]) -> list[int]:
-    """Class numbers, those given by name looked up; where the names are numbers themselves, a number is a name."""
+    """Return the numbers of classes that are given by name, or by number if no name is a number.
+
+    A name need not be quoted: ``10``, ``true`` or ``1e3`` reach sfu as a number or a truth value, and mean the class
+    that is called so.
+    """
+    shown = [composed(name) for name in names]
+    some_are_numbers = any(_is_whole(_unquoted(name)) for name in shown)
     numbers = []
-    place = {name: number for number, name in enumerate(names)}
-    named_by_number = bool(names) and all(name.isdecimal() for name in names)
     for given in classes:
-        whole = isinstance(given, int) and not isinstance(given, bool)
-        if whole and not named_by_number:
-            numbers.append(given)
-        elif (whole or isinstance(given, str)) and str(given) in place:
-            numbers.append(place[str(given)])
+        if isinstance(given, str):
+            found = [number for number, name in enumerate(shown) if name == composed(given)]
         else:
-            near = difflib.get_close_matches(str(given), names, n=3) or list(names[:5])
+            found = [number for number, name in enumerate(shown) if repr(_unquoted(name)) == repr(given)]
+        if not found and _is_whole(given) and not some_are_numbers:
+            found = [given]
+        if len(found) > 1:
+            alike = " and ".join(repr(names[number]) for number in found)
+            raise DataError(
+                f"forget.classes={list(classes)}: {given!r} is the name of the classes {alike}. Rename one of them, or "
+                f"give the name in quotes if they differ (forget.classes='[\"{names[found[0]]}\"]')."
+            )
+        if not found:
+            near = difflib.get_close_matches(str(given), shown, n=3) or list(shown[:5])
             hint = f"Its names include {', '.join(near)}" if names else "This dataset has numbers only"
-            raise DataError(f"forget.classes={list(classes)}: {given!r} is not a class. {hint}.")
+            why = ", and because some classes are named by numbers, a number is a name" if _is_whole(given) else ""
+            if not isinstance(given, str | int) or isinstance(given, bool):
+                hint += ". Put the name in quotes if Hydra or YAML has changed it (no is read as false)"
+            raise DataError(f"forget.classes={list(classes)}: {given!r} is not a class{why}. {hint}.")
+        numbers.append(found[0])
     return numbers
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _unquoted(name: str) -> Any:
+    """Return what Hydra and YAML make of a name without quotes."""
+    if name.lower() in _WORDS:
+        return _WORDS[name.lower()]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(name)
+    return name
 
 
 def _rows_of_classes(classes: list[int], labels_N: Tensor, n_classes: int) -> Tensor:
@@ -150,7 +183,7 @@ def _read_indices(path: Path, n_train: int) -> Tensor:
         elif path.suffix == ".json":
             values = np.array(read_json(path, _ROWS, limit, n_train + 1), dtype=np.int64)
         else:
-            words = read_bytes(path, limit).replace(b"_", b"?").split()  # int() takes 1_0 for 10
+            words = read_text(path, limit).replace("_", "?").split()  # int() takes 1_0 for 10
             values = np.array([int(word) for word in words], dtype=np.int64)
     if values.size == 0:
         raise DataError(f"{where} is an empty forget set. Forget at least one row.")
@@ -175,34 +208,48 @@ def _rows_of_files(path: Path, names: Sequence[str]) -> Tensor:
     where = f"forget.files={path}"
     if not names or not Path(names[0]).suffix:
         raise ConfigError(f"{where}: this dataset has no files to name. Use forget.indices.")
-    limit = _SMALL_FILE + 4 * sum(map(len, names))  # a name is of up to 4 bytes a character
+    limit = _SMALL_FILE + 8 * sum(len(os.path.abspath(name)) for name in names)  # up to 8 bytes a character
     with refusing(where, "Give one file name a line, each once.", DataError):
-        lines = [line.strip() for line in read_bytes(path, limit).decode().splitlines() if line.strip()]
+        lines = [line.strip() for line in read_text(path, limit).splitlines() if line.strip()]
     if not lines:
         raise DataError(f"{where} is an empty forget set. Name at least one image.")
-    places = _places(names)
-    rows: list[int] = []
+    places = _Places(names)
+    rows: dict[int, str] = {}
     for line in lines:
-        found = places.get(line)
-        if found is None:
-            near = difflib.get_close_matches(line, list(places)[:20_000], n=1)
-            hint = f" (near: {near[0]})" if near else ""
-            raise DataError(f"{where}: {line!r} is not an image of the training part{hint}.")
-        if found < 0:
+        found = places.find(line)
+        if not found:
+            raise DataError(f"{where}: {line!r} is not an image of the training part{places.near(line)}.")
+        if len(found) > 1:
             raise DataError(f"{where}: several images end in {line!r}. Give more of the path.")
-        rows.append(found)
-    if len(set(rows)) < len(rows):
-        twice = next(line for line, row in zip(lines, rows, strict=True) if rows.count(row) > 1)
-        raise DataError(f"{where} names {twice!r} more than once. Name every image once.")
-    return torch.tensor(rows, dtype=torch.int64)
+        if found[0] in rows:
+            raise DataError(f"{where} names {line!r} more than once. Name every image once.")
+        rows[found[0]] = line
+    return torch.tensor(list(rows), dtype=torch.int64)
 
 
-def _places(names: Sequence[str]) -> dict[str, int]:
-    """The row of every path and of its last parts; -1 where several rows share them."""
-    places: dict[str, int] = {}
-    for row, name in enumerate(names):
-        parts = name.split("/")
-        endings = {name, *("/".join(parts[-count:]) for count in range(1, min(_DEPTH, len(parts)) + 1))}
-        for ending in endings:
-            places[ending] = -1 if ending in places else row
-    return places
+class _Places:
+    """Finds the files whose path is, or ends in, what a person wrote."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = [path_key(os.path.abspath(path)) for path in paths]
+        self._rows: dict[str, list[int]] = {}
+        for row, path in enumerate(self._paths):
+            for end in {path.rpartition("/")[2], _last_two(path)}:
+                self._rows.setdefault(end, []).append(row)
+
+    def find(self, given: str) -> list[int]:
+        """Return the rows of the paths that end in ``given``, or are ``given`` if it begins at the root."""
+        wanted = path_key(os.path.expanduser(given))
+        rows = self._rows.get(_last_two(wanted), ())
+        if wanted.startswith("/"):
+            return [row for row in rows if self._paths[row] == wanted]
+        return [row for row in rows if f"/{self._paths[row]}".endswith(f"/{wanted}")]
+
+    def near(self, given: str) -> str:
+        """Return a hint at the end of a path that resembles ``given``; empty if there is none."""
+        near = difflib.get_close_matches(path_key(given), list(self._rows)[:20_000], n=1)
+        return f" (near: {near[0]})" if near else ""
+
+
+def _last_two(path: str) -> str:
+    return "/".join(path.split("/")[-2:]).lstrip("/")

@@ -98,7 +98,7 @@ def _unknown_key(whole: str, text: str) -> str | None:
         )
     group, base = (parents[0], GROUPS[parents[0]]) if parents and parents[0] in GROUPS else ("", None)
     if base is None:
-        owner = _below(RunConfig, parents)
+        owner = settings_at(RunConfig, parents)
         if owner is None:
             return None
         similar = [] if parents else [name for name in _all_keys() if name.rpartition(".")[2] == key]
@@ -107,7 +107,7 @@ def _unknown_key(whole: str, text: str) -> str | None:
         return said.partition(" Did you mean")[0] + meant if meant else said
     members = {name: base.named(name) for name in base.names()}
     for name, member in members.items():
-        owner = _below(member, parents[1:])
+        owner = settings_at(member, parents[1:])
         if owner is not None and object_type is not None and owner.__name__ == object_type.group(1):
             what = ".".join([f"{group}={name}", *parents[1:]])
             others = [f"{group}={other}" for other, kind in members.items() if key in accepted_names(kind)]
@@ -121,9 +121,9 @@ def _wrong_type(key: str, value: str, text: str) -> str | None:
     object_type = re.search(r"object_type=(\w+)", text)
     if parents and parents[0] in GROUPS:
         base = GROUPS[parents[0]]
-        owners = [_below(base.named(one), parents[1:]) for one in base.names()]
+        owners = [settings_at(base.named(one), parents[1:]) for one in base.names()]
     else:
-        owners = [_below(RunConfig, parents)]
+        owners = [settings_at(RunConfig, parents)]
     having = [one for one in owners if one is not None and name in accepted_names(one)]
     having.sort(key=lambda one: object_type is None or one.__name__ != object_type.group(1))
     if not having:
@@ -148,7 +148,7 @@ def _keys_of(kind: type[Any], prefix: str) -> Iterator[str]:
             yield key
 
 
-def _below(kind: type[Any], path: list[str]) -> type[Any] | None:
+def settings_at(kind: type[Any], path: list[str]) -> type[Any] | None:
     """The settings to which a path of keys leads; ``None`` if it leads to a value or nowhere."""
     for part in path:
         hint = typing.get_type_hints(kind).get(part)

@@ -118,7 +118,7 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
 
     from sfu.experiment.pipeline import run
     from sfu.reporting.loggers.content import public_metrics
-    from sfu.reporting.pictures.bars import save_bar_plot
+    from sfu.reporting.pictures.gaps import save_gap_plot
     from sfu.reporting.pictures.trade_off import save_trade_off_plot
     from sfu.reporting.text_tables import run_csv, run_markdown
 
@@ -136,7 +136,7 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
         write_text(folder / "metrics.csv", run_csv(metrics))
         write_text(folder / "table.md", run_markdown(metrics))
         figure = folder / "figure.png"
-        _draw(save_bar_plot, public_metrics(metrics), figure)  # loggers upload it
+        _draw(save_gap_plot, public_metrics(metrics), figure)  # loggers upload it
         if typed.evaluation.trade_off:
             _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
         logger.log_result(metrics, figure if figure.is_file() else None)

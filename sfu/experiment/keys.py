@@ -71,7 +71,7 @@ def stage_keys(config: RunConfig) -> StageKeys:
 
 
 def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:
-    used = {name: spec.curvature if name == "curvature" else getattr(config, name) for name in spec.kind.settings_used}
+    used = {name: spec.curvature if name == "curvature" else getattr(config, name) for name in spec.kind.groups_used()}
     tuned = spec.grid is not None and config.tune is not Tune.authors
     record = {
         "stage": "row", **base, "method": spec.kind.registered_name, "settings": spec.settings, "used": used,

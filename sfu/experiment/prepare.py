@@ -11,8 +11,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from sfu.data.copies import tell_of_copies
 from sfu.data.datasets.base import FeatureDataset, ImageDataset
 from sfu.data.features.store import cache_root
 from sfu.data.load import dataset_digests, extract_features, load_dataset, load_image_parts
@@ -97,6 +99,12 @@ def choose_forget_set(run: RunContext) -> None:
     names = [] if data.train_images is None else data.train_images.names()
     run.split = _choose(run, data.train_labels_N, data.n_classes, data.class_names, names)
     run.data_record = _describe_data(run)
+    if run.images is not None and data.train_images is not None:
+        rows, public = data.train_images.rows_N, run.images.public
+        retained = np.concatenate([rows[run.split.retain_R.numpy()], public])
+        forget, source = rows[run.split.forget_F.numpy()], run.config.dataset.source
+        copies = tell_of_copies(run.images.images.images, source, forget, retained)
+        run.data_record["images"] = {**data.about_images, **copies}
     if data.train_images is not None and any(method.augmentations for method in run.methods.values()):
         run.forget_images = data.train_images.take(run.split.forget_F)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from sfu.errors import ConfigError
 from sfu.files import write_text
 from sfu.names import visible
 from sfu.readers import TEXT_BYTES, read_bytes
@@ -91,7 +94,13 @@ class PrepareSweep(Callback):
     """Hydra callback that turns ``seeds`` into a sweep over ``seed``, and notes where the jobs of this sweep write."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Note them; exit if two jobs would write into one folder, since Hydra makes a warning of any error here."""
         global _sweep
+        try:
+            _require_own_folders(config)
+        except ConfigError as error:
+            print(f"sfu: {visible(str(error))}", file=sys.stderr)
+            sys.exit(1)
         _sweep = Sweep.starting_in(Path(config.hydra.sweep.dir).resolve())
         if isinstance(config.seeds, int) and config.seeds > 1:
             _sweep_over_seeds(config)
@@ -106,6 +115,38 @@ def _sweep_over_seeds(config: DictConfig) -> None:
         overrides.insert(0, sweep)
     elif isinstance(config.seed, int):
         overrides[len(keys) - 1 - keys[::-1].index("seed")] = sweep
+
+
+def _require_own_folders(config: DictConfig) -> None:
+    """Refuse a sweep of which two jobs would write into one folder, where the later replaces the earlier.
+
+    Only jobs of Hydra's own sweeper are known beforehand.
+
+    Raises:
+        ConfigError: ``hydra.sweep.subdir`` is the same for two jobs.
+    """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    sweeper = config.hydra.sweeper
+    subdir = str(OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload,index]
+    if "hydra.job.num" in subdir or not sweeper._target_.endswith(f".{BasicSweeper.__name__}"):
+        return
+    given = [*(f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()), *config.hydra.overrides.task]
+    loader = GlobalHydra.instance().config_loader()
+    jobs = BasicSweeper.split_arguments(OverridesParser.create(loader).parse_overrides(given), None)[0]
+    used: dict[str, int] = {}
+    for number, overrides in enumerate(jobs):
+        composed = loader.load_sweep_config(config, overrides)
+        folder = os.path.normpath(Path(config.hydra.sweep.dir).resolve() / str(composed.hydra.sweep.subdir))
+        first = used.setdefault(folder, number)
+        if first != number:
+            remedy = shlex.quote(f"hydra.sweep.subdir={subdir}/${{hydra.job.num}}")
+            raise ConfigError(
+                f"hydra.sweep.subdir={subdir} is {folder} for job {first} and for job {number}, which would replace "
+                f"each other's results. Leave it out, or give every job a folder of its own: {remedy}"
+            )
 
 
 def current_sweep() -> Sweep | None:

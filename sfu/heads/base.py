@@ -7,7 +7,6 @@ Shapes: N rows, D features, C classes. Parameters ``_CE`` are ``[C, E]``, E = D 
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
+from sfu.arrays import Array, as_tensor
 from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
+from sfu.heads.forgotten import Forgotten, ForgottenRecord
 from sfu.heads.settings import HeadSettings
 from sfu.lazy import torch
 from sfu.losses.base import Layout, Loss, as_loss
@@ -27,7 +28,7 @@ from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
-from sfu.schema import Meta, check_number, make
+from sfu.schema import Meta, check_number, make, plain_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +48,7 @@ class HeadRecord(Versioned):
     n_features: Annotated[Count, Field(gt=0)]
     l2: Size
     n_train: Annotated[Count, Field(gt=0)]
+    forgotten: ForgottenRecord | None = None
 
 
 class TrainedRecord(HeadRecord):
@@ -77,7 +79,7 @@ class Head(Registered, ABC, kind="head"):
         gradient_CE: Gradient of the mean training objective at these parameters; 0 at the optimum. The Newton step
             corrects for it, so a head that was stopped early can be unlearned from too.
         l2: Weight of the regulariser (of the mean objective; never on the bias of a linear head).
-        n_train: Number N of training rows.
+        n_train: Number N of training rows, without those that were forgotten.
         bias: Whether there is a bias that is not regularised.
         loss: The loss it was trained with, class weights included.
         data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored. It is a
@@ -87,6 +89,7 @@ class Head(Registered, ABC, kind="head"):
             with class weights needs it.
         certificate: The certificate of a head trained for certified removal. The stored gradient is then that of the
             perturbed objective.
+        forgotten: The requests that the head has served. A head that is saved and loaded keeps it.
     """
 
     parameters_CE: Tensor
@@ -98,6 +101,7 @@ class Head(Registered, ABC, kind="head"):
     data_hessian: Tensor | None = None
     weight: float | None = None
     certificate: Certificate | None = None
+    forgotten: Forgotten = field(default_factory=Forgotten)
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: HeadRecord}
     """What the JSON files of each version hold that can be read; the last version is written."""
@@ -112,11 +116,13 @@ class Head(Registered, ABC, kind="head"):
             DataError: Shapes differ, or a value is missing or not finite.
         """
         object.__setattr__(self, "loss", as_loss(self.loss))
+        for name in ("n_train", "l2", "weight"):
+            object.__setattr__(self, name, plain_value(getattr(self, name)))
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
             raise ConfigError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
         check_number("l2", self.l2, Meta(at_least=0))
-        if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
-            raise ConfigError(f"weight={self.weight}. Give the training rows' total weight, a finite number above 0.")
+        if self.weight is not None:
+            check_number("weight", self.weight, Meta(above=0))
         if self.weight is None and self.loss.class_weights is not None:
             raise DataError(
                 "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
@@ -224,6 +230,17 @@ class Head(Registered, ABC, kind="head"):
         n_rows, width = self.parameters_CE.shape
         return torch.arange(width).repeat(n_rows, 1)
 
+    def __repr__(self) -> str:
+        """Say in one line what kind of head it is, without its numbers."""
+        parts = [
+            f"{self.n_classes} classes", f"{self.n_features} features", f"bias={self.bias}", f"loss={self.loss.name}",
+            f"l2={self.l2:g}", f"n_train={self.n_train}",
+        ]  # fmt: skip
+        if self.forgotten.requests:
+            parts.append(f"forgotten={self.forgotten}")
+        device, dtype = self.parameters_CE.device, str(self.parameters_CE.dtype).removeprefix("torch.")
+        return f"{type(self).__name__}({', '.join([*parts, dtype, str(device)])})"
+
     def about(self) -> dict[str, Any]:
         """Describe what the run's record should say of this kind of head."""
         return {}
@@ -270,9 +287,18 @@ class Head(Registered, ABC, kind="head"):
             self if all(getattr(self, name) is tensor for name, tensor in changes.items()) else replace(self, **changes)
         )
 
-    def logits(self, features_ND: Tensor) -> Tensor:
-        """Return the outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks."""
-        parameters_CE = self.parameters_CE
+    def logits(self, features_ND: Array) -> Tensor:
+        """Return the outputs ``[N, C]``, in the head's dtype and on its device, computed in chunks.
+
+        Raises:
+            DataError: The features are no numbers, or not ``[N, D]``.
+        """
+        parameters_CE, features_ND = self.parameters_CE, as_tensor(features_ND, "features")
+        if features_ND.shape[1:] != (self.n_features,):
+            raise DataError(
+                f"features are {list(features_ND.shape)}, but the head takes [rows, {self.n_features}]. Extract them "
+                "with the backbone the head was trained on."
+            )
         if not features_ND.shape[0]:
             return parameters_CE.new_empty(0, self.n_classes)
         with torch.no_grad():
@@ -281,24 +307,25 @@ class Head(Registered, ABC, kind="head"):
     def save(self, stem: str | Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors), ``stem.json`` (settings) and what the kind of head needs beside them.
 
-        What must not be published goes to ``stem.secret``, which only its owner can read: the noise of a certificate
-        and the stored Hessian. Return the paths. Read them with :func:`sfu.heads.files.load_head`.
+        What must not be published goes to ``stem.secret``, which only its owner can read: the noise of a certificate,
+        the stored Hessian, and the digests by which a head recognises rows that it has forgotten. Return the paths.
+        Read them with :func:`sfu.heads.files.load_head`.
 
         Raises:
-            ArtifactError: A file cannot be written, or this kind of head is never saved.
+            ArtifactError: The path names no file, a file cannot be written, or this kind of head is never saved.
         """
         if not self.registered_name:
             raise ArtifactError(f"a {type(self).__name__} cannot be saved, because it has no registered name.")
-        stem = Path(stem)
+        stem = Path(stem).expanduser()
         tensors, settings, secret = paths_of(stem)
         beside = self._save_beside(stem)
         about = {
             "schema": max(self.records), "kind": self.registered_name, "loss": self.loss.as_json(),
             "n_classes": self.n_classes, "n_features": self.n_features, "l2": self.l2, "n_train": self.n_train,
-            "weight": self.weight, **self._settings(),
+            "weight": self.weight, "forgotten": self.forgotten.as_json(), **self._settings(),
         }  # fmt: skip
         write_tensors(tensors, {"parameters": self.parameters_CE, **self._tensors()})
-        secrets = self._secrets()
+        secrets = {**self._secrets(), **self.forgotten.as_secrets()}
         if secrets:
             write_tensors(secret, secrets, {"head": file_digest(tensors)}, private=True)
         else:
@@ -344,6 +371,12 @@ def lay_out(tensor: Tensor) -> Tensor:
 
 
 def paths_of(stem: Path) -> tuple[Path, Path, Path]:
-    """Return the paths of a head's tensors, settings and secrets."""
+    """Return the paths of a head's tensors, settings and secrets.
+
+    Raises:
+        ArtifactError: The path has no last part.
+    """
+    if not stem.name:
+        raise ArtifactError(f"'{stem}' names no head. Give the path of its files without their suffixes.")
     tensors, settings, secret = (stem.with_name(stem.name + suffix) for suffix in (".safetensors", ".json", SECRET))
     return tensors, settings, secret

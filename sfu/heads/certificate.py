@@ -6,7 +6,7 @@ Shapes: C classes, E = D features (no bias).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Certificate:
     """
 
     noise_std: float
-    secret_CE: Tensor | None
+    secret_CE: Tensor | None = field(repr=False)
     residual_bound: float | None
     seeded: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import safe_open
@@ -11,6 +12,7 @@ from sfu.errors import ArtifactError, SfuError
 from sfu.files import file_digest
 from sfu.heads.base import Head, HeadRecord, paths_of
 from sfu.heads.cores.core import Core
+from sfu.heads.forgotten import Forgotten
 from sfu.readers import TEXT_BYTES, Versioned, parse_record, read_bytes, read_tensors, refusing, require_regular
 
 _REMEDY = "Save the head again, or take another copy of its files."
@@ -24,8 +26,8 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
     """Read the head that :meth:`sfu.heads.base.Head.save` wrote at ``stem``, of any kind and any earlier version.
 
     Args:
-        stem: Path of the files without their suffixes. The noise of a certificate and the stored Hessian are read if
-            ``stem.secret`` is there.
+        stem: Path of the files without their suffixes. The noise of a certificate, the stored Hessian and the digests
+            of forgotten rows are read if ``stem.secret`` is there.
         core: Of a linearised head, the network at fixed weights, if it is in memory already or is your own. By default
             it is read from the file beside the head.
 
@@ -33,7 +35,7 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
         ArtifactError: A file is missing, damaged or of an unknown kind or schema, the files disagree, or the core is
             not the one that the head belongs to.
     """
-    stem = Path(stem)
+    stem = Path(stem).expanduser()
     tensors, settings, secret = paths_of(stem)
     for path in (settings, tensors):
         if not path.exists():
@@ -46,6 +48,7 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
             arrays |= _read_secrets(secret, tensors)
         with refusing(tensors, _REMEDY):
             head = kind.restored(about, arrays, stem, core)
+            head = replace(head, forgotten=Forgotten.restored(about.forgotten, arrays))
     except ArtifactError:
         raise
     except SfuError as error:

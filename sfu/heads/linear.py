@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from sfu.arrays import Array, as_tensor
 from sfu.errors import DataError
 from sfu.heads.base import Head, HeadRecord, TrainedRecord
 from sfu.heads.certificate import Certificate, CertificateRecord
@@ -41,12 +42,15 @@ class LinearRecord(TrainedRecord):
     certificate: CertificateRecord | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearHead(Head, name="linear"):
     """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
-    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: FirstRecord, 2: LinearRecord, 3: LinearRecord}
-    """1: before there were other losses than the quadratic; 2: with noise and Hessian among the other tensors."""
+    records: ClassVar[Mapping[int, type[HeadRecord]]] = {
+        1: FirstRecord, 2: LinearRecord, 3: LinearRecord, 4: LinearRecord,
+    }  # fmt: skip
+    """1: before there were other losses than the quadratic; 2: with noise and Hessian among the other tensors; 3:
+    without the numbers of forgotten rows."""
     stackable: ClassVar[bool] = True
 
     def _check(self) -> None:
@@ -73,7 +77,7 @@ class LinearHead(Head, name="linear"):
         l2: float,
         n_train: int,
         loss: Loss | str = "quadratic",
-        gradient_CE: Tensor | None = None,
+        gradient_CE: Array | None = None,
         weight: float | None = None,
     ) -> LinearHead:
         """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum.
@@ -95,7 +99,9 @@ class LinearHead(Head, name="linear"):
         parameters = layer.weight.detach().double()
         if layer.bias is not None:
             parameters = torch.cat([parameters, layer.bias.detach().double()[:, None]], dim=1)
-        gradient = torch.zeros_like(parameters) if gradient_CE is None else torch.as_tensor(gradient_CE).to(parameters)
+        gradient = torch.zeros_like(parameters)
+        if gradient_CE is not None:
+            gradient = as_tensor(gradient_CE, "gradient_CE").to(parameters)
         head = cls(parameters.clone(), gradient, l2, n_train, layer.bias is not None, as_loss(loss), weight=weight)
         check_outputs(layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
         return head
@@ -103,7 +109,8 @@ class LinearHead(Head, name="linear"):
     def copy_to(self, module: torch.nn.Linear) -> None:
         """Write these weights into ``module``, in its own dtype and on its own device, and check its outputs.
 
-        A few rows are passed through the module. A module that is refused keeps its weights.
+        A few rows are passed through the module. A module that is refused keeps its weights. If the module's dtype is
+        so coarse that rounding undoes much of the change (float16 and bfloat16 often are), a warning says how much.
 
         Raises:
             DataError: The module's shape differs from the head's, only one of them has a bias, the module's weights are

@@ -42,7 +42,7 @@ class LinearisedRecord(TrainedRecord):
     core: CoreRecord
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearisedHead(Head, name="linearised"):
     """``f(x) = f_c(x) + J_c(x) w``; everything in w is regularised, the layers' biases too.
 
@@ -52,7 +52,8 @@ class LinearisedHead(Head, name="linearised"):
 
     core: Core = field(kw_only=True)
 
-    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: LinearisedRecord}
+    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: LinearisedRecord, 2: LinearisedRecord}
+    """1: without the numbers of forgotten rows."""
 
     def _check(self) -> None:
         if self.parameters_CE.shape != (1, self.core.n_parameters):

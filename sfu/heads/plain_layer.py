@@ -5,6 +5,7 @@ Shapes: D features, C classes, B rows of a probe.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 
 from sfu.errors import DataError
 
+log = logging.getLogger(__name__)
+
+_MUCH_LOST = 0.1
 _PROBE_SEED, _RANDOM_ROWS, _CHUNK = 0, 8, 512
 _ROUNDING = 16  # times the precision of the layer: the same product twice may differ by this, on another kernel
 
@@ -39,6 +43,11 @@ def require_plain(layer: nn.Module) -> nn.Linear:
             f"the layer is a {type(layer).__name__} with a forward of its own, so its weight and bias alone do not "
             "decide its outputs. Give a plain torch.nn.Linear. An adapter (LoRA) must be merged first, in peft with "
             "model.merge_and_unload()."
+        )
+    if nn.parameter.is_lazy(layer.weight) or layer.weight.is_meta:
+        raise DataError(
+            f"the layer has no weights yet (it is a {type(layer).__name__} on {layer.weight.device}). Load the trained "
+            "weights into it, and run a lazy layer once."
         )
     if not layer.weight.is_floating_point():
         raise DataError(f"the layer's weight is {layer.weight.dtype}. Give a layer in a floating-point dtype.")
@@ -96,6 +105,7 @@ def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
                 f"{float(given[name].abs().max()):.3g}. Give a layer in float32 or float64."
             )
     before = {name: tensor.detach().clone() for name, tensor in own.items()}
+    lost = _share_lost(before, given, rounded)
     try:
         with torch.no_grad():
             for name, tensor in rounded.items():
@@ -106,14 +116,29 @@ def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
             for name, tensor in before.items():
                 own[name].copy_(tensor)
         raise
+    if lost > _MUCH_LOST:
+        log.warning(
+            "the layer is %s: rounding its new weights moves them by %.0f %% of the change that was to be made. Use a "
+            "layer in float32, so that the change is kept.", rounded["weight"].dtype, 100 * lost,
+        )  # fmt: skip
+
+
+def _share_lost(before: dict[str, Tensor], wanted: dict[str, Tensor], rounded: dict[str, Tensor]) -> float:
+    """Return the norm of what rounding changed over that of the change from ``before``; 0 if there was none."""
+    start, aim, end = (
+        torch.cat([part[name].to(rounded[name].device, torch.float64).flatten() for name in rounded])
+        for part in (before, wanted, rounded)
+    )
+    change = float((aim - start).norm())
+    return float((end - aim).norm()) / change if change > 0 else 0.0
 
 
 def _probes(weight_CD: Tensor) -> Iterator[Tensor]:
     """Rows ``[B, D]``: zero, a few random ones, and twice each unit vector, which shows every entry of W."""
     n_features = weight_CD.shape[1]
     generator = torch.Generator().manual_seed(_PROBE_SEED)
-    drawn_BD = torch.randn(_RANDOM_ROWS, n_features, generator=generator)
-    yield torch.cat([torch.zeros(1, n_features), drawn_BD]).to(weight_CD)
+    drawn_BD = torch.randn(_RANDOM_ROWS, n_features, generator=generator, device="cpu").to(weight_CD)
+    yield torch.cat([weight_CD.new_zeros(1, n_features), drawn_BD])
     for start in range(0, n_features, _CHUNK):
         count = min(_CHUNK, n_features - start)
         unit_BD = weight_CD.new_zeros(count, n_features)

@@ -14,6 +14,7 @@ from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
 from sfu.heads.descent import train_adam, train_sgd
 from sfu.heads.exact import train_exact
+from sfu.heads.forgotten import Forgotten
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
 from sfu.heads.settings import HeadSettings, Training
@@ -91,7 +92,7 @@ def train_like(
     zero_CE = torch.zeros_like(original.parameters_CE, dtype=torch.float64 if exact else dtype)
     blank = replace(
         original, parameters_CE=zero_CE, gradient_CE=zero_CE, l2=config.l2, n_train=labels_N.shape[0],
-        weight=original.total_weight, data_hessian=None, certificate=None,
+        weight=original.total_weight, data_hessian=None, certificate=None, forgotten=Forgotten(),
     )  # fmt: skip
     if config.store_curvature:
         _check_storable(blank)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sfu.errors import ConfigError
 from sfu.registry import add_modules
-from sfu.schema import Choice, setting
+from sfu.schema import Choice, plain_value, setting
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ class Loss(Choice, ABC, kind="loss"):
 
     def check_settings(self) -> None:
         """Turn class weights into a tuple of floats."""
-        given = self.class_weights
+        given = plain_value(self.class_weights)
         if given is None or given == BALANCED:
             return
         wanted = "Give null, balanced, or a finite number above 0 for every class."

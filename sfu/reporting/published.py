@@ -1,4 +1,4 @@
-"""The tables of the paper beside ours: our mean and spread, the published figure, the difference.
+"""The tables of the paper beside ours: our mean and spread, the published figure, on the paper's data the difference.
 
 Source: "Towards Source-Free Machine Unlearning", CVPR 2025 (``published.yaml`` beside this file).
 """
@@ -33,6 +33,8 @@ class PublishedTable:
 
     Attributes:
         name: As in ``published=NAME``.
+        dataset: The dataset that was measured; ``None`` if the table is by dataset.
+        backbone: The backbone under the head that was measured.
         by: The key whose values are its rows; ``None`` if its rows are methods alone.
         ours: Rows of a run that stand beside a published row, if not the one of the same name.
         rows: Published figures by value of ``by`` ("" without) and row, in the order of ``PAPER_METRICS``.
@@ -41,6 +43,8 @@ class PublishedTable:
     name: str
     title: str
     setting: str
+    dataset: str | None
+    backbone: str
     by: str | None
     ours: Mapping[str, list[str]]
     rows: Mapping[str, Mapping[str, list[float]]]
@@ -54,6 +58,14 @@ class PublishedTable:
         figures = self.rows[alike[0]].get(published, ()) if alike else ()
         return dict(zip(PAPER_METRICS, map(float, figures), strict=False)).get(metric)
 
+    def is_own_data(self, overrides: Mapping[str, str], group: Group) -> bool:
+        """Return True if a group measured the paper's dataset, all of it, through the paper's backbone.
+
+        Only then does the difference between our figure and the published one mean anything.
+        """
+        own = [self.dataset or overrides.get(self.by or "", ""), self.backbone]
+        return group.data == [own] and overrides.get("dataset.limit_per_class", "null") == "null"
+
 
 @cache
 def published_tables() -> dict[str, PublishedTable]:
@@ -63,6 +75,8 @@ def published_tables() -> dict[str, PublishedTable]:
     class TableRecord(Record):
         title: str
         setting: str
+        dataset: str | None
+        backbone: str
         by: str | None
         ours: dict[str, list[str]]
         rows: dict[str, dict[str, list[Percent]]]
@@ -86,7 +100,10 @@ def published_table(name: str) -> PublishedTable:
 
 
 class _Line(NamedTuple):
-    """One method at one setting: our cells, and by metric the published figure and our difference from it in points."""
+    """One method at one setting: our cells, and by metric the published figure and our difference from it in points.
+
+    The difference is ``None`` where the data are not the paper's.
+    """
 
     group: Group
     name: str
@@ -98,25 +115,31 @@ class _Line(NamedTuple):
 def _lines(table: ResultTable, published: PublishedTable) -> Iterator[_Line]:
     for group in table.groups:
         overrides = {**table.fixed, **group.overrides}
+        is_own = published.is_own_data(overrides, group)
         for name, row, cells in cells_of(table, group, _SHOWN):
             ours = [f"{cell.text} {WORSE}" if cell.worse else cell.text for cell in cells]
             theirs = {}
             for metric in PAPER_METRICS:
                 figure, mean = published.figure(overrides, name, metric), row.mean(metric)
-                theirs[metric] = figure, mean - figure if mean is not None and figure is not None else None
+                theirs[metric] = figure, None if not is_own or mean is None or figure is None else mean - figure
             yield _Line(group, name, row, dict(zip(_SHOWN, ours, strict=True)), theirs)
 
 
 def _heading(table: ResultTable, published: PublishedTable, where: str) -> list[str]:
-    """Title, what the paper measured on, and what these runs did."""
-    given = {**table.fixed, **dict.fromkeys(table.varied, "several")}
-    ours = ", ".join(f"{key}={value}" for key, value in given.items() if key.split(".")[0] in ("dataset", "backbone"))
+    """Title, what the paper measured on, what these runs did, and whether the two can be compared."""
+    pairs = dict.fromkeys(tuple(pair) for group in table.groups for pair in group.data)
+    ours = ", ".join(" through ".join(filter(None, pair)) for pair in pairs if any(pair))
+    own = [published.is_own_data({**table.fixed, **group.overrides}, group) for group in table.groups if group.rows]
+    note = "" if all(own) else "The difference is only shown where dataset and backbone are the paper's. "
+    if not any(own):
+        note = "The data are not the paper's, so differences from its figures are not shown. "
     return [
         f"{published.title} of the paper",
         f"Published: {published.setting}.",
-        f"Here: {ours or 'settings of the experiment'}; mean ± {spread_words(table)} "
-        f"(n = {_most_runs(table)}), {where} the published figure and our difference from "
-        "it in points. Distance: 0 is Retrained, 1 is the untouched head.",
+        f"Here: {ours or 'unknown data'}; mean ± {spread_words(table)} "
+        f"(n = {_most_runs(table)}), {where} the published figure"
+        f"{' and our difference from it in points' if any(own) else ''}. {note}"
+        "Distance: 0 is Retrained, 1 is the untouched head.",
     ]
 
 
@@ -130,8 +153,9 @@ def terminal_published_table(table: ResultTable, published: PublishedTable) -> R
     grid.add_column("")
     for metric in PRINTED:
         grid.add_column(COLUMNS[metric].short, justify="right", no_wrap=True)
-    last, most, marks = None, _most_runs(table), set[str]()
-    for line in _lines(table, published):
+    last, most, marks, lines = None, _most_runs(table), set[str](), list(_lines(table, published))
+    width = max((len(flags_of(line.row)) for line in lines), default=0)
+    for line in lines:
         if line.group is not last:
             last = line.group
             grid.add_row(Text(setting_of(last) or "all runs", style="bold"))
@@ -147,7 +171,7 @@ def terminal_published_table(table: ResultTable, published: PublishedTable) -> R
                 cells.append(ours)
         distance, flags = line.ours["distance"].replace(" ", ""), flags_of(line.row)
         marks |= {*flags, *distance[-1]}
-        grid.add_row(Text(f"{flags:2}{line.name}"), *cells, distance)
+        grid.add_row(Text(f"{flags:{width}} {line.name}"), *cells, distance)
     title, *more = _heading(table, published, "below it")
     parts: list[RenderableType] = [Text(title, style="bold"), *map(Text, more), Text(""), grid]
     if (meaning := legend(marks)) is not None:
@@ -158,12 +182,13 @@ def terminal_published_table(table: ResultTable, published: PublishedTable) -> R
 
 
 def markdown_published_table(table: ResultTable, published: PublishedTable) -> str:
-    """Return the table as Markdown: ``ours ± sd (published, difference)``."""
+    """Return the table as Markdown: ``ours ± sd (published, difference)``; no difference on data of one's own."""
     body = []
     for line in _lines(table, published):
         cells = dict(line.ours)
         for metric, (figure, difference) in line.theirs.items():
-            cells[metric] += "" if figure is None else f" ({figure:g}, {fmt.points(difference)})"
+            shown = [f"{figure:g}", fmt.points(difference)] if figure is not None else []
+            cells[metric] += f" ({', '.join(filter(None, shown))})" if shown else ""
         body.append([*line.group.overrides.values(), marked(line.name, line.row), *cells.values()])
     title, *more = _heading(table, published, "in brackets")
     header = [*table.varied, "Method", *(COLUMNS[metric].heading for metric in _SHOWN)]

@@ -7,6 +7,7 @@ gap to Retrained stands beside each value; elsewhere its spread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,38 @@ def flags_of(row: MethodResult) -> str:
     return reads + tuned + (WORSE if row.is_worse_than_nothing else WITHHELD if row.is_withheld else "")
 
 
-def legend(marks: Iterable[str]) -> RichText | None:
-    """Return one line that explains the marks in use, or None if there are none."""
+def legend(marks: Iterable[str]) -> RenderableType | None:
+    """Return an explanation of the marks in use, or None if there are none; no meaning is broken between lines."""
     used = {mark: MARKS[mark] for mark in MARKS if mark in marks}
     found = [Text(mark, style=style).append(f" {meaning}", style="dim") for mark, (meaning, style) in used.items()]
-    return Text("  ").join(found) if found else None
+    return _Flow(found) if found else None
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Short texts side by side, as many in a line as fit."""
+
+    texts: Sequence[RichText]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        line = RichText()
+        for text in self.texts:
+            if line and line.cell_len + 2 + text.cell_len > options.max_width:
+                yield line
+                line = RichText()
+            line = line + "  " + text if line else text
+        yield line
+
+
+def _folded(name: str, width: int) -> str:
+    """Break a name that is too long into lines, after an underscore, dot or hyphen where there is one."""
+    lines = []
+    while cell_len(name) > width:
+        fits = next(n for n in range(len(name), 0, -1) if n == 1 or cell_len(name[:n]) <= width)
+        part = max((name.rfind(mark, width // 3, fits) + 1 for mark in "_.-"), default=0) or fits
+        lines.append(name[:part])
+        name = name[part:]
+    return "\n".join([*lines, name])
 
 
 def _column(heading: str, cells: Sequence[tuple[str, str, str]]) -> list[Text]:
@@ -159,7 +187,7 @@ class _Body:
             yield marks
         if any(row.mean(key) is not None for _, row in self.rows for key in ("distance", "test_gap")):
             signed = "test_gap" not in given_up if self.averages else _ALL_GAPS not in given_up
-            yield Text(f"{words.SIGNED} {words.SCALE}" if signed else words.SCALE, style="dim")
+            yield _Flow([Text(line, style="dim") for line in ([words.SIGNED] if signed else []) + [words.SCALE]])
 
     def _grid(self, columns: Sequence[Sequence[Text]], rows: range, flags: int, name_width: int) -> Table:
         """Some rows, or the headings if there are none; names too long are folded, never truncated."""
@@ -172,7 +200,7 @@ class _Body:
         for index in rows:
             marks = Text.assemble(*((mark, MARKS[mark][1]) for mark in self.flags[index]))
             style = next((MARKS[mark][1] for mark in (WORSE, RETAINED, STORED) if mark in self.flags[index]), "")
-            name = Text(self.rows[index][0], style=style, overflow="fold")
+            name = RichText(_folded(self.rows[index][0], name_width), style=style, overflow="fold")
             grid.add_row(*([marks] if flags else []), name, *(column[index + 1] for column in columns))
         return grid
 
@@ -215,8 +243,8 @@ def _grid(lines: Sequence[Sequence[Text]], width: int, *, header: bool = False) 
     for index, cell in enumerate(lines[0]):
         head = cell if header else ""
         grid.add_column(head, width=len(cell) if index else width, no_wrap=index > 0, overflow="fold")
-    for line in [] if header else lines:
-        grid.add_row(*line)
+    for name, *cells in [] if header else lines:
+        grid.add_row(RichText(_folded(name.plain, width), overflow="fold"), *cells)
     return grid
 
 
@@ -242,7 +270,11 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
         ("Failed:", words.failures(table), WORSE_STYLE),
     ):
         if lines:
-            parts += [Text(title, style=style or "bold"), *(indented(Text(line, style=style)) for line in lines)]
+            parts += [
+                Text(""),
+                Text(title, style=style or "bold"),
+                *(indented(Text(line, style=style)) for line in lines),
+            ]
     parts += [Text(line, style=WORSE_STYLE) for line in words.unenforced(table)]
     return Group(*parts)
 

@@ -63,15 +63,26 @@ def verdicts(table: ResultTable) -> list[str]:
     Methods that are equal to the closest, or that the runs do not tell apart from it, are named, so that nobody takes
     an order that is due to noise for a result.
     """
+    return [*closest(table), *harm([table])]
+
+
+def closest(table: ResultTable) -> list[str]:
+    """Say which source-free method came closest to Retrained, or why nobody knows."""
     groups = [group for group in table.groups if group.rows]
     if not groups:
         return ["No source-free method was run." if table.n_runs > len(table.failed) else "No run finished."]
-    found = _closest(groups)
+    return _closest(groups)
+
+
+def harm(tables: Sequence[ResultTable]) -> list[str]:
+    """Say which methods did harm and which steps were not applied, a sentence each over all settings of all tables."""
+    groups = [group for table in tables for group in table.groups if group.rows]
+    found = []
     for says, flag in (
         ("Worse than doing nothing", "is_worse_than_nothing"), ("Step not applied, or not in full", "is_withheld"),
     ):  # fmt: skip
         named = []
-        for name in table.methods:
+        for name in dict.fromkeys(name for table in tables for name in table.methods):
             if at := [group for group in groups if name in group.rows and getattr(group.rows[name], flag)]:
                 span = fmt.span([group.entry(name, "distance").mean for group in at], fmt.compact)
                 named.append(f"{name}{_count(at, groups)}" + (f" (distance {span})" if span else ""))

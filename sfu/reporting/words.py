@@ -66,8 +66,12 @@ def machine_line(metrics: Metrics) -> str:
 
 
 def averaged(table: ResultTable) -> str:
-    """How many runs a table averages, and over what: ``8 of 9 runs, mean and standard error over seed``."""
-    return f"{table.n_runs - len(table.failed)} of {table.n_runs} runs, mean and {spread_words(table)}"
+    """How many runs a table averages, and over what: ``8 of 9 runs, mean and standard error over seed``.
+
+    Where no setting has two runs, nothing is averaged: ``1 of 2 runs``.
+    """
+    runs = f"{table.n_runs - len(table.failed)} of {table.n_runs} run{'s' if table.n_runs > 1 else ''}"
+    return f"{runs}, mean and {spread_words(table)}" if any(group.n > 1 for group in table.groups) else runs
 
 
 def spread_words(table: ResultTable) -> str:

@@ -7,6 +7,7 @@ A single run is a table of one run, so that every table, picture and verdict is 
      "failed": [{"overrides": {...}, "error": str | None}],
      "failed_rows": [{"overrides": {...}, "row": str, "error": str}],
      "groups": [{"overrides": {"head.l2": "0.001"}, "n": 3, "n_failed": 0, "over": {"seed": ["0", "1", "2"]},
+                 "data": [[dataset | None, backbone | None]],
                  "rows": {method: {"access": str | None, "tuning": str | None, "n": 3, "n_applied": 3, "notes": [str],
                                    "metrics": {name: {"mean": float | None, "std": float | None,
                                                       "stderr": float | None, "n": 3, "missing": 0,
@@ -95,13 +96,17 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class Group:
-    """The ``n`` runs of one setting: the value of each key that varies, and the methods by name."""
+    """The ``n`` runs of one setting: the value of each key that varies, and the methods by name.
+
+    ``data`` holds the datasets and backbones that the runs record, each pair once.
+    """
 
     overrides: dict[str, str]
     n: int
     n_failed: int
     over: dict[str, list[str]]
     rows: dict[str, MethodResult]
+    data: list[list[str | None]] = field(default_factory=list)
 
     def entry(self, method: str, metric: str) -> Statistic:
         """Return a metric of a method; an empty one if the group does not have it."""
@@ -226,7 +231,13 @@ def _group(setting: dict[str, str], runs: Sequence[tuple[dict[str, str], Metrics
         n_failed=len(runs) - len(done),
         over={key: in_order(o[key] for o, _ in done if key in o) for key in over if key in given},
         rows={name: _method_result([rows.get(name) for _, rows in done]) for name in _names(r for _, r in done)},
+        data=list(map(list, dict.fromkeys(_data_of(metrics) for _, metrics in runs if "rows" in metrics))),
     )
+
+
+def _data_of(metrics: Metrics) -> tuple[str | None, str | None]:
+    data = (metrics.get("run") or {}).get("data") or {}
+    return data.get("name"), (data.get("backbone") or {}).get("name")
 
 
 def _names(found: Iterable[Mapping[str, Any]]) -> list[str]:

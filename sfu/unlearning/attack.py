@@ -3,8 +3,10 @@ r"""Targeted adversarial examples by projected gradient descent within an L2 bal
 .. math:: x \leftarrow \Pi_{\|x - x_0\| \le \epsilon}\!\left(x - \alpha \frac{g}{\|g\|}\right),
           \qquad g = \nabla_x\, CE(f(x; w), t)
 
-Source: Madry et al., ICLR 2018 (L2, targeted), started at a random point of the ball as in advertorch's L2PGDAttack,
-which L2UL uses. It clips images to [0, 1]; features have no range.
+Source: Madry et al., ICLR 2018 (L2, targeted). The start lies in a uniformly random direction from :math:`x_0`, at a
+distance drawn uniformly from 0 to epsilon. advertorch's L2PGDAttack, which L2UL uses, starts on the way from the image
+to one of uniform noise in [0, 1], which is on the surface of the ball for images, and clips to [0, 1]; features have no
+range.
 
 Shapes: B rows, D features, C classes.
 """
@@ -27,12 +29,19 @@ _NUMBERS = 1 << 17
 
 @dataclass(frozen=True)
 class Attack:
-    """An L2 attack."""
+    """Settings of the attack.
 
-    radius: float  # epsilon
+    Attributes:
+        radius: epsilon, the largest distance from the row attacked, in the units of the features.
+        steps: Number of gradient steps.
+        step_size: alpha, the length of a step, in the units of the features.
+        numbers: Numbers in a chunk of rows, which bounds the memory.
+    """
+
+    radius: float
     steps: int
-    step_size: float  # alpha
-    numbers: int = _NUMBERS  # in a chunk of rows
+    step_size: float
+    numbers: int = _NUMBERS
 
     def perturb(self, head: Head, features_BD: Tensor, targets_B: Tensor, generator: torch.Generator) -> Tensor:
         """Return adversarial examples, ``[B, D]``, in the dtype of the features (float32 at least)."""

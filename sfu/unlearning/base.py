@@ -41,6 +41,7 @@ class UnlearningResult:
         note: One sentence for the reader of the table.
         path: Parameters after each step of an iterative method, the start first; evenly thinned if there are many.
         trials: The results of all settings tried, if the choice needs the retrained model.
+        method: Name of the method, if :func:`sfu.unlearn` called it.
     """
 
     head: Head
@@ -50,11 +51,22 @@ class UnlearningResult:
     note: str | None = None
     path: tuple[Tensor, ...] = ()
     trials: tuple[UnlearningResult, ...] = ()
+    method: str | None = None
 
     def __post_init__(self) -> None:
         """Lay out the tensors as those of a result from the cache are."""
         object.__setattr__(self, "head", self.head.laid_out())
         object.__setattr__(self, "path", tuple(map(lay_out, self.path)))
+
+    def __repr__(self) -> str:
+        """Say in a few lines what was done, without any tensor."""
+        gain = self.predicted_distance_gain
+        about = {
+            "method": self.method, "applied": self.applied,
+            "predicted_distance_gain": None if gain is None else f"{gain:.3g}", "note": self.note, "head": self.head,
+        }  # fmt: skip
+        lines = [f"  {name}: {value}" for name, value in about.items() if value is not None]
+        return "\n".join(["UnlearningResult(", *lines, ")"])
 
 
 class UnlearningMethod(Registered, ABC, kind="method"):
@@ -62,11 +74,12 @@ class UnlearningMethod(Registered, ABC, kind="method"):
 
     Attributes:
         settings_used: Groups of the configuration that decide what the method does, besides data, head, loss, forget
-            set and its own settings. A short list lets a sweep over other groups reuse the row.
+            set and its own settings: ``curvature``, ``newton``. A short list lets a sweep over other groups reuse the
+            row. ``None`` means none of them, or both if the method has a :meth:`from_config` of its own.
         tuning: The rule that chose its settings, if they are not as published (:mod:`sfu.unlearning.tuning`).
     """
 
-    settings_used: ClassVar[tuple[str, ...]] = ("curvature", "newton")
+    settings_used: ClassVar[tuple[str, ...] | None] = None
     tuning: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -101,6 +114,14 @@ class UnlearningMethod(Registered, ABC, kind="method"):
     def files(self) -> tuple[str, ...]:
         """Files that :meth:`unlearn` reads. A source-free method can read no others, nor any of the dataset's."""
         return ()
+
+    @classmethod
+    def groups_used(cls) -> tuple[str, ...]:
+        """Return :attr:`settings_used`, with its default resolved."""
+        if cls.settings_used is not None:
+            return cls.settings_used
+        default = vars(UnlearningMethod)["from_config"].__func__
+        return () if getattr(cls.from_config, "__func__", None) is default else ("curvature", "newton")
 
     @classmethod
     def from_config(cls, run: RunSettings, curvature: CurvatureSettings, settings: dict[str, Any]) -> Self:

@@ -11,9 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sfu.errors import ConfigError
+from sfu.heads.forgotten import Forgotten
 from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained, RetainedSet
 from sfu.unlearning.base import UnlearningResult
+
+_BATCHED, _AT_ONCE = 0.70, 0.39
+"""Distances to Retrained of ``unlearned_minus`` on digits (mean of 8 seeds, standard errors 0.02 and 0.01):
+``sfu -m forget.fraction=0.125 newton.batches=1,5 seeds=8``."""
 
 Step = Callable[[ForgetRequest, MethodContext, RetainedSet | None], UnlearningResult]
 
@@ -28,6 +33,25 @@ def check_batches(n_batches: int, n_forget: int) -> None:
         raise ConfigError(
             f"newton.batches={n_batches} but there are only {n_forget} rows to forget. Give at most that many."
         )
+
+
+def sequence_note(forgotten: Forgotten, n_batches: int) -> str | None:
+    """Say what follows if rows are forgotten from the forget set alone, but not all of them at once.
+
+    Args:
+        forgotten: What the head has forgotten before the request.
+        n_batches: Number of batches of the request.
+    """
+    if not forgotten.requests and n_batches == 1:
+        return None
+    what = f"this request was served in {n_batches} batches"
+    if forgotten.requests:
+        what = f"this head had already forgotten {forgotten}"
+    return (
+        f"{what}; requests one after another end further from Retrained than one for all rows (digits, from the forget "
+        f"sets alone: distance {_BATCHED:.2f} after five of 36 rows, {_AT_ONCE:.2f} after one of 180). Collect "
+        "requests, or give unlabelled rows (docs/limits.md)"
+    )
 
 
 def unlearn_in_batches(

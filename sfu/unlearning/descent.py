@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from sfu.errors import DivergedError
+from sfu.heads.base import Head
 from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
@@ -57,7 +58,10 @@ class Path:
 
 @dataclass(frozen=True)
 class Sgd:
-    """Settings of ``torch.optim.SGD``, and the largest gradient norm a step may use.
+    """Settings of ``torch.optim.SGD``, the largest gradient norm of a step, and whether gradients are ever zeroed.
+
+    ``weight_decay`` may be a number for each parameter of a class, ``[E]``. With ``accumulate``, a step follows the sum
+    of all gradients so far.
 
     The step is written out because the first optimiser of a process makes PyTorch load its compiler. That takes
     seconds, which is longer than most methods run.
@@ -65,15 +69,15 @@ class Sgd:
 
     lr: float
     momentum: float = 0.0
-    weight_decay: float = 0.0
+    weight_decay: float | Tensor = 0.0
     clip: float | None = None
+    accumulate: bool = False
 
     def step(self, parameters_CE: Tensor, gradient_CE: Tensor, velocity_CE: Tensor) -> None:
         """Update the parameters and the velocity (0 at first) in place."""
         if self.clip is not None:
             gradient_CE = gradient_CE * (self.clip / (gradient_CE.norm() + 1e-6)).clamp(max=1.0)
-        if self.weight_decay:
-            gradient_CE = gradient_CE.add(parameters_CE, alpha=self.weight_decay)
+        gradient_CE = gradient_CE + self.weight_decay * parameters_CE
         velocity_CE.mul_(self.momentum).add_(gradient_CE)
         parameters_CE.sub_(velocity_CE, alpha=self.lr)
 
@@ -108,6 +112,7 @@ class Descent:
 
     def __init__(self, start_CE: Tensor, sgd: Sgd, keep_path: bool) -> None:
         self.parameters_CE, self._velocity_CE = start_CE.detach().clone(), torch.zeros_like(start_CE)
+        self._gradients_CE = torch.zeros_like(start_CE)
         self.steps = 0
         self.error: DivergedError | None = None
         self._sgd, self._start, self._path = sgd, float(start_CE.norm()), Path(keep_path)
@@ -120,6 +125,8 @@ class Descent:
 
     def step(self, gradient_CE: Tensor, value: Tensor, total: int) -> None:
         """Take a step; record an error if it diverges."""
+        if self._sgd.accumulate:
+            gradient_CE = self._gradients_CE.add_(gradient_CE)
         self._sgd.step(self.parameters_CE, gradient_CE, self._velocity_CE)
         self.steps += 1
         norm = float(self.parameters_CE.norm())
@@ -190,13 +197,15 @@ class DescentMethod(UnlearningMethod):
     epochs: int = setting(5, "Passes over the rows.", at_least=1)
     batch_size: int = setting(256, "Rows of a step.", at_least=1)
     momentum: float = setting(0.9, "Momentum of SGD.", at_least=0, below=1)
-    weight_decay: float = setting(5e-4, "SGD adds ``weight_decay * w`` to the gradient.", at_least=0)
+    weight_decay: float | None = setting(
+        None, "SGD adds ``weight_decay * w`` to the gradient; ``None`` for the head's l2.", at_least=0
+    )
     clip: float | None = setting(None, "Largest gradient norm of a step; ``None`` for no limit.", above=0)
 
-    @property
-    def sgd(self) -> Sgd:
-        """The settings of SGD."""
-        return Sgd(self.lr, self.momentum, self.weight_decay, self.clip)
+    def sgd(self, head: Head) -> Sgd:
+        """Return the settings of SGD; the head's l2 spares the bias."""
+        decay = head.objective().ridge_E if self.weight_decay is None else self.weight_decay
+        return Sgd(self.lr, self.momentum, decay, self.clip)
 
     @abstractmethod
     def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
@@ -208,8 +217,8 @@ class DescentMethod(UnlearningMethod):
         return {}
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
-        problem = self.problem(request, context, retained)
-        return self._result(request, problem, descend(request.head.parameters_CE, problem, self.sgd, context))
+        problem, head = self.problem(request, context, retained), request.head
+        return self._result(request, problem, descend(head.parameters_CE, problem, self.sgd(head), context))
 
     def descends_with(self, other: UnlearningMethod) -> bool:
         """Whether the other method differs only in its learning rate, so that both can descend together."""
@@ -219,8 +228,8 @@ class DescentMethod(UnlearningMethod):
         self, others: Sequence[DescentMethod], request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> list[UnlearningResult | DivergedError]:
         """Run methods that differ only in their learning rate on one linear head, whose outputs can be vmapped."""
-        problem = self.problem(request, context, retained)
-        ends = descend_together(request.head.parameters_CE, problem, [other.sgd for other in others], context)
+        problem, head = self.problem(request, context, retained), request.head
+        ends = descend_together(head.parameters_CE, problem, [other.sgd(head) for other in others], context)
         return [end.error or other._result(request, problem, end) for other, end in zip(others, ends, strict=True)]
 
     def _result(self, request: ForgetRequest, problem: DescentProblem, end: Descent) -> UnlearningResult:

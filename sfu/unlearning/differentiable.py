@@ -66,6 +66,15 @@ def remaining(retained: Retained, request: ForgetRequest, method: str) -> Labell
     )
 
 
+def together(first: Labelled, second: Labelled) -> Labelled:
+    """Return the rows of both, without their sample weights."""
+    return Labelled(
+        torch.cat([first.features_ND.to(second.features_ND), second.features_ND]),
+        torch.cat([first.labels_N, second.labels_N]),
+        None,
+    )
+
+
 def mean_loss(head: Head, parameters_CE: Tensor, rows: Labelled) -> Tensor:
     """Return the weighted mean of the head's loss over rows, without the regulariser."""
     outputs_BC = head.outputs(rows.features_ND, parameters_CE)

@@ -8,7 +8,7 @@ Shapes: N rows, B rows of a chunk, D features, C classes; importances have the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from sfu.heads.base import Head
@@ -26,6 +26,17 @@ _NUMBERS = 1 << 22
 def squared_gradients(head: Head, rows: Labelled, numbers: int = _NUMBERS) -> Tensor:
     r"""Return the weighted mean of :math:`(\nabla_w l_i)^2`: the diagonal of the empirical Fisher information."""
     return _mean_squares(head, rows, lambda outputs_BC, labels_B: [head.loss.slopes(outputs_BC, labels_B)], numbers)
+
+
+def squared_batch_gradients(head: Head, batches: Iterable[Labelled]) -> Tensor:
+    r"""Return the mean over batches of :math:`(\nabla_w \frac1B \sum_i CE(f(x_i; w), y_i))^2`, without row weights."""
+    total_CE, count = torch.zeros_like(head.parameters_CE), 0
+    for batch in batches:
+        parameters_CE = head.parameters_CE.detach().clone().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(head.outputs(batch.features_ND, parameters_CE), batch.labels_N)
+        total_CE += torch.autograd.grad(loss, parameters_CE)[0].square()
+        count += 1
+    return total_CE / count
 
 
 def fisher_diagonal(head: Head, rows: Labelled) -> Tensor:

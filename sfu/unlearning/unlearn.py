@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from sfu.arrays import Array, Pairs, as_examples, as_tensor
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
-from sfu.errors import ConfigError
+from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
+from sfu.names import counted
 from sfu.request import Access, ForgetRequest, MethodContext
+from sfu.schema import plain_value
 from sfu.seeds import PURPOSES, derive_seed
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.methods.newton import Newton
@@ -20,11 +22,11 @@ from sfu.unlearning.methods.newton import Newton
 
 def unlearn(
     head: Head,
-    features: Tensor | np.ndarray,
-    labels: Tensor | np.ndarray,
+    features: Array | Pairs,
+    labels: Array | None = None,
     *,
-    views: Tensor | np.ndarray | None = None,
-    weights: Tensor | np.ndarray | None = None,
+    views: Array | None = None,
+    weights: Array | None = None,
     curvature: CurvatureSettings | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
     steps: int = 1,
@@ -33,13 +35,20 @@ def unlearn(
 ) -> UnlearningResult:
     """Take source-free Newton steps (one by default): ``unlearned_minus`` outside the experiment framework.
 
+    Arrays may be tensors of any dtype and device, NumPy arrays, nested lists, or data frames and series (whatever has
+    ``to_numpy()``). The head of the result remembers, through ``save`` and ``load_head``, how many rows were forgotten
+    in how many requests, and recognises these rows if they are requested again: they are left out then, and the note
+    says so.
+
     Args:
-        head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient.
-        features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on.
-        labels: Their labels, ``[F]`` integers.
+        head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient. For
+            a later request, give the head of the result before.
+        features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on; or a
+            ``DataLoader``, ``Dataset``, iterator or list of pairs (features, labels), of single rows or of batches.
+        labels: Their labels, ``[F]`` integers; left out if ``features`` gives pairs.
         views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
             Hessians are averaged in; no label or other image is needed for them.
-        weights: Their sample weights, if the head was trained with sample weights.
+        weights: Their sample weights, ``[F]``, if the head was trained with sample weights.
         curvature: Estimator and regularisation, as a ``CurvatureSettings`` or a mapping of its keys; the default is the
             cross-validated PSD fit.
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
@@ -51,13 +60,19 @@ def unlearn(
         The unlearned head, whether the step was applied, its predicted gain, and notes.
 
     Raises:
-        DataError: The examples do not fit the head.
+        DataError: ``head`` is not one, or the examples are no numbers or do not fit it.
         ConfigError: The settings cannot work, or need the retained data.
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
     """
+    seed = plain_value(seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
+    if not isinstance(head, Head):
+        remedy = "Make one from the classifier layer, LinearHead.from_module(layer, l2=..., n_train=...), or load one"
+        if isinstance(head, UnlearningResult):
+            remedy = "Give its .head"
+        raise DataError(f"head is a {type(head).__name__}, not a head of sfu. {remedy}.")
     config = curvature_settings(curvature)
     method = Newton(config, noise_sigma, steps, batches)
     if method.access is Access.RETAINED:
@@ -68,11 +83,21 @@ def unlearn(
             "augmented features as views."
         )
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
-    request = ForgetRequest(
-        head,
-        torch.as_tensor(features),
-        torch.as_tensor(labels),
-        views_VFD=None if views is None else torch.as_tensor(views),
-        weights_F=None if weights is None else torch.as_tensor(weights),
-    )
-    return method.unlearn(request.private(), MethodContext(seeds))
+    with torch.device("cpu"):  # whatever torch.set_default_device says: the rest follows the head's device
+        features_FD, labels_F = as_examples(features, labels)
+        request = ForgetRequest(
+            replace(head, forgotten=head.forgotten.keyed()),
+            features_FD,
+            labels_F,
+            views_VFD=None if views is None else as_tensor(views, "views"),
+            weights_F=None if weights is None else as_tensor(weights, "weights"),
+        )
+        new = head.forgotten.new_rows(request.features_FD, request.labels_F)
+        name, again = f"Newton step, curvature.estimator={config.estimator}", request.n_forget - len(new)
+        before = f"{again:,} of {counted(request.n_forget, 'row')} had been forgotten from this head before"
+        if not len(new):
+            note = f"not applied: {before}, so there is nothing left to do"
+            return UnlearningResult(head, applied=False, note=note, method=name)
+        result = method.unlearn((request.rows(new) if again else request).private(), MethodContext(seeds))
+    notes = f"{before} and are left out" if again else None, result.note
+    return replace(result, method=name, note="; ".join(filter(None, notes)) or None)

@@ -14,7 +14,8 @@ from filelock import FileLock
 
 from sfu.cli import features as features_cli
 from sfu.cli import results as results_cli
-from sfu.data.examples import EXAMPLES
+from sfu.cli.forget import _of_files
+from sfu.data.examples import EXAMPLES, path_digest
 from sfu.data.features.store import cached_features
 from sfu.experiment.cache import StageCache
 from sfu.experiment.keys import stage_keys
@@ -153,6 +154,16 @@ def test_an_entry_in_use_is_named_and_the_others_go(tmp_path, feature_file, caps
 
 
 ROWS = ["--indices", "rows.txt"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_list_of_files_may_be_written_on_another_system(tmp_path, encoding, capsys):
+    (tmp_path / "Zoe\u0308.jpg").write_bytes(b"a picture")
+    (tmp_path / "wish.txt").write_text(f"{tmp_path}/Zo\u00eb.jpg\r\n", encoding=encoding)
+    (example,) = _of_files(tmp_path / "wish.txt")
+    assert hashlib.sha256(b"a picture").digest() in example
+    assert path_digest(tmp_path / "Zoe\u0308.jpg") in example
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_table_for_a_program_stands_alone_on_standard_output(tmp_path, undrawn
     assert len(list(csv.DictReader(io.StringIO(captured.out)))) == 6
     assert "Saved" in captured.err
     report_cli.main([str(tmp_path / "runs"), "--print", "latex", "--no-files"])
-    assert capsys.readouterr().out.count(r"\toprule") == 1
+    assert capsys.readouterr().out.count(r"\toprule") == 2  # results, and differences from Retrained
     report_cli.main([str(tmp_path / "runs"), "--print", "markdown", "--no-files", "--spread", "sd"])
     assert "mean and sample standard deviation over seed" in capsys.readouterr().out
 
@@ -117,12 +117,13 @@ def test_paths_that_hold_nothing(tmp_path, capsys):
 
 
 def test_nothing_finished_is_listed_and_told_by_the_exit_code(tmp_path, capsys):
-    write_run(tmp_path / "runs" / "killed", None, config_with(seed=7), **killed_status())
+    killed = killed_status() | {"overrides": ("seed=7",)}
+    write_run(tmp_path / "runs" / "killed", None, config_with(seed=7), **killed)
     with pytest.raises(SystemExit) as stopped:
         report_cli.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
     assert stopped.value.code == 1
     captured = capsys.readouterr()
-    assert "seed=7: killed: killed midway" in " ".join(captured.out.split())
+    assert "killed (killed, seed=7): killed midway" in " ".join(captured.out.split())
     assert "No run has results" in captured.err
 
 

@@ -34,14 +34,19 @@ def subprocess_sfu(where: Path, *arguments: str, **environment: str) -> subproce
 
 
 def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
-    """The issue's own example, from another folder, with W&B on."""
+    """From another folder, with W&B on, a home that cannot be written, and the backend of a notebook."""
+    closed = str(feature_file / "home")  # below a file, no folder can be made
     done = subprocess_sfu(
         tmp_path, "dataset=features", f"dataset.path={feature_file.name}", "forget.fraction=0.1", "head.l2=5e-4",
         "methods=[original,retrained,unlearned_plus,unlearned_minus,closed_form,unlearned_minus_paper]",
-        "curvature.perturbations=50", "hydra.run.dir=out",
+        "curvature.perturbations=50", "hydra.run.dir=out", HOME=closed, WANDB_CACHE_DIR=closed, WANDB_DATA_DIR=closed,
+        WANDB_CONFIG_DIR=closed, XDG_CACHE_HOME=closed, MPLBACKEND="module://matplotlib_inline.backend_inline",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert re.fullmatch(
+        rf"logger=wandb: {closed} and .* cannot be written, so W&B keeps its files in the run's folder\. Set "
+        r"WANDB_CACHE_DIR and WANDB_DATA_DIR and WANDB_CONFIG_DIR to choose another place\.\n", done.stderr,
+    )  # fmt: skip
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     for name in ("original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form", "unlearned_minus_paper"):
@@ -53,6 +58,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
         "heads/original.safetensors", "heads/original.json", "heads/unlearned_minus.safetensors",
     } <= files  # fmt: skip
     assert any(name.startswith("wandb/offline-run-") for name in files)
+    assert any(name.startswith("wandb/home/artifacts/") for name in files)
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["schema"] == 1
     assert metrics["rows"]["unlearned_plus"]["distance"] < 1e-6
@@ -288,8 +294,8 @@ def test_a_built_wheel_carries_its_configs_and_runs_alone_without_optional_packa
         archive.extractall(site)
     shipped = {p.relative_to(site / "sfu" / "configs") for p in (site / "sfu" / "configs").rglob("*.yaml")}
     assert shipped == {p.relative_to(ROOT / "configs") for p in (ROOT / "configs").rglob("*.yaml")}
-    for name in ("page.html.jinja", "page.css"):
-        assert (site / "sfu" / "reporting" / "report" / name).is_file()
+    for name in ("py.typed", "reporting/report/page.html.jinja", "reporting/report/page.css"):
+        assert (site / "sfu" / name).is_file()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     code = (

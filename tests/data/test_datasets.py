@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
 
 from sfu.config_files import group_options
 from sfu.data.datasets.base import Dataset
@@ -134,6 +135,46 @@ def test_unusable_arrays_are_refused_by_name(tmp_path, arrays, name, change):
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(DataError, match=r"bad\.npz.*(features|labels)"):
         load(tmp_path / "bad.npz")
+
+
+def test_rows_are_counted_as_in_the_file_although_a_test_part_is_drawn(tmp_path, arrays):
+    arrays = {key: arrays[key] for key in ("train_features", "train_labels")}
+    arrays["train_features"][317, 2] = np.nan
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(DataError, match=r"train_features has NaN .* in 1 of 400 rows \(first: row 317\)"):
+        load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_safetensors_of_16_bits_are_read(tmp_path, arrays, dtype):
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    narrow = {key: value.to(dtype) if "features" in key else value for key, value in tensors.items()}
+    save_tensors(narrow, tmp_path / "a.safetensors")
+    data = load(tmp_path / "a.safetensors")
+    assert torch.equal(data.train_features_ND, narrow["train_features"].float())
+    assert torch.equal(data.test_labels_T, tensors["test_labels"])
+    narrow["test_features"] = narrow["test_features"].to(torch.float8_e4m3fn)
+    save_tensors(narrow, tmp_path / "a.safetensors")
+    with pytest.raises(DataError, match="test_features is float8_e4m3fn, whose scale the file does not hold; write it"):
+        load(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.array(["ant", "bee"] * 200), r"train_labels holds <U3, not numbers; number the classes: numpy\.unique"),
+        (
+            np.array(["ant", "bee"] * 200, dtype=object),
+            "train_labels holds object, not numbers; sfu never loads pickled",
+        ),
+        (np.zeros(400, dtype="V2"), "holds .*V2, not numbers; bfloat16 arrays are saved so: write them as float32"),
+        (np.eye(4)[np.arange(400) % 4], r"train_labels has shape \[400, 4\] and is one-hot.*: labels\..*argmax\(1\)"),
+    ],
+)
+def test_labels_that_are_no_numbers_or_no_indices_get_a_remedy(tmp_path, arrays, labels, message):
+    np.savez(tmp_path / "a.npz", train_features=arrays["train_features"], train_labels=labels)
+    with pytest.raises(DataError, match=message):
+        load(tmp_path / "a.npz")
 
 
 def test_a_stated_number_of_classes_allows_gaps_and_bounds_labels(tmp_path, arrays):

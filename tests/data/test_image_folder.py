@@ -71,6 +71,54 @@ def test_hidden_things_are_left_out_and_links_followed(tmp_path):
     assert found.images.decode(len(found.images) - 1).shape == (3, 10, 12)
 
 
+def test_each_real_folder_is_read_once(tmp_path, caplog):
+    folder = write_classes(tmp_path / "data")
+    before = names(config(folder).images(), folder)
+    assert not caplog.text
+    for link, target in (("again", "."), ("up", ".."), ("ant/here", "."), ("ant/top", ".."), ("bee/cats", "../cat")):
+        (folder / link).symlink_to(folder / target if "/" not in link else target)
+    found = config(folder).images()
+    assert names(found, folder) == before
+    assert found.class_names == ("ant", "bee", "cat")
+    assert "5 folders are left out, because links lead to what is read already (such as" in caplog.text
+    config(folder).images()
+    assert len(caplog.records) == 1  # told once, however often the folder is read
+    (folder / "dog").symlink_to("cat")
+    refused(folder, r"data/cat and .*data/dog are the same folder, so each of its images would count twice")
+
+
+def test_one_folder_in_both_parts_is_refused(tmp_path):
+    write_classes(tmp_path / "train")
+    write_classes(tmp_path / "test", ("ant", "bee"))
+    (tmp_path / "test" / "cat").symlink_to("../train/cat")
+    refused(tmp_path, "train/cat and .*test/cat are the same folder")
+
+
+def test_files_of_other_endings_are_told(tmp_path, caplog):
+    folder = write_classes(tmp_path)
+    write_folder(folder, ["ant/Thumbs.db", "ant/desktop.ini", "ant/.DS_Store", "bee/._1.jpg", "bee/9.JPG"])
+    assert len(config(folder).images().images) == 13
+    assert not caplog.text
+    write_folder(folder, ["ant/1.gif", "bee/2.GIF", "bee/3.jfif", "cat/4"])
+    assert len(config(folder).images().images) == 13
+    assert ".tiff, .webp are left out: 2 .gif, 1 .jfif, 1 without an ending. Convert those that" in caplog.text
+    (folder / "labels.csv").write_text("file,label\nant/1.gif,a\nbee/3.jfif,b\n")
+    assert len(config(folder, labels_csv="labels.csv").images().images) == 2
+    (write_folder(folder / "dog", ["1.heic"])).joinpath("2.heic").touch()
+    refused(folder, r"no image in dog/\. Fill or remove it\..* It holds 2 \.heic\.|It holds 2 .gif")
+
+
+def test_classes_that_differ_in_case_or_in_the_form_of_accents(tmp_path, caplog):
+    write_classes(tmp_path / "train", ("Zo\u00eb", "Cat", "cat"), 1)
+    write_classes(tmp_path / "test", ("Zoe\u0308", "cat"), 1)
+    found = config(tmp_path).images()
+    assert found.class_names == ("Cat", "Zo\u00eb", "cat")
+    assert found.labels_N.tolist() == [0, 1, 2, 1, 2]
+    assert "the classes Cat and cat differ in upper and lower case only" in caplog.text
+    write_classes(tmp_path / "train", ("Zoe\u0308",), 1)
+    refused(tmp_path, "are one class, written in two ways. Merge the two folders")
+
+
 def test_folders_that_cannot_work(tmp_path):
     refused(None, r"needs dataset\.path", ConfigError)
     refused(tmp_path / "gone", r"dataset\.path=.*gone does not exist")
@@ -153,6 +201,18 @@ def test_csv_over_train_and_test_folders(tmp_path):
     refused(tmp_path, r"'loose\.jpg' lies in neither train/ nor test/.*Add a split column", labels_csv="labels.csv")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_csv_names_files_and_classes_in_any_common_spelling(tmp_path, encoding):
+    folder = write_folder(tmp_path, ["Zoe\u0308/1.jpg", "b/2.jpg", ".shots/3.jpg", "b/4.jpg"])
+    (folder / "all").symlink_to("b")
+    rows = ["Zo\u00eb/1.jpg,Zo\u00eb", "b\\2.jpg,Zoe\u0308", "./.shots/3.jpg,x", "all\\4.jpg,x"]
+    (folder / "labels.csv").write_text("\r\n".join(["file,label", *rows]), encoding=encoding)
+    found = config(folder, labels_csv="labels.csv").images()
+    assert names(found, folder) == [".shots/3.jpg", "Zoe\u0308/1.jpg", "all/4.jpg", "b/2.jpg"]
+    assert found.class_names == ("Zo\u00eb", "x")
+    assert found.labels_N.tolist() == [1, 0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -161,13 +221,15 @@ def test_csv_over_train_and_test_folders(tmp_path):
         (["file,label", "a.jpg,x", "b.jpg,"], r"line 3: no label for 'b\.jpg'"),
         (["file,label", "a.jpg,x", "b.jpg"], r"line 3: no label for 'b\.jpg'"),
         (["file,label", "a.jpg,x", ",y"], "line 3: no file"),
+        (["file,label", "a.jpg,x", f"{'b' * 5000}.jpg,y"], "line 3: 'b+.jpg' does not exist"),
         (["file,label", "a.jpg,x", "../b.jpg,y"], r"line 3: '\.\./b\.jpg' is outside dataset\.path=.*pile"),
         (["file,label", "a.jpg,x", "/etc/passwd,y"], r"line 3: '/etc/passwd' is outside dataset\.path=.*pile"),
         (["file,label,split", "a.jpg,x,train", "b.jpg,y,val"], r"line 3: split 'val' of 'b\.jpg' is neither train nor"),
         (["file,label,split", "a.jpg,x,train", "b.jpg,y"], r"line 3: split '' of 'b\.jpg'"),
         (["file,label,split", "a.jpg,x,train", "b.jpg,y,train"], r"every row has split train\. Leave the column out"),
         (["name,label", "a.jpg,x"], r"has no column file\. Its first line names name, label\. It must name file,label"),
-        (["file;label", "a.jpg;x"], "no column file and no column label"),
+        (["file|label", "a.jpg|x"], "no column file and no column label"),
+        (["sep=;", "file;label", "a.jpg;x", "gone.jpg;y"], r"line 4: 'gone\.jpg' does not exist"),
         (["file,label"], "holds no row below its header"),
         ([""], "Its first line names nothing"),
         (["file,label", "a.jpg,x", "b.jpg,x"], r"holds one class, x\. At least two"),

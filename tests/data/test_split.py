@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -150,6 +151,101 @@ def test_an_npz_under_the_name_of_an_npy_and_a_forged_shape_are_refused(tmp_path
 def test_a_list_of_files_that_is_far_too_long_is_refused_before_it_is_read(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * 70_000)
     with pytest.raises(
-        DataError, match=r"it has 68\.4 KiB, and at most 64\.0 KiB are read\)\. Give one file name a line"
+        DataError, match=r"it has 68\.4 KiB, and at most 6[45]\.\d KiB are read\)\. Give one file name a line"
     ):
         make_split(ForgetSettings(files=str(tmp_path / "a.txt")), LABELS[:2], 2, 0, (), ["a.png", "b.png"])
+
+
+CARDS = ("10", "2", "3", "A", "J", "K")
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "wanted"),
+    [
+        (CARDS, [10], [0]),
+        (CARDS, ["A", 2], [1, 3]),
+        (CARDS, ["10"], [0]),
+        (("ant", "bee", "cat"), [2, "ant"], [0, 2]),
+        ((), [2], [2]),
+        (("1e3", "1000", "x"), [1000], [1]),
+        (("1e3", "1000", "x"), [1000.0], [0]),
+        (("false", "null", "true", "nan", "x"), [True, None, False, float("nan")], [0, 1, 2, 3]),
+        (("Cafe\u0301", "Cafe", "ö"), ["Caf\u00e9", "o\u0308"], [0, 2]),
+    ],
+)
+def test_a_class_is_given_by_its_name_or_by_number_if_no_name_is_a_number(names, given, wanted):
+    count = len(names) or 4
+    made = make_split(ForgetSettings(classes=given), torch.arange(40) % count, count, 0, names)
+    assert sorted({row % count for row in made.forget_F.tolist()}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "message"),
+    [
+        (
+            CARDS,
+            [1],
+            r"1 is not a class, and because some classes are named by numbers, a number is a name.*include 10",
+        ),
+        (("007", "7", "x"), [7], r"7 is the name of the classes '007' and '7'.*='\[\"007\"\]'"),
+        (
+            ("NO", "SE", "DK"),
+            [False],
+            "False is not a class.* include NO, SE, DK. Put the name in quotes",
+        ),
+        (("ant", "bee", "cat"), [3], r"names \[3\]\. The classes are 0 \.\. 2"),
+        ((), ["ant"], "'ant' is not a class. This dataset has numbers only"),
+    ],
+)
+def test_a_class_that_is_no_name_or_several_is_refused(names, given, message):
+    with pytest.raises(DataError, match=message):
+        make_split(ForgetSettings(classes=given), torch.arange(40) % 3, 3, 0, names)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(("name", "text"), [("a.txt", "7\r\n0\r\n39\r\n"), ("a.json", "[7, 0, 39]")])
+def test_row_numbers_with_a_byte_order_mark(tmp_path, encoding, name, text):
+    (tmp_path / name).write_text(text, encoding=encoding)
+    assert split(indices=str(tmp_path / name)).forget_F.tolist() == [0, 7, 39]
+
+
+IMAGES = (
+    "data/train/Zoe\u0308/1.jpg",
+    "data/train/Zo\u00e9/1.jpg",
+    "data/train/Zo\u00e9/2.jpg",
+    "data/train/x/y/z/1.jpg",
+)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        ("Zo\u00eb/1.jpg", 0),
+        ("Zoe\u0301/1.jpg", 1),
+        ("2.jpg", 2),
+        ("./Zo\u00e9/2.jpg", 2),
+        ("Zo\u00e9\\2.jpg", 2),
+        ("data/train/x/y/z/1.jpg", 3),
+        (os.path.abspath("data/train/x/y/z/1.jpg"), 3),
+    ],
+)
+def test_a_line_names_an_image_in_any_common_spelling(tmp_path, encoding, line, row):
+    (tmp_path / "wish.txt").write_text(f"{line}\r\n", encoding=encoding)
+    made = make_split(ForgetSettings(files=str(tmp_path / "wish.txt")), LABELS[:4], 4, 0, (), IMAGES)
+    assert made.forget_F.tolist() == [row]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1.jpg", "several images end in '1.jpg'. Give more of the path"),
+        ("e/1.jpg", "'e/1.jpg' is not an image of the training part"),
+        ("/x/y/z/1.jpg", "'/x/y/z/1.jpg' is not an image of the training part .near: z/1.jpg"),
+        ("2.jpg\nZo\u00e9/2.jpg", "names 'Zo\u00e9/2.jpg' more than once"),
+    ],
+)
+def test_a_line_that_names_no_image_or_several_is_refused(tmp_path, line, message):
+    (tmp_path / "wish.txt").write_text(line, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        make_split(ForgetSettings(files=str(tmp_path / "wish.txt")), LABELS[:4], 4, 0, (), IMAGES)

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.special import expit
+from sklearn.model_selection import StratifiedKFold
 
 from sfu.data.feature_data import make_feature_data
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, squared_norm
-from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
+from sfu.evaluation.membership import cross_entropy_per_sample, fit_attack, membership_attack
 from sfu.heads.linear import LinearHead
 from sfu.operators.explicit import ExplicitOperator
 
@@ -66,6 +70,63 @@ def test_half_the_members_far_away_gives_three_quarters():
     forget = torch.cat([torch.zeros(200), torch.ones(200)])
     score = membership_attack(forget, torch.ones(400), n_splits=5, seed=1)
     assert score.mean == pytest.approx(75.0, abs=0.01)
+
+
+def independent_optimum(losses, member):
+    """Weight and intercept of the attack's objective, in standardised losses, by nested bisection."""
+    mean, spread = losses.mean(), losses.std()
+    at, penalty = (losses - mean) / spread, 1 / spread**2
+
+    def intercept(weight):
+        reach = abs(weight) * np.abs(at).max() + 40
+        return brentq(lambda b: (expit(weight * at + b) - member).sum(), -reach, reach, xtol=1e-14, rtol=1e-14)
+
+    def slope(weight):  # of the objective, minimised over the intercept: it increases
+        return ((expit(weight * at + intercept(weight)) - member) * at).sum() + penalty * weight
+
+    low, high = -1.0, 1.0
+    while slope(low) > 0:
+        low *= 2
+    while slope(high) < 0:
+        high *= 2
+    weight = brentq(slope, low, high, xtol=1e-14, rtol=1e-14)
+    return weight, intercept(weight), mean, spread
+
+
+SHAPES = {
+    "alike": lambda rng, n: (rng.exponential(size=n), rng.exponential(size=n)),
+    "shifted": lambda rng, n: (rng.exponential(size=n), rng.exponential(size=n) + 1),
+    "separable": lambda rng, n: (rng.random(n), rng.random(n) + 1),
+    "one far away": lambda rng, n: (np.append(rng.random(n - 1), 1e6), rng.random(n)),
+    "heavy tails": lambda rng, n: (rng.standard_cauchy(n) ** 2, rng.standard_cauchy(n) ** 2),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_attack_is_at_its_optimum(shape):
+    """The score is that of an independent optimum of the stated objective, whatever the size and the scale."""
+    for n, scale, seed in itertools.product((10, 50), (1e-6, 1e-2, 1.0, 1e4), (0, 1)):
+        forget, test = (scale * side for side in SHAPES[shape](np.random.default_rng(seed), n))
+        losses, member = np.concatenate([forget, test]), np.repeat([1, 0], n)
+        expected = []
+        for others, held_out in StratifiedKFold(5, shuffle=True, random_state=seed).split(losses, member):
+            weight, intercept, mean, spread = independent_optimum(losses[others], member[others])
+            decision = weight * (losses[held_out] - mean) / spread + intercept
+            expected.append(((decision > 0) == member[held_out]).mean())
+        score = membership_attack(torch.from_numpy(forget), torch.from_numpy(test), n_splits=5, seed=seed)
+        assert score.mean == pytest.approx(100 * np.mean(expected), abs=1e-9), (n, scale, seed)
+        assert score.std == pytest.approx(100 * np.std(expected), abs=1e-9), (n, scale, seed)
+
+
+def test_the_attack_on_losses_without_any_spread_is_a_guess():
+    assert membership_attack(torch.full((50,), 0.1), torch.full((50,), 0.1), n_splits=5, seed=0).mean == 50.0
+
+
+def test_an_attack_that_stops_early_is_no_attack():
+    rng = np.random.default_rng(0)
+    losses, member = rng.random((40, 1)) + np.repeat([[0.0], [1.0]], 20, axis=0), np.repeat([1, 0], 20)
+    assert fit_attack(losses, member, max_iter=1) is None
+    assert fit_attack(losses, member).score(losses, member) > 0.9
 
 
 def test_an_attack_on_too_few_is_not_reported():

@@ -23,7 +23,7 @@ from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
 from sfu.losses.quadratic import Quadratic
 from sfu.results.artifacts import write_json
-from sfu.unlearning.base import UnlearningResult
+from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from tests.conftest import make_arrays
 from tests.experiment.cases import changed, composed, run
 
@@ -77,6 +77,30 @@ def test_a_sweep_over_the_curvature_computes_only_the_rows_it_changes(feature_fi
     assert same == set(METHODS) - {"unlearned_minus"}
     stepped = stage_keys(configured(feature_file, curvature__perturbations=10, newton__steps=2))
     assert {name for name in base.rows if base.rows[name] == stepped.rows[name]} == {"original", "retrained"}
+    others = [
+        name
+        for name in UnlearningMethod.names()
+        if UnlearningMethod.named(name).__module__.startswith("sfu.") and name not in ("newton", "certified_removal")
+    ]
+    one, two = (
+        stage_keys(configured(feature_file, methods=others, curvature__perturbations=n, newton__steps=n))
+        for n in (1, 2)
+    )
+    assert one.rows == two.rows
+
+
+def test_a_method_that_builds_itself_from_the_run_is_keyed_by_all_of_it():
+    class Itself(UnlearningMethod):
+        @classmethod
+        def from_config(cls, run, curvature, settings):
+            return cls()
+
+    class Careful(Itself):
+        settings_used = ("newton",)
+
+    assert Itself.groups_used() == type("Child", (Itself,), {}).groups_used() == ("curvature", "newton")
+    assert Careful.groups_used() == ("newton",)
+    assert type("Plain", (UnlearningMethod,), {}).groups_used() == ()
 
 
 def test_a_key_follows_the_content_of_files_and_the_code(feature_file, tmp_path, monkeypatch):

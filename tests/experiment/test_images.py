@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -105,6 +106,28 @@ def test_class_names_that_are_numbers_are_taken_as_names():
     names = tuple(sorted(str(number) for number in range(12)))  # 0, 1, 10, 11, 2, ...
     split = make_split(ForgetSettings(classes=[10]), labels, 12, 0, names)
     assert labels[split.forget_F].unique().tolist() == [names.index("10")]
+
+
+def test_identical_images_on_both_sides_of_a_cut_are_told(tmp_path, folder, caplog):
+    config = image_config(folder)
+    config.forget.classes = ["class-2"]
+    images = run(config, tmp_path / "run")["run"]["data"]["images"]
+    assert (images["n_forget_copies"], images["n_test_copies"]) == (0, 0)
+    assert not caplog.text
+    for copy, of in (
+        ("train/class-0/me.png", "train/class-2/005.png"),
+        ("test/class-1/me.png", "train/class-0/003.png"),
+    ):
+        shutil.copy(folder / of, folder / copy)
+    images = run(config, tmp_path / "run")["run"]["data"]["images"]
+    assert (images["n_forget_copies"], images["n_test_copies"]) == (1, 1)
+    told = [record.message for record in caplog.records]
+    assert len(told) == 2
+    pair = f"(such as {folder}/train/class-2/005.png and {folder}/train/class-0/me.png)"
+    assert (
+        f"images to forget that are identical to a retained image: 1 {pair}. The model keeps what they show" in told[0]
+    )
+    assert f"(such as {folder}/test/class-1/me.png and {folder}/train/class-0/003.png)" in told[1]
 
 
 def test_a_limit_takes_the_first_of_each_class(folder):

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sfu.errors import ArtifactError, DataError, SingularHessianError
 from sfu.files import file_digest
+from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
 from sfu.heads.files import load_head
 from sfu.heads.linear import LinearHead
@@ -256,6 +257,25 @@ def test_heads_are_saved_and_read_by_text_paths_too(tmp_path):
     head = LinearHead(torch.zeros(3, 4), torch.zeros(3, 4), 1e-2, 10)
     head.save(str(tmp_path / "head"))
     assert torch.equal(load_head(str(tmp_path / "head")).parameters_CE, head.parameters_CE)
+
+
+def test_no_number_of_a_head_is_in_its_repr(certified):
+    assert repr(certified).startswith(
+        "LinearHead(3 classes, 5 features, bias=False, loss=quadratic, l2=0.01, n_train=77"
+    )
+    assert repr(certified.certificate) == "Certificate(noise_std=0.5, residual_bound=0.1, seeded=True)"
+    kinds = {one.__repr__ for one in (Head.named(name, "kind") for name in ("linear", "linearised"))}
+    assert kinds == {Head.__repr__}
+
+
+def test_a_path_may_begin_at_home_and_must_have_a_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    head = LinearHead(torch.zeros(3, 4), torch.zeros(3, 4), 1e-2, 10)
+    assert head.save("~/mine")[0] == tmp_path / "mine.safetensors"
+    assert load_head("~/mine").n_train == 10
+    for use in (head.save, load_head):
+        with pytest.raises(ArtifactError, match=r"'\.' names no head\. Give the path of its files"):
+            use("")
 
 
 def test_a_list_of_class_weights_that_is_too_long_costs_no_time(tmp_path, certified):

@@ -20,8 +20,8 @@ def test_importing_the_reports_is_quick() -> None:
 def test_pictures_leave_pyplot_alone(tmp_path: object) -> None:
     code = (
         "import sys\n"
-        "from sfu.reporting.pictures.bars import save_bar_plot\n"
-        f"save_bar_plot({{'rows': {{'x': {{'test_accuracy': 1.0}}}}}}, {str(tmp_path)!r} + '/x.png')\n"
+        "from sfu.reporting.pictures.gaps import save_gap_plot\n"
+        f"save_gap_plot({{'rows': {{'x': {{'test_accuracy': 1.0}}}}}}, {str(tmp_path)!r} + '/x.png')\n"
         "print('matplotlib.pyplot' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sfu.reporting.terminal import print_run, terminal_table
+from sfu.reporting.terminal import MARKS, print_run, terminal_table
 from sfu.results.aggregate import aggregate, table_of_run
+from sfu.unlearning.tuning import ORACLE
 
 from .samples import (
     catastrophic_run,
@@ -18,6 +20,7 @@ from .samples import (
     shifted,
     sweep_runs,
     ten_methods,
+    twenty_methods,
     without_retrained,
 )
 
@@ -134,7 +137,9 @@ def test_long_names_fold_without_losing_a_character() -> None:
     lines = text.splitlines()
     assert max(len(line) for line in lines) <= 80
     start = next(index for index, line in enumerate(lines) if line[2:].startswith("unlearned_minus_with"))
-    assert "".join(line[2:].split()[0] for line in lines[start : start + 2]) == name
+    assert [line[2:].split()[0] for line in lines[start : start + 2]] == [
+        "unlearned_minus_with_augmented_forget_", "images"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [40, 60])
@@ -142,6 +147,31 @@ def test_narrow_consoles_show_the_distance_and_no_line_is_wider(width: int) -> N
     for text in (table_text(catastrophic_run(), width), render(terminal_table(aggregate(sweep_runs())), width)):
         assert max(len(line) for line in text.splitlines()) <= width
     assert "0.305" in table_text(catastrophic_run(), width)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("averaged", [False, True])
+def test_twenty_rows_stay_whole_with_their_marks_apart(width: int, averaged: bool) -> None:
+    made = [({"seed": str(seed)}, twenty_methods()) for seed in range(2 if averaged else 1)]
+    made[0][1]["rows"]["scrub"]["tuning"] = ORACLE
+    text = render(terminal_table(aggregate(made)), width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(line.startswith("ro! scrub ") for line in lines)
+    for name in twenty_methods()["rows"]:
+        assert any(
+            line[4:].startswith(name) or line[4:].split()[:1] == [f"{name.rpartition('_')[0]}_"] for line in lines
+        )
+    for meaning, _ in MARKS.values():
+        assert any(meaning in line for line in lines), meaning  # not broken between lines
+    assert not re.search(r"[a-z0-9]\s*\n +[a-z]{1,3} *\n", text)  # no name loses its last letters to the next line
+
+
+def test_what_failed_says_so_once() -> None:
+    error = {"error": "job 0: ConfigError: head.l3 is unknown."}
+    lines = render(terminal_table(aggregate([({"seed": str(seed)}, error) for seed in range(2)])), 80).splitlines()
+    told = [line.rstrip() for line in lines if line.strip()]
+    assert told == ["0 of 2 runs", "No run finished.", "Failed:", "  seed=0; seed=1: ConfigError: head.l3 is unknown."]
 
 
 def test_markup_in_names_and_notes_is_text() -> None:

@@ -27,6 +27,7 @@ LOSS = make_loss(name="quadratic", target_scale=2.0)
 RETAINED_CURVATURE = curvature_settings(estimator="exact", regularization=Regularization.none)
 FORGET_CURVATURE = curvature_settings(estimator="closed_form")
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
+WITH_L2 = {"momentum": 0.0}
 
 
 def name_of(method: object) -> str:

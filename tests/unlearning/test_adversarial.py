@@ -75,6 +75,18 @@ def test_importance_is_mas_and_what_is_held_lies_between_0_and_1():
     assert torch.equal(held_in_place(torch.full((2, 2), 3.0)), torch.ones(2, 2))
 
 
+def test_the_attack_starts_in_any_direction_at_any_distance_within_its_radius():
+    """advertorch starts on the surface, towards an image of noise; features have no range to draw one from."""
+    request, _ = case()
+    features = request.features_FD.repeat(25, 1)
+    targets = torch.zeros(1000, dtype=torch.int64)
+    start = Attack(4.0, 1, 1e-12).perturb(request.head, features, targets, CONTEXT.generator("noise")) - features
+    distances = start.norm(dim=1) / 4.0
+    assert abs(float(distances.mean()) - 0.5) < 0.03
+    assert 0 < float(distances.min()) < 0.01 < 0.99 < float(distances.max()) < 1
+    assert float((start / start.norm(dim=1, keepdim=True)).mean(0).norm()) < 0.05
+
+
 def test_two_steps_by_hand():
     request, _ = case(n_forget=4)
     head, x, y = request.head, request.features_FD, request.labels_F

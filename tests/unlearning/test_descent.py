@@ -45,6 +45,23 @@ def test_sgd_with_momentum_decay_and_clipping_by_hand():
     assert end.path == ()
 
 
+@pytest.mark.parametrize("method", [NegGrad, RandomLabels, FineTune, Scrub], ids=lambda method: method.method_name)
+def test_the_weight_decay_of_training_is_the_heads_l2_and_spares_the_bias(method):
+    """The authors of these methods decay the weights as in training, so nothing but the l2 may tell two heads apart."""
+    request, retained = case(Softmax(), bias=True)
+    retained = retained if method().access is Access.RETAINED else None
+    steps = {}
+    for l2 in (0.0, 0.3):
+        changed = replace(request, head=replace(request.head, l2=l2))
+        one = {"lr": 0.1, "epochs": 1, "batch_size": 400, "momentum": 0.0}
+        more = {"ascents": 0} if method is Scrub else {}
+        head = method(**one, **more).unlearn(changed, CONTEXT, retained).head
+        steps[l2] = head.parameters_CE - request.head.parameters_CE
+    decay = -0.1 * 0.3 * request.head.parameters_CE
+    decay[:, -1] = 0.0
+    torch.testing.assert_close(steps[0.3] - steps[0.0], decay, rtol=1e-9, atol=1e-12)
+
+
 def test_clipping_shortens_long_gradients_and_leaves_short_ones():
     start = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
     problem = DescentProblem([None], lambda w, _: 0.5 * (w**2).sum(), 1)

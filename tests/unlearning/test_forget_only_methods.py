@@ -36,13 +36,15 @@ def test_neg_grad_is_ascent_on_the_mean_loss():
     assert out.n_train == 360
 
 
-def test_random_labels_descends_on_labels_that_are_wrong():
+def test_random_labels_descends_on_wrong_labels_that_are_drawn_once():
     request, _ = case(Softmax())
     labels = wrong_labels(request.labels_F, 4, CONTEXT.generator("perturbation"))
     features, w = request.features_FD, request.head.parameters_CE
-    slopes = (features @ w.T).softmax(1) - torch.nn.functional.one_hot(labels, 4)
-    out = RandomLabels(lr=0.1, epochs=1, batch_size=64, **PLAIN).unlearn(request, CONTEXT).head
-    torch.testing.assert_close(out.parameters_CE, w - 0.1 * slopes.T @ features / 40, rtol=1e-12, atol=1e-14)
+    for _ in range(3):
+        slopes = (features @ w.T).softmax(1) - torch.nn.functional.one_hot(labels, 4)
+        w = w - 0.1 * slopes.T @ features / 40
+    out = RandomLabels(lr=0.1, epochs=3, batch_size=64, **PLAIN).unlearn(request, CONTEXT).head
+    torch.testing.assert_close(out.parameters_CE, w, rtol=1e-12, atol=1e-14)
 
 
 def test_jit_by_hand_value_and_step():
@@ -70,6 +72,23 @@ def gradient_in_order(request, w, samples: int):
     apart = -torch.einsum("cd,nbd->nbc", w, noise)
     unit = apart / apart.norm(dim=2, keepdim=True) / noise.norm(dim=2, keepdim=True)
     return torch.einsum("nbc,bd->cd", unit, features) / samples
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_jit_steps_along_all_gradients_so_far_as_its_authors_code_does(accumulate):
+    request, _ = case(n_forget=9)
+    drawn, w = CONTEXT.generator("noise"), request.head.parameters_CE
+    total = torch.zeros_like(w)
+    for index in torch.randperm(9, generator=CONTEXT.generator("training")).split(3):
+        features = request.features_FD[index]
+        noise = 0.1 * torch.randn(5, *features.shape, generator=drawn).double()
+        v = w.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(local_lipschitz(request.head, v, features, noise).sum(), v)
+        total = total + gradient if accumulate else gradient
+        w = w - 0.01 * total
+    method = Jit(lr=0.01, sigma=0.1, samples=5, batch_size=3, accumulate=accumulate)
+    assert (Jit().accumulate, method.unlearn(request, CONTEXT).details["steps"]) == (True, 3)
+    torch.testing.assert_close(method.unlearn(request, CONTEXT).head.parameters_CE, w, rtol=1e-9, atol=1e-12)
 
 
 def test_jits_value_normalised_is_the_same_for_any_batch_size():
@@ -163,6 +182,7 @@ def test_ascent_forgets():
         ({"sigma": 0.0}, "jit: sigma=0"),
         ({"samples": 0}, "jit: samples=0"),
         ({"reduction": "max"}, "jit: reduction=max"),
+        ({"accumulate": "no"}, r"jit: accumulate=no\. Choose true or false"),
     ],
 )
 def test_jit_settings_that_cannot_work_are_named(settings, message):

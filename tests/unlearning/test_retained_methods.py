@@ -24,7 +24,7 @@ from sfu.unlearning.methods.fisher import Fisher
 from sfu.unlearning.methods.neg_grad import NegGradPlus
 from sfu.unlearning.methods.scrub import Scrub
 from sfu.unlearning.methods.ssd import Ssd
-from tests.unlearning.cases import CONFIG, CONTEXT, PLAIN, case, flattened, name_of
+from tests.unlearning.cases import CONFIG, CONTEXT, PLAIN, WITH_L2, case, flattened, name_of, rows
 
 ALL = [FineTune(epochs=1), NegGradPlus(epochs=1), Scrub(epochs=2), Ssd(alpha=1.0), Fisher(), DeltaGrad(), Sisa(CONFIG)]
 
@@ -70,7 +70,7 @@ def test_fine_tuning_by_hand():
     x, y = retained.features_RD, retained.labels_R
     for _ in range(2):
         w = w - 0.05 * (slopes(request.head, x, y, w).T @ x / 360 + 0.01 * w)
-    out = FineTune(lr=0.05, epochs=2, batch_size=360, **PLAIN).unlearn(request, CONTEXT, retained).head
+    out = FineTune(lr=0.05, epochs=2, batch_size=360, **WITH_L2).unlearn(request, CONTEXT, retained).head
     torch.testing.assert_close(out.parameters_CE, w, rtol=1e-10, atol=1e-13)
 
 
@@ -101,9 +101,9 @@ def test_scrub_by_hand():
             v = w.clone().requires_grad_()
             task = torch.nn.functional.cross_entropy(x @ v.T, y)
             (-kl(v, request.features_FD) if ascend else 0.9 * task + 0.1 * kl(v, x)).backward()
-            w = w - 0.5 * v.grad
+            w = w - 0.5 * (v.grad + 0.01 * w)  # the head's l2 in every step
     method = Scrub(
-        lr=0.5, epochs=2, ascents=1, batch_size=360, forget_batch_size=40, alpha=0.1, gamma=0.9, **PLAIN
+        lr=0.5, epochs=2, ascents=1, batch_size=360, forget_batch_size=40, alpha=0.1, gamma=0.9, **WITH_L2
     )  # fmt: skip
     out = method.unlearn(request, CONTEXT, retained)
     torch.testing.assert_close(out.head.parameters_CE, w, rtol=1e-9, atol=1e-12)
@@ -111,6 +111,52 @@ def test_scrub_by_hand():
 
 
 def test_ssd_by_hand():
+    """As the authors' code has it: squares of the gradient of each batch's mean cross-entropy, whatever the loss."""
+    request, retained = case()
+    w, drawn = request.head.parameters_CE, CONTEXT.generator("training")
+    of = {}
+    order = {"forget": torch.randperm(40, generator=drawn), "retain": torch.randperm(360, generator=drawn)}
+    forget = [(request.features_FD[i], request.labels_F[i]) for i in order["forget"]]
+    everything = [(retained.features_RD[i], retained.labels_R[i]) for i in order["retain"]] + forget
+    for name, examples in (("forget", forget), ("all", everything)):
+        squares = []
+        for start in range(0, len(examples), 25):  # batches of 25, of which one has 10 retained and 15 forget rows
+            x, y = (torch.stack(column) for column in zip(*examples[start : start + 25], strict=True))
+            residual = (x @ w.T).softmax(1) - torch.nn.functional.one_hot(y, 4)
+            squares.append((residual.T @ x / len(y)) ** 2)
+        of[name] = torch.stack(squares).mean(0)
+    chosen = of["forget"] > 2.0 * of["all"]
+    expected = torch.where(chosen, w * (0.7 * of["all"] / of["forget"]).clamp(max=1), w)
+    method = Ssd(alpha=2.0, dampening=0.7, batch_size=25)
+    out = method.unlearn(request, CONTEXT, retained)
+    torch.testing.assert_close(out.head.parameters_CE, expected, rtol=1e-10, atol=1e-13)
+    assert 0 < out.details["dampened"] == int(chosen.sum()) < chosen.numel()
+    by_rows = replace(method, importance="rows").unlearn(request, CONTEXT, retained)
+    assert by_rows.details["dampened"] != out.details["dampened"]
+
+
+def test_fewer_rows_seem_more_important_to_batches_and_not_to_rows():
+    """The mean of few rows scatters more than that of a batch, whatever the rows hold."""
+    dampened = {
+        importance: [Ssd(importance=importance).unlearn(*few).details["dampened"] for few in small_requests()]
+        for importance in ("batches", "rows")
+    }
+    assert sum(dampened["batches"]) > 10 * (1 + sum(dampened["rows"]))
+
+
+def small_requests():
+    for start in range(0, 40, 4):
+        request, retained = case()
+        features, labels = rows()
+        gone = torch.zeros(400, dtype=torch.bool)
+        gone[start : start + 4] = True
+        yield (
+            replace(request, features_FD=features[gone], labels_F=labels[gone]), CONTEXT,
+            replace(retained, features_RD=features[~gone], labels_R=labels[~gone]),
+        )  # fmt: skip
+
+
+def test_ssd_by_rows_by_hand():
     request, retained = case()
     head, w = request.head, request.head.parameters_CE
     of = {}
@@ -122,7 +168,7 @@ def test_ssd_by_hand():
     expected = w.clone()
     chosen = of["forget"] > 1.2 * everything
     expected[chosen] *= (0.7 * everything / of["forget"]).clamp(max=1)[chosen]
-    out = Ssd(alpha=1.2, dampening=0.7).unlearn(request, CONTEXT, retained)
+    out = Ssd(alpha=1.2, dampening=0.7, importance="rows").unlearn(request, CONTEXT, retained)
     torch.testing.assert_close(out.head.parameters_CE, expected, rtol=1e-10, atol=1e-13)
     assert out.details["dampened"] == int(chosen.sum()) > 0
     none = Ssd(alpha=1e6).unlearn(request, CONTEXT, retained)
@@ -238,8 +284,11 @@ def test_importances_are_cached_between_settings():
     context = MethodContext(CONTEXT.seeds, memory={})
     Ssd(alpha=1.0).unlearn(request, context, retained)
     (cached,) = context.memory.values()
-    context.memory["ssd"] = tuple(torch.zeros_like(importance) for importance in cached)
+    (key,) = context.memory
+    context.memory[key] = tuple(torch.zeros_like(importance) for importance in cached)
     assert not Ssd(alpha=2.0).unlearn(request, context, retained).applied  # by the cached importances
+    assert Ssd(alpha=0.5, batch_size=7).unlearn(request, context, retained).applied
+    assert Ssd(alpha=0.5, importance="rows").unlearn(request, context, retained).applied
 
 
 @pytest.mark.parametrize(
@@ -249,6 +298,7 @@ def test_importances_are_cached_between_settings():
         (lambda: Scrub(temperature=0.0), r"scrub: temperature=0\.0"),
         (lambda: Scrub(ascents=-1), "scrub: ascents=-1"),
         (lambda: Ssd(alpha=0.0), r"ssd: alpha=0\.0"),
+        (lambda: Ssd(importance="fisher"), "ssd: importance=fisher"),
         (lambda: Fisher(cap=-1.0), r"fisher: cap=-1\.0"),
         (lambda: Sisa(CONFIG, shards=0), "sisa: shards=0"),
         (lambda: DeltaGrad(period=0), "delta_grad: period=0"),

@@ -163,6 +163,13 @@ def test_settings_that_fail_are_out_and_all_failing_is_an_error(kind):
         kind([good, ({"by": 3}, Moves(error=SourceFreeError))], Moves()).unlearn(request, CONTEXT)
 
 
+@pytest.mark.parametrize("kind", [SourceFree, Oracle])
+def test_of_settings_that_tie_the_first_is_taken(kind):
+    request, _ = random_case()
+    out = nearest(kind([({"by": n}, Moves()) for n in (3, 1, 2)], Moves()).unlearn(request, CONTEXT), lambda head: 1.0)
+    assert out.details["tuned.by"] == 3
+
+
 def test_no_setting_better_than_nothing_is_said():
     request, _ = random_case()
     out = SourceFree([({"by": by}, Moves(by)) for by in (0.5, 1.0)], Moves()).unlearn(request, CONTEXT)

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import sfu
 from sfu.curvature.settings import Regularization
 from sfu.errors import ConfigError, DataError
+from sfu.losses.base import make_loss
 from sfu.losses.logistic import Logistic
+from sfu.losses.softmax import Softmax
 from tests.conftest import make_arrays
+
+HEAD = sfu.LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-3, 400)
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def trained_layer(bias: bool):
@@ -94,17 +105,30 @@ def test_settings_by_name_mean_what_they_say():
         ({"noise_sigma": -1.0}, ConfigError, r"noise_sigma=-1"),
         ({"seed": -1}, ConfigError, "seed=-1"),
         ({"seed": 0.5}, ConfigError, r"seed=0\.5"),
-        ({"labels": torch.zeros(80, dtype=torch.bool)}, DataError, "must be 80 integers"),
+        ({"labels": torch.zeros(80, dtype=torch.bool)}, DataError, r"has dtype bool\..*: labels\.long\(\)\."),
         ({"features": torch.zeros(80, 12, dtype=torch.complex64)}, DataError, "real numbers"),
         ({"features": torch.zeros(80, 11)}, DataError, "11 wide"),
+        ({"features": torch.full((80, 12), float("nan"))}, DataError, r"in 80 of 80 rows \(first: row 0\)\. Remove"),
+        ({"labels": torch.zeros(79, dtype=torch.int64)}, DataError, r"\[79\]"),
+        ({"labels": np.full(80, np.nan)}, DataError, "labels .*float64"),
+        ({"labels": None}, DataError, "labels are missing"),
+        (
+            {"features": torch.zeros(12)},
+            DataError,
+            r"row \[F, D\], such as features\[None\] for one example",
+        ),
+        ({"head": torch.nn.Linear(12, 4)}, DataError, r"head is a Linear, not a head of sfu\. .*from_module\(layer"),
+        ({"head": sfu.UnlearningResult(HEAD)}, DataError, r"head is a UnlearningResult, .*\. Give its \.head\."),
+        ({"views": "flips.npy"}, DataError, "views hold 'flips.npy'"),
+        ({"weights": ["a"]}, DataError, "weights hold 'a'"),
     ],
 )
 def test_python_settings_and_data_are_checked_like_the_command_lines(change, error, message):
     layer, features, labels, _ = trained_layer(False)
     head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
-    arguments = {"features": features[:80], "labels": labels[:80], **change}
+    arguments = {"head": head, "features": features[:80], "labels": labels[:80], **change}
     with pytest.raises(error, match=message):
-        sfu.unlearn(head, **arguments)
+        sfu.unlearn(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +139,8 @@ def test_python_settings_and_data_are_checked_like_the_command_lines(change, err
         ({"l2": "small"}, ConfigError, "l2=small. Give a finite number of at least 0."),
         ({"n_train": 300.5}, ConfigError, r"n_train=300\.5"),
         ({"n_train": 0}, ConfigError, "n_train=0"),
+        ({"n_train": np.bool_(True)}, ConfigError, "n_train=True"),
+        ({"n_train": np.float64(400)}, ConfigError, r"n_train=400\.0"),
         ({"weight": -1.0}, ConfigError, r"weight=-1\.0"),
         ({"loss": "cross_entropy"}, ConfigError, r"loss=cross_entropy is unknown\..* Did you mean softmax\?"),
         (
@@ -125,6 +151,13 @@ def test_python_settings_and_data_are_checked_like_the_command_lines(change, err
         ({"loss": torch.nn.MSELoss}, ConfigError, r"MSELoss'> is not a loss of sfu\. .* such as loss='quadratic'"),
         ({"loss": Logistic}, ConfigError, r"Logistic'> is not a loss of sfu\. .* such as loss='logistic'"),
         ({"module": torch.nn.Conv2d(3, 4, 1)}, DataError, "not a Conv2d"),
+        ({"module": torch.nn.LazyLinear(4)}, DataError, r"no weights yet \(it is a LazyLinear"),
+        (
+            {"module": torch.nn.Linear(12, 4, device="meta")},
+            DataError,
+            r"no weights yet \(it is a Linear on meta\)\. Load",
+        ),
+        ({"gradient_CE": "gradient.npy"}, DataError, "gradient_CE hold 'gradient.npy'"),
     ],
 )
 def test_heads_are_checked(change, error, message):
@@ -133,11 +166,110 @@ def test_heads_are_checked(change, error, message):
         sfu.LinearHead.from_module(arguments.pop("module"), **arguments)
 
 
+@pytest.mark.parametrize("wrapped", [np.int64, np.array, torch.tensor])
+def test_numbers_of_numpy_and_pytorch_are_numbers(wrapped):
+    layer, features, labels, _ = trained_layer(False)
+    plain = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, weight=400.0)
+    real = np.float64 if wrapped is np.int64 else wrapped
+    head = sfu.LinearHead.from_module(layer, l2=real(1e-3), n_train=wrapped(400), weight=real(400.0))
+    assert (type(head.n_train), type(head.l2), type(head.weight)) == (int, float, float)
+    settings = {"perturbations": 30, "regularization": "fixed", "rho": 0.5}
+    given = {**settings, "perturbations": wrapped(30), "rho": real(0.5)}
+    calls = [
+        {"noise_sigma": 0.5, "seed": 3, "batches": 2, "curvature": settings},
+        {"noise_sigma": real(0.5), "seed": wrapped(3), "batches": wrapped(2), "curvature": given},
+    ]
+    one, other = (
+        sfu.unlearn(mine, features[:80], labels[:80], **call).head.parameters_CE
+        for mine, call in zip((plain, head), calls, strict=True)
+    )
+    assert torch.equal(one, other)
+    weights = wrapped([1, 2, 3, 4]) if wrapped is not np.int64 else list(map(np.int64, (1, 2, 3, 4)))
+    assert make_loss("softmax", class_weights=weights).class_weights == (1.0, 2.0, 3.0, 4.0)
+    assert Softmax(class_weights=weights).class_weights == (1.0, 2.0, 3.0, 4.0)
+
+
 def test_dead_features_have_nothing_to_unlearn():
     head = sfu.LinearHead.from_module(torch.nn.Linear(12, 4, bias=False), l2=0.0, n_train=400)
     result = sfu.unlearn(head, torch.zeros(40, 12), torch.arange(40) % 4)
     assert torch.equal(result.head.parameters_CE, head.parameters_CE)
     assert not result.applied
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_form_of_a_request_gives_the_same_head(dtype):
+    layer, features, labels, _ = trained_layer(True)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    features, labels = features[:80].to(dtype), labels[:80]
+    wanted = sfu.unlearn(head, features.double(), labels).head.parameters_CE
+    rows = TensorDataset(features, labels)
+    as_array = features.float().numpy() if dtype == torch.bfloat16 else features.numpy()
+    for form in (
+        (features.requires_grad_(), labels.to(torch.int16)), (as_array, labels.numpy()),
+        (features.tolist(), labels.tolist()), (DataLoader(rows, batch_size=32),), (rows,),
+    ):  # fmt: skip
+        assert torch.equal(sfu.unlearn(head, *form).head.parameters_CE, wanted)
+    assert torch.equal(head.logits(as_array.tolist()), head.logits(features))
+    with pytest.raises(DataError, match=r"features are \[12\], but the head takes \[rows, 12\]"):
+        head.logits(features[0])
+
+
+def test_the_default_device_and_dtype_of_pytorch_change_nothing():
+    layer, features, labels, _ = trained_layer(True)
+
+    def unlearned() -> torch.Tensor:
+        head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+        result = sfu.unlearn(head, features[:80].numpy(), labels[:80].tolist(), noise_sigma=1e-3)
+        result.head.copy_to(torch.nn.Linear(12, 4, dtype=torch.float64, device="cpu"))
+        return result.head.parameters_CE
+
+    wanted = unlearned()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert torch.equal(unlearned(), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_examples_and_head_may_be_on_different_devices():
+    layer, features, labels, _ = trained_layer(True)
+    wanted = sfu.unlearn(sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400), features[:80], labels[:80])
+    head = sfu.LinearHead.from_module(layer.cuda(), l2=1e-3, n_train=400)
+    for given in ((features[:80], labels[:80].cuda()), (features[:80].cuda(), labels[:80])):
+        found = sfu.unlearn(head, *given)
+        torch.testing.assert_close(found.head.parameters_CE.cpu(), wanted.head.parameters_CE, rtol=1e-8, atol=1e-10)
+        found.head.copy_to(layer)
+
+
+def test_the_own_model_section_of_the_readme_runs_as_it_is_written(capsys):
+    (code,) = [
+        text for text in re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.S) if "from_module" in text
+    ]
+    layer, features, labels, _ = trained_layer(True)
+    model = SimpleNamespace(fc=layer)
+    before = layer.weight.detach().clone()
+    exec(code, {"model": model, "forget_features": features[:80], "forget_labels": labels[:80]})
+    applied = capsys.readouterr().out.split()[0]
+    assert (applied, torch.equal(layer.weight, before)) in (("True", False), ("False", True))
+
+
+@pytest.mark.parametrize(("dtype", "warned"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
+def test_a_layer_too_coarse_for_the_step_is_named(dtype, warned, caplog):
+    layer, features, labels, _ = trained_layer(True)
+    layer.to(dtype)
+    result = sfu.unlearn(sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000), features[:80], labels[:80])
+    before = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000).parameters_CE
+    result.head.copy_to(layer)
+    after = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000).parameters_CE
+    wanted = result.head.parameters_CE
+    lost = float((after - wanted).norm() / (wanted - before).norm())
+    told = re.findall(rf"the layer is {dtype}: rounding .* by (\d+) % of the change", caplog.text)
+    assert bool(told) == warned == (lost > 0.1)
+    if warned:
+        assert float(told[0]) == pytest.approx(100 * lost, abs=0.5)
 
 
 def test_unknown_names_are_not_found():

@@ -17,7 +17,7 @@ from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator
 from sfu.curvature.observations import HessianObservation
 from sfu.curvature.settings import ReferenceSettings
 from sfu.data.datasets.features import read_feature_file
-from sfu.data.feature_data import check_features
+from sfu.data.raw_arrays import check_features
 from sfu.errors import ConfigError, DataError
 from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator

@@ -2,7 +2,8 @@
 
 The file must hold exactly what the headers of its arrays say. A compressed npz file of more than 64 MiB when unpacked
 may unpack to 100 times its own size. Without ``test_features`` and ``test_labels`` a seeded stratified test part is
-held out.
+held out. Features in uint8 beside ``offset`` and ``scale``, one number for each feature, stand for
+``offset + scale * features``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from sfu.errors import ConfigError, DataError
 from sfu.readers import array_names, read_arrays, refusing
 from sfu.schema import setting
 
-_TRAIN = ("train_features", "train_labels")
-_TEST = ("test_features", "test_labels")
+TRAIN = ("train_features", "train_labels")
+TEST = ("test_features", "test_labels")
 _USUAL = {
     "train_features": ("train_features", "x_train", "train_x", "x", "features", "train", "data", "embeddings"),
     "train_labels": ("train_labels", "y_train", "train_y", "y", "labels", "targets", "target"),
@@ -27,7 +28,8 @@ _USUAL = {
     "test_labels": ("test_labels", "y_test", "test_y"),
 }
 """What others call these arrays, in lower case."""
-_SUFFIXES = (".npz", ".safetensors")
+CODES = ("offset", "scale")
+SUFFIXES = (".npz", ".safetensors")
 
 
 @dataclass
@@ -38,16 +40,16 @@ class FeatureFile(FeatureDataset, name="features"):
 
     def load(self, seed: int) -> RawArrays:
         path = self._path()
-        arrays = read_feature_file(path, _TRAIN + _TEST, "dataset.path")
-        lacking = [key for key in _TRAIN if key not in arrays]
+        arrays = read_feature_file(path, TRAIN + TEST, "dataset.path")
+        lacking = [key for key in TRAIN if key not in arrays]
         if lacking:
             raise DataError(_rename(path, lacking))
-        tests = [key for key in _TEST if key in arrays]
+        tests = [key for key in TEST if key in arrays]
         if len(tests) == 1:
-            raise DataError(f"dataset.path={path} has {tests[0]} alone. Give both of {', '.join(_TEST)}, or neither.")
+            raise DataError(f"dataset.path={path} has {tests[0]} alone. Give both of {', '.join(TEST)}, or neither.")
         if tests:
-            return RawArrays(*(arrays[key] for key in _TRAIN + _TEST))
-        features, labels = (arrays[key] for key in _TRAIN)
+            return RawArrays(*(arrays[key] for key in TRAIN + TEST))
+        features, labels = (arrays[key] for key in TRAIN)
         return stratified_test_split(features, labels, self.test_fraction, seed, self.source)
 
     def source_files(self) -> list[Path]:
@@ -62,8 +64,8 @@ class FeatureFile(FeatureDataset, name="features"):
                 f"dataset.path={path} does not exist (looked from {Path.cwd()}). Give the path of an .npz or "
                 ".safetensors file of features, from this folder or from the root."
             )
-        if path.suffix not in _SUFFIXES:
-            raise ConfigError(f"dataset.path={path} ends in '{path.suffix}'. sfu reads {' and '.join(_SUFFIXES)}.")
+        if path.suffix not in SUFFIXES:
+            raise ConfigError(f"dataset.path={path} ends in '{path.suffix}'. sfu reads {' and '.join(SUFFIXES)}.")
         return path
 
 
@@ -75,11 +77,11 @@ def _rename(path: Path, lacking: list[str]) -> str:
     renamed = ", ".join(
         f"{want}=data[{'NAME' if name is None else repr(name)}]"
         for want, name in meant.items()
-        if name is not None or want in _TRAIN
+        if name is not None or want in TRAIN
     )
     return (
         f"dataset.path={path} has no {' and no '.join(lacking)}. It holds {', '.join(held) or 'no arrays'}. sfu reads "
-        f"{', '.join(_TRAIN)} and, optionally, {', '.join(_TEST)}. Save the arrays again under these names: "
+        f"{', '.join(TRAIN)} and, optionally, {', '.join(TEST)}. Save the arrays again under these names: "
         + (
             f"data = numpy.load({path.name!r}); numpy.savez('renamed.npz', {renamed})."
             if path.suffix == ".npz"
@@ -96,7 +98,34 @@ def read_feature_file(path: Path, keys: tuple[str, ...], setting: str) -> dict[s
         ConfigError: The file is of another type; ``setting`` names the config key in the message.
         DataError: It is damaged, holds something else than numbers, or unpacks to far more than its own size.
     """
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"{setting}={path} ends in '{path.suffix}'. sfu reads {' and '.join(_SUFFIXES)}.")
-    with refusing(f"{setting}={path}", "Write it again with numpy.savez or safetensors.", DataError):
-        return read_arrays(path, keys)
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{setting}={path} ends in '{path.suffix}'. sfu reads {' and '.join(SUFFIXES)}.")
+    with refusing(
+        f"{setting}={path}", "Write it again with numpy.savez, safetensors or sfu-features export.", DataError
+    ):
+        arrays = read_arrays(path, (*keys, *CODES))
+        codes = {name: arrays.pop(name) for name in CODES if name in arrays}
+        return _decoded(arrays, codes) if codes else arrays
+
+
+def _decoded(arrays: dict[str, np.ndarray], codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Turn features in uint8 into float32 by an offset and a scale; leave other arrays as they are."""
+    coded = [name for name, values in arrays.items() if name.endswith("features") and values.dtype == np.uint8]
+    if not coded:
+        return arrays
+    for name in CODES:
+        if name not in codes:
+            raise ValueError(f"{coded[0]} is uint8 and has {next(iter(codes))}, but no {name}")
+        values = codes[name]
+        if values.dtype.kind != "f" or not np.isfinite(values).all() or (name == "scale" and (values < 0).any()):
+            raise ValueError(f"{name} must hold finite floats{' of at least 0' if name == 'scale' else ''}")
+    decoded = dict(arrays)
+    for name in coded:
+        widths = {arrays[name].shape[1:], *(values.shape for values in codes.values())}
+        if len(widths) > 1:
+            shapes = ", ".join(f"{key} {list(values.shape)}" for key, values in ({name: arrays[name]} | codes).items())
+            raise ValueError(f"the shapes do not fit together: {shapes}")
+        decoded[name] = arrays[name].astype(np.float32)
+        decoded[name] *= codes["scale"].astype(np.float32)
+        decoded[name] += codes["offset"].astype(np.float32)
+    return decoded

@@ -40,8 +40,7 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
         image = _to_mode(image, _MODES[channels])
         pixels = _pixels(image, channels)
     except UnidentifiedImageError:
-        what = "is empty" if not data else f"is none of {', '.join(_FORMATS)}"
-        raise ImageError(what) from None
+        raise ImageError(_what_it_is(data)) from None
     except Image.DecompressionBombError as error:
         raise ImageError(f"has more pixels than are safe to decode ({error})") from None
     except MemoryError:
@@ -55,6 +54,23 @@ def decode_image(data: bytes, channels: int = 3) -> Tensor:
     except Exception as error:  # on damaged files, Pillow's plugins raise errors of many types
         raise ImageError(f"is damaged ({error})") from None
     return torch.from_numpy(pixels.reshape(image.height, image.width, channels)).permute(2, 0, 1)
+
+
+def _what_it_is(data: bytes) -> str:
+    """Say what a file is that is no image which Pillow may open here, as far as its first bytes tell."""
+    if not data:
+        return "is empty"
+    start, what = data[:200].lstrip(), ""
+    first_line = start.partition(b"\n")[0].rstrip()
+    if start.startswith(b"version https://git-lfs."):
+        what = ", but a pointer of Git LFS to it (`git lfs pull` fetches the image)"
+    elif data[4:8] == b"ftyp":
+        what = ", but HEIC, AVIF or a video, whatever its name (convert photos to JPEG or PNG)"
+    elif start.startswith(b"<"):
+        what = ", but a web page or XML (its download may have failed)"
+    elif first_line.isascii() and first_line.decode().isprintable():
+        what = f", but text that begins with {first_line.decode()[:40]!r}"
+    return f"is none of {', '.join(_FORMATS)}{what}"
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:

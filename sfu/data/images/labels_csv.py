@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import csv
-import logging
 import os
-from collections.abc import Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from sfu.data.images.files import files_below, is_image
+from sfu.data.images.files import Walk, is_image, path_key
 from sfu.data.images.image_set import ImageSet
 from sfu.data.images.images import FileImages
 from sfu.errors import DataError
-from sfu.readers import refusing, require_regular
-
-log = logging.getLogger(__name__)
+from sfu.names import composed, warn_once
+from sfu.readers import refusing, require_regular, text_encoding
 
 _SPLITS = ("train", "test")
 _SHOWN = 5
+_LONGEST_HEADER = 1 << 16  # characters
 
 
 class _Row(NamedTuple):
@@ -30,23 +28,52 @@ class _Row(NamedTuple):
     line: int
 
 
+class _Present:
+    """The files below a folder: what is listed in it, and what links lead to by other ways."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = set(Walk(folder).files_below(folder))
+        self._by_key = {path_key(file): file for file in self.files}
+        self._by_stem: dict[str, str | None] = {}
+        for file in filter(is_image, self.files):
+            stem = os.path.splitext(path_key(file))[0]
+            self._by_stem[stem] = None if stem in self._by_stem else file
+
+    def written(self, file: str) -> str:
+        """Return the name that a listed file has on the disk.
+
+        Slashes and accents may be written otherwise, and the ending may be missing if one image alone has the name.
+        """
+        exact, slashed = (os.path.normpath(name) if name else "" for name in (file, file.replace("\\", "/")))
+        found = next((name for name in (exact, slashed) if name in self), None)
+        return found or self._by_key.get(path_key(file)) or self._by_stem.get(path_key(file)) or exact
+
+    def __contains__(self, file: str) -> bool:
+        return file in self.files or (not _is_outside(file) and os.path.isfile(self.folder / file))
+
+
+def _is_outside(file: str) -> bool:
+    return os.path.isabs(file) or file.split(os.sep)[0] == ".."
+
+
 def read_labels_csv(path: Path, folder: Path, n_classes: int | None) -> ImageSet:
     """Return the images below ``folder`` that a CSV file lists, sorted by name, whatever the order of its rows.
 
-    The CSV file is UTF-8, with a header; other columns are ignored. If all labels are integers, they are class indices
-    from 0 (below ``n_classes``, if that is given; then some may be absent). Otherwise they are names, numbered in
-    sorted order.
+    The CSV file is UTF-8, with a header; other columns are ignored. Commas, semicolons or tabs separate the cells. If
+    all labels are integers, they are class indices from 0 (below ``n_classes``, if that is given; then some may be
+    absent). Otherwise they are names, numbered in sorted order.
 
     Raises:
         DataError: The file cannot be read, lacks a column, or has wrong rows; the message names their lines.
     """
-    present = set(files_below(folder))
-    rows, has_split = _read_rows(path, present, folder)
+    present = _Present(folder)
+    rows, has_split = _read_rows(path, present)
     rows.sort()
     files = [row.file for row in rows]
-    left_out = sum(is_image(file) for file in present.difference(files))
+    left_out = sum(is_image(file) for file in present.files.difference(files))
     if left_out:
-        log.warning("%d images below %s are not in %s and are left out", left_out, folder, path)
+        warn_once(__name__, f"{left_out} images below {folder} are not in {path} and are left out")
     labels_N, names = _numbered([row.label for row in rows], path, n_classes)
     if len(names) < 2:
         raise DataError(f"dataset.labels_csv={path} holds one class, {names[0]}. At least two are needed.")
@@ -73,7 +100,7 @@ def _parts_by_folder(files: list[str], path: Path) -> np.ndarray | None:
     return first_N == "test"
 
 
-def _read_rows(path: Path, present: Set[str], folder: Path) -> tuple[list[_Row], bool]:
+def _read_rows(path: Path, present: _Present) -> tuple[list[_Row], bool]:
     """Read the rows, of which no more are held than there are files; also return whether they have a split.
 
     Raises:
@@ -84,15 +111,17 @@ def _read_rows(path: Path, present: Set[str], folder: Path) -> tuple[list[_Row],
     n_problems, lines = 0, dict[str, int]()
     with refusing(f"dataset.labels_csv={path}", "Write it as CSV in UTF-8.", DataError):
         require_regular(path)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            columns = [name.strip() for name in next(reader, [])]
+        with path.open("rb") as start:
+            encoding = text_encoding(start.read(2))
+        with path.open(newline="", encoding=encoding) as file:
+            header, delimiter, first = _header(file)
+            reader = csv.reader(file, delimiter=delimiter)
+            columns = [name.strip() for name in header]
             lacking = [name for name in ("file", "label") if name not in columns]
             if lacking:
                 raise DataError(
                     f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
-                    f"{', '.join(columns)[:200] or 'nothing'}. It must name file,label and optionally split, separated "
-                    "by commas."
+                    f"{', '.join(columns)[:200] or 'nothing'}. It must name file,label and optionally split."
                 )
             has_split = "split" in columns
             places = [columns.index(name) if name in columns else len(columns) for name in ("file", "label", "split")]
@@ -100,8 +129,8 @@ def _read_rows(path: Path, present: Set[str], folder: Path) -> tuple[list[_Row],
                 if not any(cells):
                     continue
                 file_name, label, split = (cells[place].strip() if place < len(cells) else "" for place in places)
-                row = _Row(os.path.normpath(file_name) if file_name else "", label, split, reader.line_num)
-                problem = _problem(row, present, folder, lines.get(row.file, row.line), has_split)
+                row = _Row(present.written(file_name), composed(label), split, first + reader.line_num)
+                problem = _problem(row, present, lines.get(row.file, row.line), has_split)
                 if row.file in present:
                     lines.setdefault(row.file, row.line)
                 if problem is None:
@@ -118,13 +147,26 @@ def _read_rows(path: Path, present: Set[str], folder: Path) -> tuple[list[_Row],
     return rows, has_split
 
 
-def _problem(row: _Row, present: Set[str], folder: Path, first: int, has_split: bool) -> str | None:
+def _header(file: IO[str]) -> tuple[list[str], str, int]:
+    """Return the cells of the header, what separates cells, and the number of the header's line.
+
+    Excel separates cells by semicolons where numbers have a decimal comma, and may say so in a line ``sep=;``.
+    """
+    line, number, delimiter = file.readline(_LONGEST_HEADER), 1, ""
+    if line.lower().startswith("sep="):
+        delimiter = line[4:5].strip("\r\n")
+        line, number = file.readline(_LONGEST_HEADER), 2
+    delimiter = delimiter or max(",;\t", key=line.count)
+    return next(csv.reader([line], delimiter=delimiter), []), delimiter, number
+
+
+def _problem(row: _Row, present: _Present, first: int, has_split: bool) -> str | None:
     if not row.file:
         return "no file"
     if row.file not in present:
-        if os.path.isabs(row.file) or row.file.split(os.sep)[0] == "..":
-            return f"{row.file!r} is outside dataset.path={folder}; files are given relative to it"
-        return f"{row.file!r} does not exist below dataset.path={folder}"
+        if _is_outside(row.file):
+            return f"{row.file!r} is outside dataset.path={present.folder}; files are given relative to it"
+        return f"{row.file!r} does not exist below dataset.path={present.folder}"
     if first != row.line:
         return f"{row.file!r} is in line {first} already"
     if not row.label:

@@ -8,6 +8,7 @@ and, with ``logger.heads=true``, ``heads-<run id>`` (every head, without its sec
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -15,14 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from sfu.errors import ConfigError
-from sfu.names import visible
+from sfu.names import visible, warn_once
 from sfu.reporting.columns import tidy_table
 from sfu.reporting.loggers.base import RunLogger
 from sfu.reporting.loggers.content import heads_of, stage_name, summary_of
 from sfu.results.rows import is_number
 from sfu.schema import setting
 
+_replaced: dict[str, str] = {}
+"""Folders of W&B by the variable that names them, of which this process has found that they cannot be written."""
 _LONGEST, _LONGEST_TAG = 128, 64  # characters that the server takes
 REMEDY = "Use `logger.mode=offline` to record in the run's folder without account or network, or `logger=none`."
 
@@ -69,6 +74,8 @@ class WandbLogger(RunLogger, name="wandb"):
             ) from error
         mode: Any = self.mode
         folder = Path(run_info.get("folder", ".")).absolute()
+        if self.mode != "disabled":
+            _choose_folders(folder / "wandb")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self.mode == "online" and not wandb.login(prompt=False):
@@ -134,6 +141,39 @@ class WandbLogger(RunLogger, name="wandb"):
 
     def _finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)
+
+
+def _choose_folders(place: Path) -> None:
+    """Have W&B keep its caches and staged artifacts in the run's folder if it cannot write to those of the user.
+
+    Otherwise its service prints a log of its own, and artifacts fail.
+    """
+    defaults = {
+        "WANDB_CACHE_DIR": platformdirs.user_cache_dir("wandb"),
+        "WANDB_DATA_DIR": platformdirs.user_data_dir("wandb"),
+        "WANDB_CONFIG_DIR": "~/.config/wandb",
+    }
+    closed = {}
+    for variable, default in defaults.items():
+        theirs = Path(_replaced.get(variable) or os.environ.get(variable) or default).expanduser()
+        if not _can_write(theirs):
+            _replaced[variable] = closed[variable] = str(theirs)
+            os.environ[variable] = str(place / "home")
+    if closed:
+        warn_once(
+            __name__,
+            f"logger=wandb: {' and '.join(closed.values())} cannot be written, so W&B keeps its files in the run's "
+            f"folder. Set {' and '.join(closed)} to choose another place.",
+        )
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _label(text: str | None, longest: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Which pictures a table deserves: curves over every swept number, the plane, and bars."""
+"""Which pictures a table deserves: curves over every swept number, the plane, and the gaps to Retrained."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfu.reporting import format as fmt
-from sfu.reporting.pictures.bars import bar_figure, sweep_bar_figure
 from sfu.reporting.pictures.curves import curve_figure, numeric_key
 from sfu.reporting.pictures.drawing import png_of, save_figure
+from sfu.reporting.pictures.gaps import gap_figure
 from sfu.reporting.pictures.plane import plane_figure, plane_points
-from sfu.reporting.words import averaged, count_of, setting_of, spread_words
+from sfu.reporting.words import averaged, setting_of, spread_words
 from sfu.results.aggregate import Group, ResultTable, number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CURVES = 6
-MOST_BARS = 3
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,9 @@ class Picture:
 
 
 def save_sweep_plot(table: ResultTable, path: str | Path) -> Path:
-    """Draw a sweep into a file: curves with bands if one numeric key varies, else bars."""
+    """Draw a sweep into a file: curves with bands if one numeric key varies, else gaps."""
     key, title = numeric_key(table), averaged(table)
-    return save_figure(curve_figure(table, key, title) if key else sweep_bar_figure(table, title), path)
+    return save_figure(curve_figure(table, key, title) if key else gap_figure(table, title), path)
 
 
 def pictures_of(table: ResultTable, curves: Sequence[str] = ()) -> tuple[list[Picture], list[str]]:
@@ -58,8 +57,7 @@ def pictures_of(table: ResultTable, curves: Sequence[str] = ()) -> tuple[list[Pi
     Curves are drawn over the keys of ``curves``. If it is empty, they are drawn over every key with three numbers or
     more (with two, if none has more).
     """
-    groups = [group for group in table.groups if group.rows]
-    if not groups:
+    if not table.results:
         return [], []
     sizes = {key: len({group.overrides[key] for group in table.groups}) for key in table.varied}
     keys = curves or [key for key, size in sizes.items() if size > 2] or list(sizes)
@@ -67,8 +65,7 @@ def pictures_of(table: ResultTable, curves: Sequence[str] = ()) -> tuple[list[Pi
     drawn, left_out = found[:MOST_CURVES], [picture.caption for picture in found[MOST_CURVES:]]
     if plane_points(table):
         drawn.append(_plane(table))
-    drawn += [_bars(table, group) for group in groups] if len(groups) <= MOST_BARS else [_all_bars(table)]
-    return drawn, [f"Not drawn: {caption}" for caption in left_out]
+    return [*drawn, _gaps(table)], [f"Not drawn: {caption}" for caption in left_out]
 
 
 def along(table: ResultTable, key: str) -> Iterator[tuple[dict[str, str], ResultTable]]:
@@ -98,7 +95,8 @@ def _spans(table: ResultTable) -> str:
 def _curve(table: ResultTable, key: str, at: dict[str, str]) -> Picture:
     setting = ", ".join(f"{name} = {value}" for name, value in at.items())
     where = f" at {setting}" if setting else ""
-    caption = f"Test accuracy and distance to Retrained against {key}{where}; bands: {spread_words(table)}."
+    caption = f"Test accuracy and distance to Retrained against {key}{where}; bands: {spread_words(table)}; "
+    caption += "dashed: sees more than the forget set; hollow: step not applied."
     values = f"{table.groups[0].overrides[key]} to {table.groups[-1].overrides[key]}"
     alt = f"Curves against {key} from {values}{where}. Distance to Retrained: {_spans(table)}."
     title = averaged(table) + (f", {setting}" if setting else "")
@@ -108,34 +106,22 @@ def _curve(table: ResultTable, key: str, at: dict[str, str]) -> Picture:
 def _plane(table: ResultTable) -> Picture:
     caption = (
         "The distance-accuracy plane: Retrained is at the origin, the untouched head on the dashed line; a point for "
-        f"each setting; bars: {spread_words(table)}."
+        f"each setting, hollow if the step was not applied; bars: {spread_words(table)}."
     )
     alt = f"Distance to Retrained against the gap in test accuracy. Distances: {_spans(table)}."
     return Picture("plane", caption, alt, lambda narrow: plane_figure(table, averaged(table), narrow))
 
 
-def _bars(table: ResultTable, group: Group) -> Picture:
-    title = ", ".join(part for part in (setting_of(group), count_of(group)) if part)
+def _gaps(table: ResultTable) -> Picture:
+    caption = (
+        "Distance to Retrained, and the differences from Retrained in accuracy and membership inference"
+        f"{' at every setting' if table.varied else ''}; error bars: {spread_words(table)}."
+    )
     values = [
-        f"{name} test {fmt.fixed(row.mean('test_accuracy'))} %, distance {fmt.compact(row.mean('distance'))}"
-        for name, row in group.rows.items()
-    ]
-    caption = f"Accuracies, membership inference and distance, {title}; error bars: {spread_words(table)}."
-    alt = f"Bars, {title}. {'; '.join(values)}."
-
-    def draw(narrow: bool) -> Figure:
-        return bar_figure(group.rows, lambda row, key: table.spread_of(row[key]), title, narrow)
-
-    return Picture("bars", caption, alt, draw)
-
-
-def _all_bars(table: ResultTable) -> Picture:
-    caption = f"Test accuracy and distance to Retrained at every setting; error bars: {spread_words(table)}."
-    values = [
-        f"{setting_of(group)}: "
+        (f"{setting_of(group)}: " if group.overrides else "")
         + ", ".join(f"{name} {fmt.compact(row.mean('distance'))}" for name, row in group.rows.items())
         for group in table.groups[:6]
     ]
     more = "" if len(table.groups) <= 6 else " The others are in the table."
-    alt = f"Bars. Distances at {'; at '.join(values)}.{more}"
-    return Picture("bars", caption, alt, lambda narrow: sweep_bar_figure(table, averaged(table), narrow))
+    alt = f"Bars. Distances: {'; '.join(values)}.{more}"
+    return Picture("gaps", caption, alt, lambda narrow: gap_figure(table, averaged(table), narrow))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sfu.reporting.pictures import drawing as draw
+from sfu.reporting.pictures.labels import label_ends
 from sfu.results.aggregate import ResultTable, number_of
 
 if TYPE_CHECKING:
@@ -23,15 +24,17 @@ def numeric_key(table: ResultTable) -> str | None:
 
 def curve_figure(table: ResultTable, key: str, title: str, narrow: bool = False) -> Figure:
     """Draw curves over one numeric key, the only one that varies; in narrow form one panel under the other."""
-    zoom, n_methods = enlargement(table), len(table.methods)
+    zoom = enlargement(table)
+    others = [name for name in table.methods if name not in draw.LOOKS]
     panels = list(draw.PANELS)
     if zoom:
         panels.insert(1, ("test_accuracy", "Test accuracy, enlarged"))
+    tall = max(3.0, 0.8 + 0.13 * len(others))
     if narrow:
-        figure = draw.new_figure(draw.NARROW_INCHES, 0.8 + 2.9 * len(panels) + 0.2 * n_methods / 2)
+        figure = draw.new_figure(draw.NARROW_INCHES, 1.2 + (tall + 0.4) * len(panels))
         all_axes = figure.subplots(len(panels), 1)
     else:
-        figure = draw.new_figure(5.0 * len(panels) - (2.0 if zoom else 0.0), 4.0 + 0.2 * ((n_methods + 2) // 3))
+        figure = draw.new_figure(draw.WIDE_INCHES, 1.2 + tall)
         all_axes = figure.subplots(1, len(panels))
     values = [float(group.overrides[key]) for group in table.groups]
     for axes, (metric, panel) in zip(all_axes, panels, strict=True):
@@ -41,25 +44,47 @@ def curve_figure(table: ResultTable, key: str, title: str, narrow: bool = False)
     if zoom:
         all_axes[1].set_ylim(*zoom)
     draw.finish_distance(all_axes[-1], draw.distance_ends(table), along="y")
-    return draw.finish_figure(figure, title, narrow, 2 if narrow else 3)
+    draw.finish_figure(figure, title, narrow, 2 if narrow else 5)
+    figure.draw_without_rendering()
+    for index, (axes, (metric, _)) in enumerate(zip(all_axes, panels, strict=True)):
+        ends = [(name, *points[-1][:2]) for name in others if (points := _points(table, key, metric, name))]
+        if zoom and index == 0:  # what the next panel shows enlarged has its name there
+            ends = [end for end in ends if not zoom[0] <= end[2] <= zoom[1]]
+        label_ends(axes, ends)
+    return figure
+
+
+def _points(table: ResultTable, key: str, metric: str, name: str) -> list[tuple[float, float, float]]:
+    """The value of the key, the mean and the spread of one method at each setting where the metric is known."""
+    entries = [(float(group.overrides[key]), group.entry(name, metric)) for group in table.groups]
+    return [(x, entry.mean, table.spread_of(entry) or 0.0) for x, entry in entries if entry.mean is not None]
 
 
 def _draw_curves(axes: Axes, table: ResultTable, key: str, metric: str) -> None:
-    for index, name in enumerate(table.methods):
-        entries = [(float(group.overrides[key]), group.entry(name, metric)) for group in table.groups]
-        points = [(x, entry.mean, table.spread_of(entry) or 0.0) for x, entry in entries if entry.mean is not None]
-        ours = all(group.rows[name].access == "forget" for group in table.groups if name in group.rows)
+    """Draw a line for each method: dashed if it sees more than the forget set, hollow where a step was not applied."""
+    for name in table.methods:
+        points = _points(table, key, metric, name)
         if not points:
             continue
+        rows = {float(group.overrides[key]): group.rows[name] for group in table.groups if name in group.rows}
         xs, means, spreads = zip(*points, strict=True)
-        colour, dashes = draw.pick(draw.COLOURS, index), index // len(draw.COLOURS) + (not ours)
-        line: dict[str, Any] = {"color": colour, "linestyle": draw.pick(draw.DASHES, dashes), "linewidth": 1.4}
-        line |= {"marker": draw.pick(draw.MARKERS, index), "markerfacecolor": colour if ours else "white"}
-        label = draw.plain(name)
-        axes.plot(xs, means, **line, markersize=5, clip_on=metric != "distance", label=label)
+        dashes = "--" if any(map(draw.sees_more, rows.values())) else "-"
+        style = draw.marker_style(name)
+        line: dict[str, Any] = {key: style[key] for key in ("color", "zorder")} | {"clip_on": metric != "distance"}
+        axes.plot(xs, means, dashes, linewidth=1.4 if name in draw.LOOKS else 0.9, **line)
+        for x, mean in zip(xs, means, strict=True):
+            axes.plot(
+                x,
+                mean,
+                linestyle="none",
+                **draw.marker_style(name, not rows[x].is_withheld),
+                clip_on=metric != "distance",
+            )
+        if name in draw.LOOKS:
+            axes.plot([], [], dashes, **style, label=draw.plain(name))
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(xs, low, high, color=style["color"], alpha=0.18, linewidth=0)
     axes.set_xlabel(draw.plain(key))
 
 

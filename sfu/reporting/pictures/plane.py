@@ -5,24 +5,30 @@ Retrained stands at the origin. This picture tells methods apart that have the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.reporting.pictures import drawing as draw
+from sfu.reporting.pictures.labels import label_points
 from sfu.results.aggregate import ResultTable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LINEAR_POINTS = 2.0
-"""Gaps up to this many points are drawn to scale; beyond, logarithmically."""
+_TICKS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
-Point = tuple[float, float, float, float]
+
+class Point(NamedTuple):
+    """One method at one setting: distance, gap in test accuracy (points), the spread of both, and its step's fate."""
+
+    distance: float
+    gap: float
+    distance_spread: float
+    gap_spread: float
+    applied: bool
 
 
 def plane_points(table: ResultTable) -> dict[str, list[Point]]:
-    """Return the distance and the test gap of each method at each setting, then the spread of both.
+    """Return the points of each method, one for each setting.
 
     Methods of which the distance or the gap is never known have no place in the plane.
     """
@@ -32,7 +38,7 @@ def plane_points(table: ResultTable) -> dict[str, list[Point]]:
             distance, gap = row["distance"], row["test_gap"]
             if distance.mean is not None and gap.mean is not None:
                 spreads = table.spread_of(distance) or 0.0, table.spread_of(gap) or 0.0
-                found[name].append((distance.mean, gap.mean, *spreads))
+                found[name].append(Point(distance.mean, gap.mean, *spreads, applied=not row.is_withheld))
     return {name: points for name, points in found.items() if points}
 
 
@@ -40,32 +46,31 @@ def plane_figure(table: ResultTable, title: str, narrow: bool = False) -> Figure
     """Draw every setting of every method that has a place (one at least), its settings joined if one key varies."""
     points = plane_points(table)
     known = [point for found in points.values() for point in found]
-    figure = draw.new_figure(draw.NARROW_INCHES if narrow else 8.4, 4.6 + 0.2 * len(points) / (2 if narrow else 3))
+    others = [name for name in points if name not in draw.LOOKS]
+    figure = draw.new_figure(draw.NARROW_INCHES if narrow else draw.WIDE_INCHES, 4.8 + 0.12 * len(others))
     axes = figure.subplots()
-    line: dict[str, Any] = {"linestyle": "-" if len(table.varied) == 1 else "none", "linewidth": 0.7, "alpha": 0.9}
-    line |= {"elinewidth": 0.9, "capsize": 2, "markersize": 6}
-    for index, (name, found) in enumerate(points.items()):
-        xs, ys, dxs, dys = zip(*found, strict=True)
-        look: dict[str, Any] = {"color": draw.pick(draw.COLOURS, index), "marker": draw.pick(draw.MARKERS, index)}
-        look |= {"markerfacecolor": "white"} if index % 2 else {}
-        axes.errorbar(xs, ys, xerr=dxs, yerr=dys, label=draw.plain(name), **look, **line)
-    draw.finish_distance(axes, [x + dx for x, _, dx, _ in known])
+    for name, found in points.items():
+        look = draw.look_of(name)
+        xs, ys, dxs, dys, applied = zip(*found, strict=True)
+        if len(table.varied) == 1:
+            axes.plot(xs, ys, color=look.colour, linewidth=0.7, alpha=0.7, zorder=1)
+        axes.errorbar(xs, ys, xerr=dxs, yerr=dys, fmt="none", ecolor=look.colour, elinewidth=0.9, capsize=2, zorder=2)
+        for x, y, whole in zip(xs, ys, applied, strict=True):
+            axes.plot(x, y, linestyle="none", **draw.marker_style(name, whole))
+        if name in draw.LOOKS:
+            label = draw.plain(name) + ("" if any(applied) else " (not applied)")
+            axes.plot([], [], linestyle="none", label=label, **draw.marker_style(name, any(applied)))
+    draw.finish_distance(axes, [point.distance + point.distance_spread for point in known], room=0.12)
     axes.set_xlim(left=-0.04)
-    _scale_gap(axes, [y for _, y, _, _ in known])
+    gaps = [point.gap for point in known]
+    draw.finish_gap(axes, gaps, "y", _TICKS)
+    note = f"\nlogarithmic beyond {draw.LINEAR_POINTS:g}" if axes.get_yscale() == "symlog" else ""
+    axes.set_ylabel(f"test accuracy, points from Retrained{note}")
     axes.axhline(0, color=draw.BLACK, linewidth=0.8, zorder=0)
     draw.finish_axes(axes, grid="y")
-    return draw.finish_figure(figure, title, narrow, 2 if narrow else 3)
-
-
-def _scale_gap(axes: Axes, gaps: Sequence[float]) -> None:
-    note = ""
-    if max(abs(gap) for gap in gaps) > 5 * LINEAR_POINTS:
-        note = f"\nlogarithmic beyond {LINEAR_POINTS:g}"
-        axes.set_yscale("symlog", linthresh=LINEAR_POINTS, linscale=1.5)
-        low, high = min([*gaps, -1.0]) * 1.3, max([*gaps, 1.0]) * 1.3
-        ticks = [sign * tick for tick in (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0) for sign in (1, -1)]
-        axes.set_yticks(sorted({tick for tick in ticks if low <= tick <= high}))
-        axes.set_yticks([], minor=True)
-        axes.set_ylim(low, high)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:+.3g}" if value else "0")
-    axes.set_ylabel(f"test accuracy, points from Retrained{note}")
+    draw.finish_figure(figure, title, narrow, 2 if narrow else 5)
+    ends = [
+        (name + ("" if any(p.applied for p in points[name]) else " (not applied)"), points[name][-1]) for name in others
+    ]
+    label_points(axes, [(name, end.distance, end.gap) for name, end in ends], [point[:2] for point in known])
+    return figure

@@ -32,7 +32,8 @@ Track = Callable[[Sequence[Any], str], Iterable[Any]]
 class Report:
     """All that a report says: its tables, every run that was found, and those that no table has.
 
-    ``repeated`` holds pairs of a run and a later one with the same settings and seed, which replaces it.
+    ``sections`` are those with results. ``repeated`` holds pairs of a run and a later one with the same settings and
+    seed, which replaces it. ``left_out`` are the runs that no section has.
     """
 
     title: str
@@ -121,10 +122,12 @@ def build_report(
     placed = [run for run in runs if run.config is not None and (run.metrics is not None or run.problem is not None)]
     merged, repeated = merge_repeats([configured(run, neutral) for run in placed])
     check_keys(merged, "--curve", curves)
-    found = sections(merged, by, over, spread)
-    name = title or "sfu: " + "; ".join(dict.fromkeys(section.title for section in found[:3]))
+    made = sections(merged, by, over, spread)
+    found = [section for section in made if section.has_results]
+    without = [run.folder for section in made if not section.has_results for run in section.runs]
+    name = title or "sfu: " + ("; ".join(dict.fromkeys(section.title for section in found[:3])) or "no results")
     name += f" and {len(found) - 3} more" if title is None and len(found) > 3 else ""
-    return Report(name, found, runs, repeated, [run for run in runs if run not in placed])
+    return Report(name, found, runs, repeated, [run for run in runs if run not in placed or run.folder in without])
 
 
 def limits(report: Report) -> list[str]:

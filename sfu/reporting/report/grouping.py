@@ -37,12 +37,19 @@ class Section:
     Attributes:
         fixed: Settings that tell this section from the others.
         implied: Settings that differ only where a shown one does, by the name of the shown one.
+        runs: The runs of the table.
     """
 
     title: str
     fixed: Settings
     table: ResultTable
     implied: dict[str, list[str]] = field(default_factory=dict)
+    runs: list[FoundRun] = field(default_factory=list)
+
+    @property
+    def has_results(self) -> bool:
+        """True if not every run failed."""
+        return len(self.table.failed) < self.table.n_runs
 
 
 def flatten(config: Mapping[str, Any] | None) -> Settings:
@@ -164,7 +171,7 @@ def _section(
         failed = {"error": f"{run.folder.name}: {run.problem}"}
         runs.append((settings, failed if run.metrics is None else run.metrics))
     table = aggregate(runs, averaged, spread)
-    return Section(_title(fixed, found, table.varied), fixed, table, implied)
+    return Section(_title(fixed, found, table.varied), fixed, table, implied, [one.run for one in found])
 
 
 def _varied(found: Sequence[Configured], over: Sequence[str] = ()) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,8 +15,9 @@ from sfu.reporting import format as fmt
 from sfu.reporting import words
 from sfu.reporting.columns import DIFFERENCES, cells_of, column_of, compared_rows, difference_cells, metrics_in
 from sfu.reporting.pictures.choose import Picture
+from sfu.reporting.pictures.drawing import look_of
 from sfu.reporting.report.build import Report, limits, public
-from sfu.reporting.verdict import verdicts
+from sfu.reporting.verdict import closest, harm, verdicts
 from sfu.results.rows import is_number
 from sfu.results.run_folder import FoundRun
 
@@ -42,6 +44,7 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) 
         report=report,
         sections=list(zip(report.sections, drawn, strict=True)),
         shown=[[key for key in SHOWN if key in metrics_in(section.table)] for section in report.sections],
+        tables=[section.table for section in report.sections],
         limits=limits(report),
         seconds_of=lambda run: fmt.seconds(_seconds(run)).replace(fmt.MISSING, ""),
         total_seconds=fmt.seconds(sum(_seconds(run) or 0.0 for run in report.finished)),
@@ -49,7 +52,10 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) 
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         sfu_version=sfu.__version__,
         words=words,
+        closest=closest,
+        harm=harm,
         verdicts=verdicts,
+        look_of=look_of,
         cells_of=cells_of,
         column_of=column_of,
         differences=list(DIFFERENCES),
@@ -59,10 +65,10 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) 
 
 
 def _breakable(text: str) -> Markup:
-    """A name that may be broken after an underscore."""
+    """A name or a key that may be broken after an underscore or a dot, and inside a word only if nothing else helps."""
     from markupsafe import Markup, escape
 
-    return Markup(str(escape(visible(text))).replace("_", "_<wbr>"))
+    return Markup(re.sub(r"([_.])", r"\1<wbr>", str(escape(visible(text)))))
 
 
 def _shown(value: Any) -> Any:

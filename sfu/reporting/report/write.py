@@ -22,6 +22,7 @@ from sfu.reporting.text_tables import (
     markdown_table,
 )
 from sfu.reporting.verdict import verdicts
+from sfu.results.run_folder import FoundRun
 
 PAGE, PICTURES = "report.html", "pictures"
 _LISTED = 8
@@ -38,10 +39,15 @@ def print_report(report: Report, console: Console) -> None:
         for key, others in section.implied.items():
             console.print(Text(f"Also different wherever {key} is: {', '.join(others)}.", style="dim"))
         console.print()
-    troubled = [f"{run.folder} ({run.state}): {run.problem}" for run in report.unlisted]
+    troubled = list(map(_trouble, report.unlisted))
     _print_list("Runs with a problem:", WORSE_STYLE, troubled, console)
     repeated = [f"{old.folder}, replaced by {new.folder}" for old, new in report.repeated]
     _print_list("Repeated, so counted once:", "bold", repeated, console)
+
+
+def _trouble(run: FoundRun) -> str:
+    """One line on a run with a problem: its folder, its state with what was given, and why."""
+    return f"{run.folder} ({', '.join(filter(None, (run.state, run.given)))}): {run.problem}"
 
 
 def _print_list(title: str, style: str, lines: Sequence[str], console: Console) -> None:
@@ -60,7 +66,7 @@ def markdown_report(report: Report) -> str:
         parts += [f"## {escape_cell(section.title)}", *map(escape_cell, verdicts(section.table))]
         parts.append(markdown_table(section.table).rstrip())
     if report.troubled:
-        lines = [f"- {run.folder} ({run.state}): {run.problem}" for run in report.troubled]
+        lines = [f"- {_trouble(run)}" for run in report.troubled]
         parts += ["## Runs with a problem", "\n".join(map(escape_cell, lines))]
     return "\n\n".join(parts) + "\n"
 
@@ -81,7 +87,9 @@ def csv_report(report: Report) -> str:
 
 def latex_report(report: Report) -> str:
     r"""Return a ``tabular`` for each section, for a document with ``\usepackage{booktabs}``."""
-    return "\n".join(f"{latex_comment(section.title)}{latex_table(section.table)}" for section in report.sections)
+    tables = [f"{latex_comment(section.title)}{latex_table(section.table)}" for section in report.sections]
+    failed = [latex_comment(f"failed: {report.name_of(run)}: {run.problem}") for run in report.unlisted]
+    return "\n".join([*tables, *(["".join(failed)] if failed else [])])
 
 
 TEXTS = {"markdown": markdown_report, "csv": csv_report, "latex": latex_report}

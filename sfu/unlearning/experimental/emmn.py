@@ -10,7 +10,8 @@ breaks what the head knows of them, and for one on the others' (repair).
 
 Source: Chundawat et al., Zero-shot machine unlearning, IEEE TIFS 2023, whose noise is that of Tarun et al., Fast yet
 effective machine unlearning (UNSIR), 2021, and so are the defaults: batches of 256, Adam with lr 0.1 for 5 epochs of 8
-steps, lambda 0.1; impair with lr 0.02, repair with 0.01.
+steps, lambda 0.1; impair with lr 0.02, repair with 0.01. UNSIR's code sums the squares of a row where sfu takes their
+mean, repeats the noise 20 times, and impairs and repairs with Adam, where sfu uses plain SGD.
 
 **Caveat.** The method only knows classes, and it was made for images that are normalised. Here its noise lies in the
 space of the features, and its scale is the root mean square of the examples to forget.

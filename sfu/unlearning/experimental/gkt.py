@@ -12,7 +12,8 @@ gradients clipped to 5.
 student that has learned everything the gate lets through is the teacher again, forgotten class included. Different from
 the paper: the generator has one hidden layer and makes features, with the mean and spread of the examples to forget;
 the term on inner activations is omitted, because heads have none; sfu stops after 400 batches, which is enough for a
-head. The student starts at zero.
+head. The student starts at zero, its learning rate is constant (the authors lower it by the loss on retained rows), and
+a batch of which no row passes the gate counts.
 
 Shapes: B rows of a batch, D features, C classes.
 """

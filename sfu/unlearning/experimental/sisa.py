@@ -11,7 +11,8 @@ Shards are drawn at random over all training rows. A deployment would load the s
 storage. Here no ensemble was stored, so all shards are trained, and the details say how many held an example to forget
 and how much space storing them takes. Slices within a shard would only save time if training were incremental.
 
-Source: Bourtoule et al., Machine unlearning, IEEE S&P 2021; S = 5 shards, mean aggregation (one of the paper's two).
+Source: Bourtoule et al., Machine unlearning, IEEE S&P 2021; S = 5 shards. The paper lets shards vote, or averages their
+softmax outputs; sfu averages the outputs themselves, which one head can do.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Sisa(UnlearningMethod, name="sisa"):
 
     head: HeadSettings
     shards: int = setting(5, "S.", at_least=1)
+    settings_used = ()
     access = Access.RETAINED
 
     @classmethod

@@ -5,14 +5,15 @@ r"""L2UL, learning to unlearn: instance-wise forgetting with adversarial example
 
 :math:`D_{adv}` holds, for every example to forget, some adversarial examples near it with their targets, wrong classes
 drawn at random. They represent the retained data near the decision boundary. :math:`\bar\Omega` is one minus the
-example's MAS importance, scaled to [0, 1]: what matters little to the forget set is held in place. The descent ends
-when the head errs on the whole forget set.
+MAS importance, scaled to [0, 1] over all parameters: what matters little to the forget set is held in place. The
+descent ends when the head errs on the whole forget set.
 
 Source: Cha et al., Learning to unlearn: instance-wise unlearning for pre-trained classifiers, AAAI 2024. Defaults of
 the authors' CIFAR-10 run: radius 4, 100 steps of 0.1, 20 adversarial examples each (200 for CIFAR-100 and ImageNet),
 SGD with lr 1e-3, momentum 0.9, weight decay 1e-4, lambda 1, batches of 32 forget and 256 adversarial examples. They
 stop after 1,000 epochs at the latest; here ``max_steps`` bounds the steps. Their radius was made for images in [0, 1]
-with a norm of about 28; the details say how long the features are.
+with a norm of about 28; the details say how long the features are. docs/methods.md lists what else differs from their
+code: the start of the attack, its targets, the scale of the importance and the order of the rows.
 
 Shapes: A adversarial rows, F forget rows, D features.
 """
@@ -45,7 +46,7 @@ class Adversarial(DescentMethod, name="adversarial"):
     lr: float = setting(1e-3, above=0)
     epochs: int = field(default=1, init=False)
     batch_size: int = setting(32, "Forget rows of a step.", at_least=1)
-    weight_decay: float = setting(1e-4, at_least=0)
+    weight_decay: float | None = setting(1e-4, at_least=0)
     adversarial_batch_size: int = setting(256, "Adversarial rows of a step.", at_least=1)
     max_steps: int = setting(500, "Largest number of steps.", at_least=1)
     radius: float = setting(4.0, "Radius of the attack, in the units of the features.", above=0)

@@ -20,7 +20,6 @@ class Original(UnlearningMethod, name="original"):
     """Do nothing: the row that every method must beat."""
 
     access = Access.NONE
-    settings_used = ()
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         return UnlearningResult(request.head, applied=False)

@@ -68,6 +68,7 @@ class CertifiedRemoval(UnlearningMethod, name="certified_removal"):
     delta: float = setting(1e-4, "Delta of the guarantee.", above=0, below=1)
     bound: str = setting("data_dependent", "What is paid: an accumulated bound, or the residual.", choices=PAYMENTS)
     batches: int = setting(1, "Number of parts, removed one after another.", at_least=1)
+    settings_used = ("newton",)
     access = Access.RETAINED
 
     @classmethod

@@ -2,13 +2,14 @@
 
 ``fine_tune`` hopes that what is not rehearsed is forgotten. Source: a baseline of Golatkar, Achille and Soatto, Eternal
 sunshine of the spotless net, CVPR 2020. Defaults of Jia et al., Model sparsity can simplify machine unlearning, NeurIPS
-2023 ("FT"): 10 epochs of SGD, lr 0.01, momentum 0.9, batches of 256. The objective is the one the head was trained on,
-and its l2 replaces weight decay.
+2023 ("FT"): 10 epochs of SGD, lr 0.01, momentum 0.9, batches of 256, and the weight decay of training, which is the
+head's l2.
 
 ``random_labels`` gives every example to forget one wrong label. Source: Golatkar et al., CVPR 2020 (a baseline);
 Graves, Nagisetty and Ganesh, Amnesiac machine learning, AAAI 2021. The defaults are those of the random-label recipe of
-Fan et al., SalUn, ICLR 2024: 10 epochs of SGD, lr 0.013, momentum 0.9, weight decay 5e-4, batches of 256. That recipe
-also passes over the retained data, which this method does not see.
+Fan et al., SalUn, ICLR 2024: 10 epochs of SGD, lr 0.013, momentum 0.9, batches of 256, and the weight decay of
+training. That recipe draws the labels anew in every epoch, the true one among them, and after the forget set it passes
+over the retained data, which this method does not see.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
 from sfu.unlearning.descent import DescentMethod, DescentProblem
-from sfu.unlearning.differentiable import forgotten, mean_loss, regularizer, remaining, wrong_labels
+from sfu.unlearning.differentiable import forgotten, mean_loss, remaining, wrong_labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,14 +32,13 @@ class FineTune(DescentMethod, name="fine_tune"):
 
     lr: float = setting(0.01, above=0)
     epochs: int = setting(10, at_least=1)
-    weight_decay: float = setting(0.0, at_least=0)
     access = Access.RETAINED
 
     def problem(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> DescentProblem:
         retain, head = remaining(retained, request, self.method_name), request.head
 
         def loss(parameters_CE: Tensor, index: Tensor) -> Tensor:
-            return mean_loss(head, parameters_CE, retain.at(index)) + regularizer(head, parameters_CE)
+            return mean_loss(head, parameters_CE, retain.at(index))
 
         return self._over_rows(context, retain.count, loss)
 

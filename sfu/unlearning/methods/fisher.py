@@ -6,7 +6,8 @@ with F the diagonal of the Fisher information of the retained data.
 
 Source: Golatkar, Achille and Soatto, Eternal sunshine of the spotless net, CVPR 2020; the form with the inverse root
 and the cap is that of their code, with alpha = 3e-6 and, for a last layer, c = 100. (The paper's derivation has the
-fourth root.) sfu omits their special treatment of a whole class.
+fourth root.) Their code also averages the variance over each row of weights, multiplies that of the last layer by 10
+and, for a whole class, sets its weights to 0 with variance 1e-4. sfu does none of this.
 """
 
 from __future__ import annotations

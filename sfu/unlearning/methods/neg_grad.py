@@ -6,7 +6,7 @@ NegGrad ascends on the forget set alone,
 
 Source: Golatkar, Achille and Soatto, Eternal sunshine of the spotless net, CVPR 2020 (there a baseline). The defaults
 are those of Jia et al., Model sparsity can simplify machine unlearning, NeurIPS 2023 ("GA"): 5 epochs of SGD, lr 1e-4,
-momentum 0.9, weight decay 5e-4, batches of 256, no clipping.
+momentum 0.9, batches of 256, no clipping, and the weight decay of training, which is the head's l2.
 
 NegGrad+ minimises :math:`\alpha\, \bar l(D_r) - (1 - \alpha)\, \bar l(D_f)`; every step takes a batch of each. Source:
 Kurmanji et al., Towards unbounded machine unlearning (SCRUB), NeurIPS 2023, who propose it as a stronger baseline. They
@@ -46,7 +46,7 @@ class NegGradPlus(DescentMethod, name="neg_grad_plus"):
     """Descend on the retained data and ascend on the forget set, in one weighted objective."""
 
     lr: float = setting(0.01, above=0)
-    weight_decay: float = setting(0.0, at_least=0)
+    weight_decay: float | None = setting(0.0, "On top of the head's l2, which is in the objective.", at_least=0)
     alpha: float = setting(0.95, "Share of the retained data.", above=0, below=1)
     access = Access.RETAINED
 

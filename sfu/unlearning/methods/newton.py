@@ -37,7 +37,7 @@ from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
-from sfu.unlearning.batches import check_batches, unlearn_in_batches
+from sfu.unlearning.batches import check_batches, sequence_note, unlearn_in_batches
 from sfu.unlearning.decision import Decision, check_sample, decide, is_unlike
 from sfu.unlearning.further_steps import StepResult, steps_along_path, steps_on_retained
 from sfu.unlearning.settings import RunSettings
@@ -128,8 +128,14 @@ class Newton(UnlearningMethod, name="newton"):
         """
         self.check(request.n_forget)
         if self.batches == 1:
-            return self._unlearn_at_once(request, context, retained)
-        return unlearn_in_batches(self._unlearn_at_once, request, context, retained, self.batches)
+            result = self._unlearn_at_once(request, context, retained)
+        else:
+            result = unlearn_in_batches(self._unlearn_at_once, request, context, retained, self.batches)
+        forgotten = result.head.forgotten.requests > request.head.forgotten.requests
+        if not forgotten or self.access is not Access.FORGET:
+            return result
+        notes = result.note, sequence_note(request.head.forgotten, self.batches)
+        return replace(result, note="; ".join(filter(None, notes)) or None)
 
     def _unlearn_at_once(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
         given, request = request.head, request.in_float64()

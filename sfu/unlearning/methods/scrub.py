@@ -5,8 +5,9 @@ forget set (the first ``ascents`` of them) and descent over the retained data on
 :math:`\gamma\, l(x, y) + \alpha\, d(x)`, with probabilities softened by the temperature T.
 
 Source: Kurmanji, Triantafillou, Hayes and Triantafillou, Towards unbounded machine unlearning, NeurIPS 2023. Defaults
-of the authors' code: 3 epochs of which 2 ascend, alpha 0.001, gamma 0.99, T = 4, SGD with lr 5e-4, momentum 0.9, weight
-decay 5e-4, batches of 32 forget and 128 retained rows. The task's loss l is the head's own.
+of the authors' code for CIFAR-10: 3 epochs of which 2 ascend, alpha 0.001, gamma 0.99, T = 4, SGD with lr 5e-4,
+momentum 0.9, batches of 32 forget and 128 retained rows, and the weight decay that the model was trained with, which
+is the head's l2. The task's loss l is the head's own.
 """
 
 from __future__ import annotations

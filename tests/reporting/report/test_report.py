@@ -15,12 +15,12 @@ from rich.console import Console
 
 from sfu.errors import DataError
 from sfu.reporting.pictures.choose import pictures_of
+from sfu.reporting.pictures.drawing import look_of
 from sfu.reporting.report import page, write
 from sfu.reporting.report.build import Report, build_report, limits
 from sfu.reporting.text_tables import escape_cell
-from sfu.reporting.verdict import verdicts
 
-from ..samples import good_run, make_row
+from ..samples import catastrophic_run, good_run, make_row
 from .folders import config_with, killed_status, write_run, write_sweep
 from .html_checks import check
 
@@ -108,12 +108,58 @@ def test_no_run_at_all_and_none_with_results(tmp_path: Path) -> None:
         build_report([tmp_path / "empty"])
     write_run(tmp_path / "killed", None, **killed_status())
     report = build_report([tmp_path])
-    assert verdicts(report.sections[0].table) == ["No run finished."]
+    assert report.sections == []
+    assert report.title == "sfu: no results"
     assert "killed midway" in check(bare(report)).text
     write_run(tmp_path / "alone" / "x", None, **killed_status()).joinpath("config.yaml").unlink()
     report = build_report([tmp_path / "alone"])
     assert report.sections == []
     assert "No run could be put into a table" in check(bare(report)).text
+
+
+def test_failed_runs_are_one_list_whatever_was_typed(tmp_path: Path) -> None:
+    """Each has a configuration of its own, so each would be a table."""
+    write_run(tmp_path / "good", good_run())
+    for index in range(8):
+        typo = config_with(dataset__name=f"digit{index}")
+        write_run(tmp_path / f"typo{index}", None, typo, state="failed", error=f"ConfigError: digit{index}?")
+    report = build_report([tmp_path])
+    assert [section.title for section in report.sections] == ["digits"]
+    assert [run.folder.name for run in report.left_out] == [f"typo{index}" for index in range(8)]
+    parsed = check(bare(report))
+    assert "No run finished" not in parsed.text
+    assert "8 runs have no results." in parsed.text
+    console = Console(width=80, record=True, file=io.StringIO())
+    write.print_report(report, console)
+    printed = console.export_text()
+    assert "No run finished" not in printed
+    for index in range(8):
+        texts = (parsed.text, printed, write.markdown_report(report), write.latex_report(report))
+        assert [text.count(f"ConfigError: digit{index}?") for text in texts] == [1] * 4
+
+
+def test_harm_is_one_sentence_for_all_tables(tmp_path: Path) -> None:
+    for index in range(10):
+        data = config_with(dataset__name="features", dataset__path=f"{index}.npz")
+        write_run(tmp_path / str(index), catastrophic_run() if index else good_run(), data)
+    report = build_report([tmp_path])
+    assert len(report.sections) == 10
+    text = check(bare(report)).text
+    assert text.count("Worse than doing nothing:") == 1
+    assert "unlearned_minus_paper at 9 of 10 settings (distance 801)." in text
+    assert text.count("Closest to Retrained without source data") == 10
+
+
+def test_a_row_shows_its_look_what_it_sees_and_whether_its_step_was_applied(tmp_path: Path) -> None:
+    metrics = catastrophic_run()
+    metrics["rows"]["closed_form"].update(applied=False, distance=1.0)
+    write_run(tmp_path, metrics)
+    parsed = check(bare(build_report([tmp_path])))
+    told = dict(re.findall(r"^(\S)\n(\w+) ", parsed.text, flags=re.M))
+    assert told == {look_of(name).symbol: name for name in metrics["rows"]}
+    assert set(parsed.all("style")) == {f"color:{look_of(name).colour}" for name in metrics["rows"]}
+    for words in ("original nothing", "unlearned_plus retained data", "closed_form forget set, not applied"):
+        assert f"\n{words}\n" in parsed.text
 
 
 def test_limits_begin_with_what_is_peculiar(tmp_path: Path) -> None:
@@ -141,11 +187,11 @@ def test_the_files_of_a_report(saved: Path) -> None:
     files = ["pictures", "report.html", "tables.csv", "tables.md", "tables.tex"]
     assert sorted(path.name for path in saved.iterdir()) == files
     names = sorted(path.name for path in (saved / "pictures").iterdir())
-    assert names == ["1-1-curve.png", "1-2-plane.png", "1-3-bars.png", "1-4-bars.png"]
+    assert names == ["1-1-curve.png", "1-2-plane.png", "1-3-gaps.png"]
     with Image.open(saved / "pictures" / "1-1-curve.png") as picture:
         assert picture.width > 1000
     parsed = check((saved / "report.html").read_text())
-    assert len(parsed.images()) == 8
+    assert len(parsed.images()) == 6
     assert (saved / "report.html").stat().st_size < 1_000_000
     assert "unlearned_minus 0.308 to 0.339" in str(parsed.images()[0]["alt"])
     assert "+1.0 [+1.0, +1.0] ≠" in parsed.text  # the untouched head's forget gap, the same in both runs
@@ -200,7 +246,9 @@ def test_in_a_real_browser_nothing_is_wider_than_the_window(saved: Path, tmp_pat
     """The page reports its own widths: a script for the test alone, in a copy of the page."""
     probe = (
         "<script>document.title = JSON.stringify({page: document.documentElement.scrollWidth, window: innerWidth, "
-        "shown: [...document.images].filter(i => i.offsetWidth > 0).map(i => [i.className, i.naturalWidth > 0])})"
+        "shown: [...document.images].filter(i => i.offsetWidth > 0).map(i => [i.className, i.naturalWidth > 0]), "
+        "widths: [...document.querySelectorAll('main p, .scroll, figure, .verdict')].map(e => e.offsetWidth), "
+        "broken: [...document.querySelectorAll('dt')].filter(e => e.offsetHeight > 30).map(e => e.textContent)})"
         "</script></body>"
     )
     copy = tmp_path / "probe.html"
@@ -218,7 +266,9 @@ def test_in_a_real_browser_nothing_is_wider_than_the_window(saved: Path, tmp_pat
     seen = json.loads(re.search(r"\{.*\}", done.stdout).group().replace("&quot;", '"'))
     assert seen["window"] == width
     assert seen["page"] <= width
-    assert seen["shown"] == [["narrow" if width < 700 else "wide", True]] * 4
+    assert len(set(seen["widths"])) == 1  # text, tables and pictures
+    assert seen["broken"] == []
+    assert seen["shown"] == [["narrow" if width < 700 else "wide", True]] * 3
 
 
 def test_many_repeated_runs_do_not_bury_the_verdict_in_the_terminal(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""Take what people hold in Python (tensors, arrays, lists, data frames, loaders) and return tensors.
+
+Only the form is changed here. Shapes, ranges and whether the examples fit the head are checked where they are used.
+PyTorch and NumPy are imported where they are needed, because heads import this module and configurations import heads.
+Shapes: N rows, D features.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+from sfu.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+    from torch.utils.data import DataLoader, Dataset
+
+
+class ToNumpy(Protocol):
+    """A data frame or series of pandas, Polars or another library."""
+
+    def to_numpy(self) -> Any:
+        """Return the values as an array."""
+
+
+Array: TypeAlias = "Tensor | np.ndarray | ToNumpy | Sequence[Any]"
+"""What stands for an array of numbers."""
+Pairs: TypeAlias = "DataLoader[Any] | Dataset[Any] | Iterator[tuple[Any, Any]]"
+"""What gives the features of some rows and their labels, row by row or batch by batch; a list of pairs does, too."""
+
+
+def as_examples(features: Array | Pairs, labels: Array | None) -> tuple[Tensor, Tensor]:
+    """Return features and labels as tensors; a loader, a dataset, an iterator or a list of pairs has both.
+
+    Raises:
+        DataError: See :func:`as_tensor`; or labels are missing, given twice, or not what the loader gives.
+    """
+    from torch.utils.data import DataLoader, Dataset
+
+    has_both = isinstance(features, DataLoader | Dataset | Iterator)
+    if has_both or (labels is None and isinstance(features, list | tuple)):
+        if labels is not None:
+            raise DataError(
+                f"labels are given beside features={type(features).__name__}, which has labels of its own. Leave "
+                "labels out."
+            )
+        return _collect(cast("Pairs", features))
+    if labels is None:
+        raise DataError(
+            "labels are missing. Give one class index for each row of features, or give a DataLoader or Dataset of "
+            "(features, labels) as features."
+        )
+    return as_tensor(cast("Array", features), "features"), as_tensor(labels, "labels")
+
+
+def as_tensor(given: Array, argument: str) -> Tensor:
+    """Return numbers as a tensor without gradient: floats in 32 bits or more, whole numbers in 64.
+
+    Args:
+        given: A tensor, an array, nested lists, a list of tensors, or anything with ``to_numpy()``.
+        argument: How messages name it.
+
+    Raises:
+        DataError: It does not hold numbers in rows of one length.
+    """
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        return _dense(given, argument)
+    if isinstance(given, list | tuple) and given and all(isinstance(one, torch.Tensor) for one in given):
+        if len(shapes := {tuple(one.shape) for one in given}) > 1:
+            first, second = (list(shape) for shape in sorted(shapes)[:2])
+            raise DataError(f"{argument} are tensors of shapes {first} and {second}. Give rows of one length.")
+        return torch.stack([_dense(one, argument) for one in given])
+    return _from_numpy(_as_array(given, argument), argument)
+
+
+def _as_array(given: Any, argument: str) -> np.ndarray:
+    import numpy as np
+
+    if np.ma.is_masked(given):
+        raise DataError(f"{argument} are a masked array with masked values. Remove those rows.")
+    convert = getattr(given, "to_numpy", None)
+    try:
+        array = np.asarray(given if convert is None else convert())
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(
+            f"{argument} are a {type(given).__name__} that is no array of numbers ({str(error)[:200].rstrip('.')}). "
+            "Give rows of one length."
+        ) from error
+    if array.dtype != object:
+        return array
+    # columns of several types, or of a type with missing values: numbers all the same, if nothing else is in them
+    values = array.reshape(-1).tolist()
+    for value in values:
+        if not isinstance(value, int | float | np.number):
+            raise _no_number(argument, value)
+    return array.astype(np.int64 if all(isinstance(value, int | np.integer) for value in values) else np.float64)
+
+
+def _from_numpy(array: np.ndarray, argument: str) -> Tensor:
+    import numpy as np
+    import torch
+
+    kind = array.dtype.kind
+    if kind == "V" and array.dtype.name.startswith(("bfloat", "float")):  # of the package ml_dtypes
+        array, kind = array.astype(np.float32), "f"
+    if kind not in "fiubc":
+        raise _no_number(argument, array.reshape(-1)[0] if array.size else array.dtype)
+    if kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{argument} reach {int(array.max())}, which no 64-bit integer holds. Give smaller numbers.")
+    wanted = {"f": np.float32 if array.dtype.itemsize <= 4 else np.float64, "c": np.complex128, "b": np.bool_}
+    # a copy, because PyTorch takes no other byte order, no negative strides and no read-only memory
+    return torch.from_numpy(np.array(array, dtype=wanted.get(kind, np.int64), order="C"))
+
+
+def _no_number(argument: str, value: object) -> DataError:
+    value = value.item() if hasattr(value, "item") else value
+    remedy = "Give the class indices 0 .. C-1" if argument.endswith("labels") else "Give numbers alone"
+    return DataError(f"{argument} hold {reprlib.repr(value)}, which is no number. {remedy}.")
+
+
+def _dense(tensor: Tensor, argument: str) -> Tensor:
+    """Return a tensor whose numbers PyTorch can compare and add: some narrow types lack these operations."""
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise DataError(
+            f"{argument} are a {'quantized' if tensor.is_quantized else tensor.layout} tensor on {tensor.device}. Give "
+            "a dense one that holds its numbers."
+        )
+    tensor = tensor.detach()
+    if tensor.is_floating_point():
+        return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
+    return tensor if tensor.is_complex() or tensor.dtype == torch.bool else tensor.to(torch.int64)
+
+
+def _collect(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Return all rows of a loader or dataset of (features, labels)."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    name = f"features={type(pairs).__name__}"
+    if isinstance(pairs, DataLoader) and getattr(pairs.batch_sampler, "drop_last", False):
+        raise DataError(
+            f"{name} has drop_last=True, so its last rows may not be forgotten. Give a loader with drop_last=False."
+        )
+    features: list[Tensor] = []
+    labels: list[Tensor] = []
+    for number, pair in enumerate(_items(pairs)):
+        item = f"item {number} of {name}"
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise DataError(f"{item} is {_described(pair)}. Without labels=, it must be a pair (features, labels).")
+        rows, of_rows = as_tensor(pair[0], f"{item}: features"), as_tensor(pair[1], f"{item}: labels")
+        if rows.ndim == 1:
+            rows, of_rows = rows[None], of_rows.reshape(1) if of_rows.numel() == 1 else of_rows[None]
+        if rows.ndim != 2 or (features and rows.shape[1] != features[0].shape[1]):
+            wanted = f"[rows, {features[0].shape[1]}], as before" if features else "[D] for a row or [rows, D]"
+            raise DataError(
+                f"{item} has features of shape {list(rows.shape)}, not {wanted}. Give the inputs of the head: pass "
+                "images through the backbone first."
+            )
+        if of_rows.shape[:1] != rows.shape[:1]:
+            raise DataError(f"{item} has {len(rows)} rows of features and labels of shape {list(of_rows.shape)}.")
+        features.append(rows)
+        labels.append(of_rows)
+    if not features:
+        raise DataError(f"{name} gives no examples. Give at least one.")
+    return torch.cat(features), torch.cat(labels)
+
+
+def _items(pairs: Pairs) -> Iterator[Any]:
+    from torch.utils.data import Dataset, IterableDataset
+
+    if not isinstance(pairs, Dataset) or isinstance(pairs, IterableDataset):
+        yield from pairs
+        return
+    for index in range(len(pairs)):  # type: ignore[arg-type] # iterating over a dataset may never end
+        yield pairs[index]
+
+
+def _described(item: object) -> str:
+    size = f" of {len(item)}" if isinstance(item, list | tuple | dict) else ""
+    return f"a {type(item).__name__}{size}"

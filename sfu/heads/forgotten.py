@@ -1,0 +1,123 @@
+"""What a head remembers of what was forgotten from it: numbers of rows and requests, and no content of a row.
+
+Shapes: F rows of a request, D features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sfu.names import counted
+from sfu.readers import Count, Record
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BYTES = 16  # of a digest: no two of 10^15 rows share one by chance
+_CHUNK = 1024  # rows in 64 bits at a time
+_KEY, _DIGESTS = "forgotten_key", "forgotten_digests"
+
+
+class ForgottenRecord(Record):
+    """What a head's JSON file says of the requests that it has served."""
+
+    requests: Count
+    rows: Count
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """The requests that a head has served since it was trained.
+
+    With a key, it also recognises the rows: each is kept as a keyed digest (BLAKE2b) of its features and label. Whoever
+    has the key *and* a row can tell whether that row was forgotten, so both are for the owner of the head alone, and
+    are saved in its secret file. Without the key, the digests say nothing.
+
+    Attributes:
+        requests: Number of requests; every batch of a request that was served in batches is one.
+        rows: Number of rows that they took out.
+        key: Random bytes that the digests depend on; ``None`` if rows are only counted.
+        digests: Digests of the rows.
+    """
+
+    requests: int = 0
+    rows: int = 0
+    key: bytes | None = field(default=None, repr=False)
+    digests: frozenset[bytes] = field(default=frozenset(), repr=False)
+
+    def keyed(self) -> Forgotten:
+        """Return it with a key, a fresh one if there is none, so that it recognises the rows of later requests."""
+        return self if self.key is not None else replace(self, key=secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE))
+
+    def after(self, features_FD: Tensor, labels_F: Tensor) -> Forgotten:
+        """Return it after a request for these rows."""
+        digests = self.digests.union(self._digests_of(features_FD, labels_F))
+        return Forgotten(self.requests + 1, self.rows + labels_F.shape[0], self.key, digests)
+
+    def new_rows(self, features_FD: Tensor, labels_F: Tensor) -> Tensor:
+        """Return the numbers of those rows that no earlier request took out, as far as it is known, ascending."""
+        import torch
+
+        if not self.digests:
+            return torch.arange(labels_F.shape[0])
+        known = [digest in self.digests for digest in self._digests_of(features_FD, labels_F)]
+        return (~torch.tensor(known)).nonzero()[:, 0]
+
+    def _digests_of(self, features_FD: Tensor, labels_F: Tensor) -> list[bytes]:
+        if self.key is None:
+            return []
+        found = []
+        for features, labels in zip(features_FD.split(_CHUNK), labels_F.split(_CHUNK), strict=True):
+            # the same bytes for any number type, for -0.0 and on any machine
+            rows = (features.detach().cpu().double() + 0.0).numpy().astype("<f8", copy=False)
+            numbers = labels.detach().cpu().numpy().astype("<i8", copy=False)
+            found += [
+                hashlib.blake2b(row.tobytes() + number.tobytes(), digest_size=_BYTES, key=self.key).digest()
+                for row, number in zip(rows, numbers, strict=True)
+            ]
+        return found
+
+    def __str__(self) -> str:
+        """Say how many rows, in how many requests."""
+        return f"{counted(self.rows, 'row')} in {counted(self.requests, 'request')}"
+
+    def as_json(self) -> dict[str, int]:
+        """Return the numbers, for a JSON file."""
+        return {"requests": self.requests, "rows": self.rows}
+
+    def as_secrets(self) -> dict[str, Tensor]:
+        """Return key and digests as tensors of bytes; nothing if there are no digests."""
+        if self.key is None or not self.digests:
+            return {}
+        import torch
+
+        rows = [list(digest) for digest in sorted(self.digests)]
+        return {_KEY: torch.tensor(list(self.key), dtype=torch.uint8), _DIGESTS: torch.tensor(rows, dtype=torch.uint8)}
+
+    @classmethod
+    def restored(cls, about: ForgottenRecord | None, tensors: Mapping[str, Tensor]) -> Forgotten:
+        """Return what :meth:`as_json` and :meth:`as_secrets` wrote; a file of before there was any has no requests.
+
+        Raises:
+            ValueError: The bytes are of another shape or type.
+        """
+        counted = cls() if about is None else cls(about.requests, about.rows)
+        if _KEY not in tensors:
+            return counted
+        key, digests = _bytes(tensors, _KEY, 1), _bytes(tensors, _DIGESTS, 2)
+        if not 0 < len(key) <= hashlib.blake2b.MAX_KEY_SIZE or digests.shape[1] != _BYTES:
+            raise ValueError(f"{_KEY} has {len(key)} bytes and {_DIGESTS} is {list(digests.shape)}")
+        return replace(counted, key=key.tobytes(), digests=frozenset(row.tobytes() for row in digests))
+
+
+def _bytes(tensors: Mapping[str, Tensor], name: str, n_axes: int) -> Any:
+    import torch
+
+    found = tensors.get(name)
+    if found is None or found.dtype != torch.uint8 or found.ndim != n_axes:
+        raise ValueError(f"{name} must be bytes with {n_axes} axes")
+    return found.numpy()
