@@ -276,6 +276,14 @@ def test_mistakes_are_explained_and_leave_no_file(tmp_path, monkeypatch, capsys,
     assert [path for path in os.listdir() if path.startswith((".a", "a"))] == []
 
 
+def test_under_torchrun_the_features_are_extracted_first(tmp_path, monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        export(tmp_path / "a.npz", *DIGITS)
+    assert "export is one process. Under torchrun, extract the features first" in capsys.readouterr().err
+
+
 def test_an_interrupted_write_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "a.npz"
     path.write_text("before")
