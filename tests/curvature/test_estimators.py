@@ -151,7 +151,7 @@ def test_cvxpylayers_gives_the_same_estimate():
 
 
 def test_cvxpylayers_that_is_not_installed_is_named_with_its_python(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cvxpylayers", None)
+    monkeypatch.setitem(sys.modules, "cvxpylayers.torch", None)
     config = curvature_settings(measurement="loss", perturbations=30, per_class=False, solver="cvxpylayers")
     with pytest.raises(ConfigError, match=r"curvature\.solver=cvxpylayers needs the package .* Python 3\.13 and older"):
         estimate(config, situation()[0])

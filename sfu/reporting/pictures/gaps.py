@@ -32,7 +32,6 @@ SpreadOf = Callable[[MethodResult, str], float | None]
 _LINE_INCHES, _BAR, _BAND = 0.2, 0.62, "#EEF0F2"
 _HARMED, _SKIPPED = "worse than doing nothing", "step not applied"
 _SEES_MORE, _SOURCE_FREE = "sees more than the forget set", "source-free"
-_DISTANCE = "Distance to Retrained"
 _TICKS = (0.0, 10.0)
 
 
@@ -64,8 +63,7 @@ def gap_figure(table: ResultTable, title: str, narrow: bool = False, spread_of: 
     lines, headings, end = _places(table, narrow, TALLEST_INCHES / _LINE_INCHES / (len(PANELS) if narrow else 1))
     results = [line.row for line in lines]
     gaps = any(row.mean(CRITERIA[key]) is not None for row in results for key in PANELS[1:])
-    panels = [key for key in PANELS if not lines or any(row.mean(key) is not None for row in results)]
-    panels = [key for key in panels if key != "distance" or gaps] or ["test_accuracy"]
+    panels = [key for key in PANELS if any(row.mean(key) is not None for row in results)] or ["test_accuracy"]
     height = end * _LINE_INCHES + 0.75
     height = (height * len(panels) if narrow else height + 0.35) + 0.65
     figure = draw.new_figure(draw.NARROW_INCHES if narrow else draw.WIDE_INCHES, height)
@@ -89,10 +87,8 @@ def gap_figure(table: ResultTable, title: str, narrow: bool = False, spread_of: 
         else:
             axes.set_xlim(0, 135)
             axes.set_xlabel("per cent")
-        heading = (
-            COLUMNS[key].name.capitalize().replace(" ", " " if narrow else "\n") if key != "distance" else _DISTANCE
-        )
-        draw.finish_axes(axes, heading)
+        name = COLUMNS[key].name.capitalize().replace(" ", " " if narrow else "\n")
+        draw.finish_axes(axes, name or "Distance to Retrained")
     _name_lines(all_axes if narrow else all_axes[:1], lines, headings)
     all_axes[0].set_ylim(end, 0)
     for axes in all_axes:
