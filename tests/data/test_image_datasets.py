@@ -76,6 +76,7 @@ def test_cifar_comes_from_its_archive_or_the_web(tmp_path, monkeypatch, module, 
     folder = publish_cifar(monkeypatch, tmp_path / "source", reader)
     body = pack(tmp_path / "placed" / reader.filename, folder.parent, [reader.base_folder])
     monkeypatch.setattr(reader, "tgz_md5", hashlib.md5(body).hexdigest())
+    monkeypatch.setattr(module, "archive_bytes", len(body))
     placed = config(module, tmp_path / "placed").images()
     with serving({"/archive": body}) as server:
         monkeypatch.setattr(reader, "url", f"{server.url}/archive")

@@ -14,7 +14,7 @@ import torch
 from sfu.data.datasets.base import Dataset
 from sfu.data.load import load_dataset
 from sfu.errors import SourceFreeError
-from sfu.experiment import job, prepare
+from sfu.experiment import pipeline, prepare
 from sfu.experiment.context import RunContext
 from sfu.request import Access, ForgetRequest, RetainedSet
 from tests.conftest import make_arrays
@@ -43,7 +43,7 @@ def keys_in_memory(wanted: set[bytes], width: int) -> set[bytes]:
     found: set[bytes] = set()
     for holder in gc.get_objects():
         for value in (holder, *(gc.get_referents(holder) if type(holder) in (dict, list, tuple) else ())):
-            if type(value) is torch.Tensor and value.dtype is not torch.bfloat16:
+            if type(value) is torch.Tensor and value.dtype in (torch.float32, torch.float64):
                 value = value.detach().numpy()
             if type(value) is np.ndarray and value.shape[1:] == (width,) and value.dtype.kind == "f":
                 found |= wanted & row_keys(value)
@@ -95,13 +95,13 @@ def test_a_discard_that_does_not_discard_is_noticed_and_the_search_would_find_th
 
 def test_a_failed_job_of_a_sweep_leaves_no_training_row_to_the_next(tmp_path, monkeypatch, capsys):
     path, keys = write_secret(tmp_path / "secret.npz")
-    found, real = [], job.run
+    found, real = [], pipeline.run
 
     def search_first(*arguments, **options):
         found.append(keys_in_memory(keys, 12))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(job, "run", search_first)
+    monkeypatch.setattr(pipeline, "run", search_first)
     code = sfu(
         monkeypatch, "-m", "dataset=features", f"dataset.path={path}", "loss=softmax", "head.max_iterations=1,200",
         "methods=[original]", "logger=none", "evaluation.membership_splits=2", f"hydra.sweep.dir={tmp_path / 'sweep'}",

@@ -260,7 +260,11 @@ def test_a_file_that_is_there_stays_unless_it_may_be_overwritten(tmp_path, capsy
         ("a.npz", ["dataset=digits"], "backbone=none extracts nothing"),
         ("a.npz", [*DIGITS, "projection=65"], "projection=65 keeps more axes than there are features (64)"),
         ("a.npz", [*DIGITS, "projection=0"], "projection=0. Give a whole number of at least 1"),
-        ("a.npz", [*DIGITS, "projection=many"], "projection: Value 'many'"),
+        (
+            "a.npz",
+            [*DIGITS, "projection=many"],
+            "projection=many is not a whole number. Give a whole number of at least 1, or null.",
+        ),
         ("a.npz", [*DIGITS, "dtype=int4"], "dtype=int4 is unknown. Choose one of float16, float32, uint8"),
         ("a.npz", [*DIGITS, "dataset.core_fraction=0.1"], "only applies to a linearised head"),
         ("a.npz", ["dataset=features", "backbone=pixels"], "holds features"),
