@@ -43,8 +43,8 @@ def keys_in_memory(wanted: set[bytes], width: int) -> set[bytes]:
     found: set[bytes] = set()
     for holder in gc.get_objects():
         for value in (holder, *(gc.get_referents(holder) if type(holder) in (dict, list, tuple) else ())):
-            if type(value) is torch.Tensor and value.dtype in (torch.float32, torch.float64):
-                value = value.detach().numpy()
+            if type(value) is torch.Tensor and value.dtype in (torch.float32, torch.float64) and value.is_cpu:
+                value = value.detach().to_dense().numpy()
             if type(value) is np.ndarray and value.shape[1:] == (width,) and value.dtype.kind == "f":
                 found |= wanted & row_keys(value)
     return found
