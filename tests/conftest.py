@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +13,12 @@ import torch
 torch.set_num_threads(1)  # small problems: more threads only wait for each other
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def pytest_collection_finish() -> None:
+    """Spare every later collection of garbage what the imports have made: each run of sfu collects, for its contract."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=DEVICES)
