@@ -16,7 +16,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def pytest_collection_finish() -> None:
-    """Spare every later collection of garbage what the imports have made: each run of sfu collects, for its contract."""
+    """Spare later collections of garbage what the imports have made: each run of sfu collects, for its contract."""
     gc.collect()
     gc.freeze()
 

@@ -14,7 +14,7 @@ from sfu.cli.help import help_text, keys_text, rows_text
 from sfu.config_files import MAIN_CONFIG, config_dir
 from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import SfuError
-from sfu.experiment.dry_run import FLAG, dry_run, inspect_job
+from sfu.experiment.dry_run import FLAG, MULTIRUN, dry_run, inspect_job
 from sfu.names import visible
 from sfu.processes import die_with_parent, exit_code_of, signals_as_exceptions
 
@@ -52,6 +52,7 @@ def _main() -> None:
         return
     except SfuError as error:
         _fail(str(error))
+    sys.argv[1:] = _multirun_first(sys.argv[1:])
     if launched_by_torchrun():
         _fail(_UNDER_TORCHRUN)
     wants_tracebacks = "HYDRA_FULL_ERROR" in os.environ
@@ -97,6 +98,11 @@ def _print_and_return(arguments: list[str]) -> bool:
     else:
         return False
     return True
+
+
+def _multirun_first(arguments: list[str]) -> list[str]:
+    """Move ``-m`` to the front: Hydra takes settings in one place alone, and it may stand between them."""
+    return sorted(arguments, key=lambda argument: argument not in MULTIRUN)
 
 
 def _compose_and_call(task: Callable[[DictConfig], Exception | None]) -> None:

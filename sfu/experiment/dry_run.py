@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sfu.experiment.config import RunConfig
 
 FLAG = "--dry-run"
+MULTIRUN = ("-m", "--multirun")
 
 
 @dataclass

@@ -9,11 +9,11 @@ import typing
 from collections.abc import Sequence
 
 from sfu.experiment.config import RunConfig
+from sfu.experiment.dry_run import MULTIRUN
 from sfu.experiment.explain import settings_at
 
 _PLAIN = re.compile(r"[A-Za-z0-9_/\-\\+.$%*@?|: \t]*")  # what Hydra's grammar takes without quotes
 _PAIRS = ("''", '""', "\u2018\u2019", "\u201c\u201d", "\u201e\u201c")  # with those that word processors make
-_MULTIRUN = ("-m", "--multirun")
 
 
 def unreadable(arguments: Sequence[str]) -> str | None:
@@ -48,7 +48,7 @@ def unreadable(arguments: Sequence[str]) -> str | None:
         parsed = _parsed(text)
         if equals and parsed is None and not value.lstrip().startswith("{"):
             return f"{text} cannot be read, because {_why(key, value.strip())}. Write {_quoted(key, value)}"
-        if parsed is True and not any(flag in arguments for flag in _MULTIRUN):
+        if parsed is True and not any(flag in arguments for flag in MULTIRUN):
             one = "a list" if _is_list(key) else "one value with a comma"
             remedy = f"for {one}, write {_quoted(key, value)}" if _takes_text(key) else "otherwise, give one value."
             return f"{text} gives several values, which only a sweep takes. For a sweep, add -m; {remedy}"

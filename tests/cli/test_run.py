@@ -119,7 +119,7 @@ def test_a_sweep_in_a_used_folder_counts_its_own_jobs_only_wherever_they_write(t
     folder = tmp_path / "sweep"
     quick = (*QUICK, "methods=[original]", "dataset=features", f"dataset.path={feature_file}")
     for seeds, n_runs in ((("seeds=2",), 2), (("-m", "seed=2"), 1)):  # several seeds are a sweep without -m
-        assert sfu(monkeypatch, *seeds, *quick, f"hydra.sweep.dir={folder}") == 0
+        assert sfu(monkeypatch, *quick, *seeds, f"hydra.sweep.dir={folder}") == 0  # -m may stand anywhere
         assert json.loads((folder / "sweep.json").read_text())["n_runs"] == n_runs
     named = "hydra.sweep.subdir=by_seed/${seed}"
     assert sfu(monkeypatch, "-m", "seed=4", *quick, named, f"hydra.sweep.dir={folder}") == 0
