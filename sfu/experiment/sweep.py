@@ -96,14 +96,14 @@ class PrepareSweep(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Note them; exit if two jobs would write into one folder, since Hydra makes a warning of any error here."""
         global _sweep
+        if isinstance(config.seeds, int) and config.seeds > 1:
+            _sweep_over_seeds(config)
         try:
             _require_own_folders(config)
         except ConfigError as error:
             print(f"sfu: {visible(str(error))}", file=sys.stderr)
             sys.exit(1)
         _sweep = Sweep.starting_in(Path(config.hydra.sweep.dir).resolve())
-        if isinstance(config.seeds, int) and config.seeds > 1:
-            _sweep_over_seeds(config)
 
 
 def _sweep_over_seeds(config: DictConfig) -> None:
@@ -127,7 +127,6 @@ def _require_own_folders(config: DictConfig) -> None:
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
 
     sweeper = config.hydra.sweeper
     subdir = str(OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload,index]

@@ -76,9 +76,13 @@ def test_a_run_on_a_folder_with_an_odd_name(tmp_path, monkeypatch, capsys):
     assert {Path(path).parent.name for path in forgotten} == {"S\u00e3o Paulo", "x=1"}
 
 
-@pytest.mark.parametrize("subdir", [".", "f_${forget.fraction}"])
-def test_a_sweep_of_which_two_jobs_share_a_folder_is_refused_before_the_first(tmp_path, monkeypatch, capsys, subdir):
-    quick = ("-m", "seed=0,1", "methods=[original]", "logger=none", f"hydra.sweep.dir={tmp_path}/sweep")
+@pytest.mark.parametrize(
+    ("subdir", "seeds"), [(".", ("-m", "seed=0,1")), ("f_${forget.fraction}", ("-m", "seed=0,1")), (".", ("seeds=2",))]
+)
+def test_a_sweep_of_which_two_jobs_share_a_folder_is_refused_before_the_first(
+    tmp_path, monkeypatch, capsys, subdir, seeds
+):
+    quick = (*seeds, "methods=[original]", "logger=none", f"hydra.sweep.dir={tmp_path}/sweep")
     assert sfu(monkeypatch, *quick, f"hydra.sweep.subdir={subdir}") == 1
     said = capsys.readouterr()
     assert f"hydra.sweep.subdir={subdir} is {tmp_path}/sweep" in said.err
