@@ -20,6 +20,9 @@ from sfu.store import Entry, cache_dir, size_of
 if TYPE_CHECKING:
     from sfu.data.datasets.base import ImageDataset
     from sfu.data.features.export import ExportSettings
+    from sfu.data.features.extract import Extractor
+    from sfu.data.features.store import FeatureStore
+    from sfu.data.images.images import Images
     from sfu.experiment.config import RunConfig
 
 
@@ -118,7 +121,6 @@ def _named(prefix: str, entries: list[Entry], given: Namespace) -> Entry:
 def _extract(given: Namespace) -> None:
     import time
 
-    from sfu.data.datasets.base import Damaged
     from sfu.data.features.extract import Extractor
     from sfu.data.features.ranks import joined, local_device
     from sfu.data.load import load_images
@@ -132,14 +134,18 @@ def _extract(given: Namespace) -> None:
         with display.stage("extracting features") as tick:
             extractor = Extractor(config.backbone, device, progress=tick, say=display.say, ranks=ranks)
             started = time.perf_counter()
-            store = extractor.store(images)
-            damaged = extractor.fill(
-                store, images, fail_on_damage=dataset.damaged is Damaged.fail,
-                shown={"dataset": dataset.name, "path": dataset.path},
-            )  # fmt: skip
+            store, damaged = _filled(extractor, dataset, images)
         if ranks.rank == 0:
             left_out = f" ({len(damaged):,} of this process's share cannot be decoded)" if damaged else ""
             print(f"{len(images):,} images{left_out} in {time.perf_counter() - started:.1f} s: {store.folder}")
+
+
+def _filled(extractor: Extractor, dataset: ImageDataset, images: Images) -> tuple[FeatureStore, dict[int, str]]:
+    """Extract what is missing; return the features, and what is wrong with the images that cannot be decoded."""
+    from sfu.data.datasets.base import Damaged
+
+    store, shown = extractor.store(images), {"dataset": dataset.name, "path": dataset.path}
+    return store, extractor.fill(store, images, fail_on_damage=dataset.damaged is Damaged.fail, shown=shown)
 
 
 def _of_images(settings: list[str]) -> tuple[RunConfig, ImageDataset]:
@@ -158,7 +164,6 @@ def _of_images(settings: list[str]) -> tuple[RunConfig, ImageDataset]:
 
 
 def _export(given: Namespace) -> None:
-    from sfu.data.datasets.base import Damaged
     from sfu.data.features.export import ExportSettings, export_features, require_free
     from sfu.data.features.extract import Extractor
     from sfu.data.load import load_images
@@ -179,11 +184,7 @@ def _export(given: Namespace) -> None:
         images = load_images(dataset)
         with display.stage("extracting features") as tick:
             extractor = Extractor(config.backbone, resolve_device(config.device), progress=tick, say=display.say)
-            store = extractor.store(images.images)
-            damaged = extractor.fill(
-                store, images.images, fail_on_damage=dataset.damaged is Damaged.fail,
-                shown={"dataset": dataset.name, "path": dataset.path},
-            )  # fmt: skip
+            store, damaged = _filled(extractor, dataset, images.images)
         done = export_features(
             path, images, store, damaged, settings, normalize_rows=dataset.normalize_rows, stage=display.stage
         )
