@@ -277,3 +277,9 @@ def test_any_well_formed_arrays_are_kept_as_they_are(seed, n_classes, n_features
         strict=True,
     ):
         np.testing.assert_array_equal(mine.numpy(), given_array)
+
+
+def test_a_file_without_an_ending_is_refused_with_a_remedy(tmp_path):
+    (tmp_path / "features").touch()
+    with pytest.raises(ConfigError, match=r"features has no ending\. sfu reads \.npz and \.safetensors\. Save the"):
+        Dataset.make(name="features", path=str(tmp_path / "features")).source_files()

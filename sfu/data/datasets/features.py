@@ -64,9 +64,17 @@ class FeatureFile(FeatureDataset, name="features"):
                 f"dataset.path={path} does not exist (looked from {Path.cwd()}). Give the path of an .npz or "
                 ".safetensors file of features, from this folder or from the root."
             )
-        if path.suffix not in SUFFIXES:
-            raise ConfigError(f"dataset.path={path} ends in '{path.suffix}'. sfu reads {' and '.join(SUFFIXES)}.")
+        _require_suffix(path, "dataset.path")
         return path
+
+
+def _require_suffix(path: Path, setting: str) -> None:
+    if path.suffix not in SUFFIXES:
+        ends = f"ends in '{path.suffix}'" if path.suffix else "has no ending"
+        raise ConfigError(
+            f"{setting}={path} {ends}. sfu reads {' and '.join(SUFFIXES)}. Save the features with numpy.savez, "
+            "safetensors or sfu-features export."
+        )
 
 
 def _rename(path: Path, lacking: list[str]) -> str:
@@ -98,8 +106,7 @@ def read_feature_file(path: Path, keys: tuple[str, ...], setting: str) -> dict[s
         ConfigError: The file is of another type; ``setting`` names the config key in the message.
         DataError: It is damaged, holds something else than numbers, or unpacks to far more than its own size.
     """
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{setting}={path} ends in '{path.suffix}'. sfu reads {' and '.join(SUFFIXES)}.")
+    _require_suffix(path, setting)
     with refusing(
         f"{setting}={path}", "Write it again with numpy.savez, safetensors or sfu-features export.", DataError
     ):
