@@ -13,7 +13,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sfu.data.labels import label_problem
-from sfu.errors import DataError, SourceFreeError
+from sfu.data.settings import KINDS, RANDOM
+from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.lazy import torch
 from sfu.losses.rows import Rows, check_weights, design_matrix
@@ -100,7 +101,8 @@ class ForgetRequest:
         weights_F: Their sample weights, if the head was trained with sample weights.
         views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, used for the curvature
             only; ``None`` if there are none.
-        copies: How often every example occurs among the rows (see :meth:`for_curvature`).
+        unlabelled: Sets of features ``[U, D]`` of unlabelled rows like the training rows, for the curvature only.
+        kind: What the rows are: one of :data:`KINDS`. Whole classes are of kind ``class`` in any case.
         classes: The classes to forget, if the rows are all training rows of whole classes; ``None`` otherwise.
     """
 
@@ -109,7 +111,8 @@ class ForgetRequest:
     labels_F: Tensor
     weights_F: Tensor | None = None
     views_VFD: Tensor | None = None
-    copies: int = 1
+    unlabelled: tuple[Tensor, ...] = ()
+    kind: str = RANDOM
     classes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -157,7 +160,19 @@ class ForgetRequest:
             )
         if views is not None and not torch.isfinite(views).all():
             raise DataError("the augmented features (views) have NaN or infinite values. Remove or repair them.")
+        if self.kind not in KINDS:
+            raise ConfigError(f"request={self.kind!r} is no kind of request. Choose one of {', '.join(KINDS)}.")
+        for rows in self.unlabelled:
+            if rows.ndim != 2 or rows.shape[0] == 0 or rows.shape[1] != head.n_features:
+                raise DataError(
+                    f"the unlabelled rows are {list(rows.shape)}. Give features [rows, {head.n_features}] from the "
+                    "backbone that the head was trained on."
+                )
+            if not torch.isfinite(rows).all():
+                raise DataError("the unlabelled rows have NaN or infinite values. Remove or repair those rows.")
         device = head.parameters_CE.device
+        moved = tuple(rows.detach().to(device, copy=True).contiguous() for rows in self.unlabelled)
+        object.__setattr__(self, "unlabelled", moved)
         if views is not None:
             object.__setattr__(self, "views_VFD", views.detach().to(device, copy=True).contiguous())
         object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
@@ -194,7 +209,7 @@ class ForgetRequest:
     @property
     def n_forget(self) -> int:
         """N_f."""
-        return self.labels_F.shape[0] // self.copies
+        return self.labels_F.shape[0]
 
     @property
     def n_retain(self) -> int:
@@ -204,7 +219,7 @@ class ForgetRequest:
     @property
     def weight(self) -> float:
         """V_f: total weight of the forget rows; N_f without sample and class weights."""
-        return self.data().weight / self.copies
+        return self.data().weight
 
     @property
     def retained_weight(self) -> float:
@@ -245,24 +260,6 @@ class ForgetRequest:
             labels_F=self.labels_F[index],
             weights_F=None if self.weights_F is None else self.weights_F[index],
             views_VFD=None if self.views_VFD is None else self.views_VFD[:, index],
-        )
-
-    def for_curvature(self) -> ForgetRequest:
-        """Return the request with its views as further rows, so that their Hessians are averaged in.
-
-        Use it for curvature only: the gradient of the Newton step is that of the examples themselves.
-        """
-        if self.views_VFD is None:
-            return self
-        copies = 1 + self.views_VFD.shape[0]
-        rows = torch.cat([self.features_FD[None], self.views_VFD.to(self.features_FD)]).flatten(0, 1)
-        return replace(
-            self,
-            features_FD=rows,
-            labels_F=self.labels_F.repeat(copies),
-            weights_F=None if self.weights_F is None else self.weights_F.repeat(copies),
-            views_VFD=None,
-            copies=copies,
         )
 
     def at(self, parameters_CE: Tensor) -> ForgetRequest:

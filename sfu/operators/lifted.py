@@ -34,7 +34,7 @@ class LiftedOperator(CurvatureOperator):
 
     structure = "subspace"
 
-    def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``Q v``, ``[M, 1, K]``, and the part of v outside the subspace, ``[M, P]``."""
         flat_MP = vectors.reshape(-1, self.basis_KP.shape[1])
         inside_MK = (flat_MP.to(self.basis_KP) @ self.basis_KP.T).to(flat_MP)
@@ -85,7 +85,7 @@ class LiftedInverse(DampedInverse):
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Score without forming any solution.
 
         All solutions are combinations of the K rows of Q and of the part of b outside: K + 1 products give every score.

@@ -69,9 +69,7 @@ class HutchinsonDiagonal(RetainedRowsEstimator[HutchinsonSettings], name="hutchi
         floor_CE = head.objective().ridge_E.expand_as(total_CE)  # no diagonal of a convex loss is below it
         return HessianObservation(DiagonalOperator(torch.maximum(total_CE, floor_CE), head.regularized_E), rows.weight)
 
-    def estimate(
-        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
+    def estimate(self, observation: HessianObservation, request: ForgetRequest) -> CurvatureEstimate:
         return CurvatureEstimate(observation.operator, {"probes": self.settings.probes})
 
 
@@ -90,9 +88,7 @@ class StoredHessian(HessianEstimator[StoredSettings], name="stored"):
         own = StoredHessian(replace(self.settings, structure=Structure.auto))
         return super(StoredHessian, own).plan(request, count)
 
-    def estimate(
-        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
+    def estimate(self, observation: HessianObservation, request: ForgetRequest) -> CurvatureEstimate:
         head = request.head
         if head.data_hessian is None:
             raise ConfigError(
