@@ -17,6 +17,7 @@ from sfu.data.settings import KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.lazy import torch
+from sfu.losses.base import Layout
 from sfu.losses.rows import Rows, check_weights, design_matrix
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
@@ -222,6 +223,14 @@ class ForgetRequest:
         return self.data().weight
 
     @property
+    def mean_square(self) -> float | None:
+        """Weighted mean of the squared norms of the design rows; ``None`` if the head is not linear."""
+        if self.head.feature_weights_CD is None:
+            return None
+        weights_F, squares_F = self.data().weights_N, self.design_FE.double().square().sum(1)
+        return float(squares_F.mean() if weights_F is None else (weights_F.double() @ squares_F) / weights_F.sum())
+
+    @property
     def retained_weight(self) -> float:
         """V_r = V - V_f."""
         return self.head.total_weight - self.weight
@@ -238,8 +247,9 @@ class ForgetRequest:
         return design_matrix(self.features_FD, self.head.bias, head.device, head.dtype)
 
     def without_summary(self) -> ForgetRequest:
-        """Return the request without the curvature stored with the head."""
-        return self if self.head.data_hessian is None else replace(self, head=self.head.without_summary())
+        """Return the request without the sums over training rows that are kept with the head."""
+        kept = self.head.kept
+        return self if kept.numbers() is kept else replace(self, head=self.head.without_summary())
 
     def private(self) -> ForgetRequest:
         """Return the request with copies of the head and of all rows. A linearised head's network stays shared."""
@@ -295,20 +305,32 @@ class ForgetRequest:
     def unlearned_head(self, parameters_CE: Tensor) -> Head:
         """Return the head of the retained data at ``parameters_CE``, assumed to be at its optimum there.
 
-        The stored summary is dropped, because it still contains the forgotten examples. A certificate loses its bound,
-        which only certified removal can update. The head remembers that it has served a request for these rows.
+        What the head keeps of its training rows is rewritten without the forgotten ones; a sketch or a Hessian is
+        dropped if the loss is not quadratic, because it belongs to the parameters before. A certificate loses its
+        bound, which only certified removal can update. The head remembers that it has served a request for these rows.
         """
         head = self.head
+        kept = head.kept.without_rows(
+            self.features_FD, self.labels_F, n_train=head.n_train, weights=(head.total_weight, self.weight),
+            mean_square=self.mean_square, forgotten_hessian=self._constant_hessian() if head.kept.has_curvature else None,
+        )  # fmt: skip
         return replace(
             head,
             parameters_CE=parameters_CE,
             gradient_CE=torch.zeros_like(parameters_CE),
             n_train=self.n_retain,
             weight=None if head.weight is None else self.retained_weight,
-            data_hessian=None,
+            kept=kept,
             certificate=head.certificate and replace(head.certificate, residual_bound=None),
             forgotten=head.forgotten.after(self.features_FD, self.labels_F),
         )
+
+    def _constant_hessian(self) -> Tensor | None:
+        """Return the Hessian of the data term of the forget rows; ``None`` if it depends on the parameters."""
+        head = self.head
+        if head.layout is not Layout.shared:
+            return None
+        return head.objective().data_hessian(self.data(), head.parameters_CE, Layout.shared)
 
     def hessian(self, structure: Structure) -> CurvatureOperator:
         """``H_f``: Hessian of the mean objective of the forget rows at the head."""

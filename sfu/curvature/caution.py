@@ -139,14 +139,10 @@ def _squares(request: ForgetRequest) -> Tensor:
 
 def _stretch(request: ForgetRequest) -> float:
     """Return by how much the mean squared norm of the retained rows exceeds that of the forget rows; at least 1."""
-    mean_square = request.head.kept.mean_square
-    if mean_square is None or request.head.feature_weights_CD is None:
+    kept, own = request.head.kept.mean_square, request.mean_square
+    if kept is None or not own:
         return 1.0
-    weights_F = request.data().weights_N
-    squares_F = _squares(request)
-    own = float(squares_F.mean() if weights_F is None else (weights_F @ squares_F) / weights_F.sum())
-    retained = (request.head.total_weight * mean_square - request.weight * own) / request.retained_weight
-    return max(1.0, retained / own) if own > 0 else 1.0
+    return max(1.0, (request.head.total_weight * kept - request.weight * own) / (request.retained_weight * own))
 
 
 def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -> float:

@@ -34,7 +34,7 @@ class LiftedOperator(CurvatureOperator):
 
     structure = "subspace"
 
-    def project(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``Q v``, ``[M, 1, K]``, and the part of v outside the subspace, ``[M, P]``."""
         flat_MP = vectors.reshape(-1, self.basis_KP.shape[1])
         inside_MK = (flat_MP.to(self.basis_KP) @ self.basis_KP.T).to(flat_MP)
@@ -101,7 +101,7 @@ class LiftedInverse(DampedInverse):
         outside = float(outside_1P.square().sum())
         along_M = solved_MK @ inside_11K[0, 0] + mixed_MV[:, -1] * outside
         square_M = solved_MK.square().sum(1) + mixed_MV[:, -1].square() * outside
-        return along_M, held_out.quadratic_of(mixed_MV @ outputs_VB, square_M)
+        return along_M, held_out.quadratic_of(mixed_MV @ outputs_VB, square_M), square_M
 
     def _outside(self, right_CE: Tensor, rhos: list[float], floor: float) -> Tensor:
         """Return ``tau + rho``, ``[M, 1]``."""

@@ -27,6 +27,7 @@ from sfu.curvature.source_fit import Caution, StepChoice, choose_step, expected_
 from sfu.curvature.unlabelled import read_unlabelled
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
+from sfu.heads.settings import Keep
 from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator, DampedInverse
 from sfu.operators.plan import check_structure
@@ -82,10 +83,10 @@ class Newton(UnlearningMethod, name="newton"):
     @classmethod
     def from_config(cls, run: RunSettings, curvature: Any, settings: dict[str, Any]) -> Self:
         """Take the row's curvature and the run's ``newton`` settings."""
-        if isinstance(curvature, StoredSettings) and not run.head.store_curvature:
+        if isinstance(curvature, StoredSettings) and run.head.keep is Keep.bound:
             raise ConfigError(
-                "curvature.estimator=stored needs head.store_curvature=true when the head is trained. Set both, or "
-                "choose another estimator."
+                "curvature.estimator=stored needs head.keep=sketch or head.keep=full when the head is trained: a bound "
+                "alone is no Hessian. Set both, or choose another estimator."
             )
         check_structure(run.loss.layout, curvature.structure)
         return super().from_config(run, curvature, {"curvature": curvature, **vars(run.newton), **settings})
@@ -100,8 +101,8 @@ class Newton(UnlearningMethod, name="newton"):
             )
         if self.estimator.access is Access.STORED and self.batches > 1:
             raise ConfigError(
-                "curvature.estimator=stored does not work with newton.batches above 1: the stored curvature is that of "
-                "the trained head, and is gone after the first batch. Use one batch."
+                "curvature.estimator=stored does not work with newton.batches above 1: what the head keeps may only "
+                "fit the parameters before the first batch. Use one batch."
             )
 
     def _n_folds(self, n_forget: int, n_unlabelled: int = 0) -> int:
