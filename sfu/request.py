@@ -312,7 +312,8 @@ class ForgetRequest:
         head = self.head
         kept = head.kept.without_rows(
             self.features_FD, self.labels_F, n_train=head.n_train, weights=(head.total_weight, self.weight),
-            mean_square=self.mean_square, forgotten_hessian=self._constant_hessian() if head.kept.has_curvature else None,
+            mean_square=self.mean_square,
+            forgotten_hessian=self._constant_hessian() if head.kept.has_curvature else None,
         )  # fmt: skip
         return replace(
             head,
