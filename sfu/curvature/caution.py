@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _UNSEEN = {"gradient": 3.0, "classes": 2.0, "mean": 1.0}
 """Share of the curvature taken to be unseen for a shift of size 1; chosen on 2,124 requests, see docs/limits.md."""
-_FEW = 10.0
+_FEW = 30.0
 """At N_f rows, this over their square is unseen."""
 _SURE = (0.05, 1e-3)
 """Between these p-values, unlabelled rows take the place of the forget rows."""

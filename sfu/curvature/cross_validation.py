@@ -71,12 +71,15 @@ class Fold:
         signal_CE: The part of it that is not sampling noise: ``g - b / V - (V / V_f) g`` for the stored training
             gradient g and the b of objective perturbation, if there was any.
         held_out: What this fold shows of the retained data's Hessian.
+        training: What its unlabelled rows show of the training data's, if they stand for it. Differences of sampled
+            curvatures may be negative where those of the data are not; this bounds them.
     """
 
     sources: Sources
     gradient_CE: Tensor
     signal_CE: Tensor
     held_out: CurvatureOperator
+    training: CurvatureOperator | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def cross_validate(
             failed_fits += others.note is not None
         signal_CE = head.rows_gradient_CE - correction
         held_out = further.held_out(k)
-        folds.append(Fold(further.without(k, others), gradient_CE - correction, signal_CE, held_out))
+        folds.append(Fold(further.without(k, others), gradient_CE - correction, signal_CE, *held_out))
         context.report(len(parts) + k + 1, steps)
     return Validation(observation, estimate, further.with_all(estimate), folds, trust, failed_fits)
 
@@ -228,18 +231,20 @@ class _Further:
         request = self._request
         return training.combine([forget], [request.head.total_weight / request.retained_weight, -request.step_ratio])
 
-    def held_out(self, k: int) -> CurvatureOperator:
-        """Return what fold k shows of the retained data's Hessian."""
+    def held_out(self, k: int) -> tuple[CurvatureOperator, CurvatureOperator | None]:
+        """Return what fold k shows of the retained data's Hessian, and of the training data's."""
         own = self._parts[k].hessian(self._scored_by) if len(self._parts) > 1 else None
         if self._own is None:
             assert own is not None, "without unlabelled rows, a fold has forget rows"
-            return own
+            return own, None
         training = merge_hessians([
             self._unlabelled(rows_UD[split[k % len(split)]], self._scored_by)
             for rows_UD, split in zip(self._request.unlabelled, self._splits.values(), strict=True)
         ])  # fmt: skip
         retained = self._retained(training.operator, self._own)
-        return retained if own is None else own.combine([retained], [1 - self._trust, self._trust])
+        if own is not None:
+            retained = own.combine([retained], [1 - self._trust, self._trust])
+        return retained, training.operator
 
 
 def _names(unlabelled: Sequence[Tensor]) -> list[str]:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
 _LITTLE = 1e-3  # weight of a source that a start leaves out, so that L-BFGS can bring it in
+_LEAST = 0.5
+"""At least this share of the training rows' curvature, along a step, is taken to be that of the retained rows."""
 _ITERATIONS = 40
 _GAINED = 1e-6
 """L-BFGS ends when the logarithm of the gain rises by less."""
@@ -65,7 +67,7 @@ class Caution(NamedTuple):
     bound: float = 0.0
     stretch: float = 1.0
 
-    def curved(self, held_out: Tensor, square: Tensor, l2: float) -> Tensor:
+    def curved(self, held_out: Any, square: Any, l2: float) -> Any:
         """Return ``u^T H~ u`` from ``u^T H u`` and ``|u|^2``."""
         return (1 - self.share) * self.stretch * held_out + self.share * (self.bound + l2) * square
 
@@ -156,13 +158,14 @@ def _on_grid(folds: Sequence[Fold], weights: tuple[float, ...], caution: Caution
     if all(inverse.invertible for inverse in inverses):
         rhos = [0.0, *rhos]
     along_M = torch.zeros(len(rhos), dtype=torch.float64)
-    curved_M = torch.zeros_like(along_M)
+    held_M, least_M, square_M = (torch.zeros_like(along_M) for _ in range(3))
     for inverse, fold in zip(inverses, folds, strict=True):
-        along, held_out, square = (
-            score.double().cpu() for score in inverse.scores(fold.gradient_CE, rhos, fold.held_out)
-        )
-        along_M += along / len(folds)
-        curved_M += caution.curved(held_out, square, l2) / len(folds)
+        scores = inverse.scores(fold.gradient_CE, rhos, fold.held_out)
+        for total_M, score in zip((along_M, held_M, square_M), scores, strict=True):
+            total_M += score.double().cpu() / len(folds)
+        if fold.training is not None:
+            least_M += inverse.scores(fold.gradient_CE, rhos, fold.training)[1].double().cpu() / len(folds)
+    curved_M = caution.curved(torch.maximum(held_M, _LEAST * least_M), square_M, l2)
     usable_M = (curved_M > 0) & (along_M > 0)
     if not bool(usable_M.any()):
         return StepChoice(rhos[-1], 0.0, 0.0, weights)
@@ -173,11 +176,9 @@ def _on_grid(folds: Sequence[Fold], weights: tuple[float, ...], caution: Caution
 
 def _safe(folds: Sequence[Fold], other: StepChoice, caution: Caution, l2: float) -> StepChoice:
     """Return the step ``c g``, scored like the others; it is the best if nothing is seen (delta = 1)."""
-    along = curved = 0.0
-    for fold in folds:
-        square = fold.gradient_CE.square().sum() / len(folds)
-        held_out = fold.held_out.quadratic(fold.gradient_CE) / len(folds)
-        along, curved = along + float(square), curved + float(caution.curved(held_out, square, l2))
+    square = sum(float(fold.gradient_CE.square().sum()) for fold in folds) / len(folds)
+    held_out = sum(float(fold.held_out.quadratic(fold.gradient_CE)) for fold in folds) / len(folds)
+    along, curved = square, caution.curved(held_out, square, l2)
     return StepChoice(math.inf, along / curved, along**2 / curved, other.weights)
 
 
@@ -212,19 +213,22 @@ def _slopes(
     folds: Sequence[Fold], weights: np.ndarray, rho: float, caution: Caution, l2: float
 ) -> tuple[float, float, np.ndarray, np.ndarray]:
     """Return num and den, and their derivatives in the weights and rho; means over folds."""
+    mixed = [fold.sources.mixed(list(weights)) for fold in folds]
+    steps = [operator.solve(fold.gradient_CE, rho).value_CE for operator, fold in zip(mixed, folds, strict=True)]
+    images = [fold.held_out.matmul(u_CE) for fold, u_CE in zip(folds, steps, strict=True)]
+    held_out = [(image_CE * u_CE).sum() for image_CE, u_CE in zip(images, steps, strict=True)]
+    least = [fold.training.matmul(u_CE) for fold, u_CE in zip(folds, steps, strict=True) if fold.training is not None]
+    if least and sum(held_out) < _LEAST * sum((one * u_CE).sum() for one, u_CE in zip(least, steps, strict=True)):
+        images = [_LEAST * image_CE for image_CE in least]
     along = curved = 0.0
     along_by, curved_by = np.zeros(len(weights) + 1), np.zeros(len(weights) + 1)
-    for fold in folds:
-        operators = list(fold.sources.operators.values())
-        mixed, held_out = fold.sources.mixed(list(weights)), fold.held_out
-        u_CE = mixed.solve(fold.gradient_CE, rho).value_CE
-        image_CE = (1 - caution.share) * caution.stretch * held_out.matmul(u_CE)
-        image_CE = image_CE + caution.share * (caution.bound + l2) * u_CE
-        v_CE = mixed.solve(image_CE, rho).value_CE
+    for fold, operator, u_CE, seen_CE in zip(folds, mixed, steps, images, strict=True):
+        image_CE = caution.curved(seen_CE, u_CE, l2)
+        v_CE = operator.solve(image_CE, rho).value_CE
         along += float((u_CE * fold.gradient_CE).sum()) / len(folds)
         curved += float((u_CE * image_CE).sum()) / len(folds)
-        damped_CE = operators[0].regularized_E * u_CE
-        for j, changed_CE in enumerate([*(operator.matmul(u_CE) for operator in operators), damped_CE]):
+        changes = [source.matmul(u_CE) for source in fold.sources.operators.values()]
+        for j, changed_CE in enumerate([*changes, operator.regularized_E * u_CE]):
             along_by[j] -= float((u_CE * changed_CE).sum()) / len(folds)
             curved_by[j] -= 2 * float((v_CE * changed_CE).sum()) / len(folds)
     return along, curved, along_by, curved_by
