@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sfu.curvature.estimators.base import CurvatureEstimator
+from sfu.curvature.folds import fold_indices
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.base import CurvatureOperator, DampedInverse
@@ -103,11 +104,6 @@ def cross_validate(
             folds[index].append(Fold(inverse, gradient, head.rows_gradient_CE - correction, held_out[k]))
             context.report(n_folds + k * len(folds) + index + 1, steps)
     return Validation(estimator.merge(observations), folds, failed_fits)
-
-
-def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[Tensor]:
-    """Return a random partition of ``range(n_rows)`` into ``n_folds`` parts of almost equal size."""
-    return list(torch.randperm(n_rows, generator=generator).tensor_split(n_folds))
 
 
 def noise_factor(n_folds: int, forget_share: float) -> float:
