@@ -39,12 +39,15 @@ class Objective:
     """A loss with its regulariser, as a mean over any set of rows.
 
     ``regularized_E`` is 1 where a parameter is regularised and 0 where it is not; ``linear_CE`` is b, if there is one.
+    ``unseen`` counts regularised parameters of each class that were left out, because no row reaches them
+    (:mod:`sfu.curvature.span`): their curvature is ``l2``.
     """
 
     loss: Loss
     l2: float
     regularized_E: Tensor
     linear_CE: Tensor | None = None
+    unseen: int = 0
 
     @property
     def ridge_E(self) -> Tensor:
@@ -53,7 +56,7 @@ class Objective:
 
     def to_float32(self) -> Objective:
         linear_CE = None if self.linear_CE is None else self.linear_CE.float()
-        return Objective(self.loss, self.l2, self.regularized_E.float(), linear_CE)
+        return Objective(self.loss, self.l2, self.regularized_E.float(), linear_CE, self.unseen)
 
     def values_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
         """Return the objective at each of P points, ``[P, G]``; the sum over G is J."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.lazy import torch
 
@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 26
 """Numbers of all solutions that are held at one time."""
+
+
+class Unseen(NamedTuple):
+    """Regularised parameters of each class that an operator leaves out, because no row reaches them.
+
+    Traces and mean eigenvalues count them, so that they do not depend on what is left out.
+    """
+
+    directions: int = 0
+    curvature: float = 0.0
+
+    def mean_with(self, mean: float, count: float) -> float:
+        """Return the mean eigenvalue of these directions and of ``count`` others, whose own mean is given."""
+        return (mean * count + self.curvature * self.directions) / (count + self.directions)
+
+
+NOTHING_UNSEEN = Unseen()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from sfu.lazy import torch
 from sfu.losses.base import Layout, OutputHessian
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
-from sfu.operators.base import CurvatureOperator
+from sfu.operators.base import CurvatureOperator, Unseen
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.products import Part, ProductOperator
 from sfu.operators.structure import Structure
@@ -36,10 +36,12 @@ def build_operator(objective: Objective, rows: Rows, parameters_CE: Tensor, stru
 
 def products_of(objective: Objective, rows: Rows, hessians: list[OutputHessian], n_classes: int) -> ProductOperator:
     """Return the product operator of known output Hessians, one for each chunk."""
-    return ProductOperator((Part(rows, hessians, 1.0),), objective.ridge_E, objective.regularized_E, n_classes)
+    part, unseen = Part(rows, hessians, 1.0), Unseen(objective.unseen, objective.l2)
+    return ProductOperator((part,), objective.ridge_E, objective.regularized_E, n_classes, unseen)
 
 
 def with_ridge(data: Tensor, objective: Objective, n_classes: int) -> ExplicitOperator:
     """Add the regulariser to blocks of the data term."""
-    repeats = data.shape[-1] // objective.ridge_E.shape[0]
-    return ExplicitOperator(data + torch.diag(objective.ridge_E.repeat(repeats)), n_classes, objective.regularized_E)
+    ridge_K = objective.ridge_E.repeat(data.shape[-1] // objective.ridge_E.shape[0])
+    unseen = Unseen(objective.unseen, objective.l2)
+    return ExplicitOperator(data + torch.diag(ridge_K), n_classes, objective.regularized_E, unseen)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sfu.errors import SingularHessianError
 from sfu.lazy import torch
-from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
+from sfu.operators.base import NOTHING_UNSEEN, CurvatureOperator, DampedInverse, LinearSolution, Unseen
 from sfu.operators.spectral import SpectralInverse
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class ExplicitOperator(CurvatureOperator):
     """Hessian blocks ``blocks_BKK``, the regulariser included."""
 
-    def __init__(self, blocks: Tensor, n_classes: int, regularized_E: Tensor) -> None:
+    def __init__(self, blocks: Tensor, n_classes: int, regularized_E: Tensor, unseen: Unseen = NOTHING_UNSEEN) -> None:
         """Take blocks ``[B, K, K]``, or a single one ``[K, K]``."""
+        self.unseen = unseen
         self.blocks_BKK = blocks if blocks.ndim == 3 else blocks[None]
         self.n_classes, self.regularized_E = n_classes, regularized_E
         count, side = self.blocks_BKK.shape[:2]
@@ -51,10 +52,14 @@ class ExplicitOperator(CurvatureOperator):
         return vectors.reshape(*vectors.shape[:-2], count, -1, side)
 
     def trace(self) -> float:
-        return float(self.blocks_BKK.diagonal(dim1=1, dim2=2).sum()) * self._repeats
+        seen = float(self.blocks_BKK.diagonal(dim1=1, dim2=2).sum()) * self._repeats
+        return seen + self.n_classes * self.unseen.directions * self.unseen.curvature
 
     def damped(self) -> DampedInverse:
-        return SpectralInverse(self.blocks_BKK, self.regularized_K)
+        classes = self.blocks_BKK.shape[1] // self.regularized_E.shape[0]  # of a block
+        return SpectralInverse(
+            self.blocks_BKK, self.regularized_K, self.unseen._replace(directions=classes * self.unseen.directions)
+        )
 
     def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
         """Solve by Cholesky, or by eigenvalues (Moore-Penrose) if a block is singular to working precision."""
@@ -75,7 +80,7 @@ class ExplicitOperator(CurvatureOperator):
         for other, coefficient in zip(others, coefficients[1:], strict=True):
             assert isinstance(other, ExplicitOperator)
             total = total + coefficient * other.blocks_BKK
-        return ExplicitOperator(total, self.n_classes, self.regularized_E)
+        return ExplicitOperator(total, self.n_classes, self.regularized_E, self.unseen)
 
 
 def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str) -> Tensor:

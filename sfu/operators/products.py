@@ -24,7 +24,7 @@ from sfu.lazy import torch
 from sfu.losses.base import OutputHessian
 from sfu.losses.chunks import Chunk
 from sfu.losses.rows import Rows
-from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
+from sfu.operators.base import NOTHING_UNSEEN, CurvatureOperator, DampedInverse, LinearSolution, Unseen
 from sfu.operators.conjugate_gradients import (
     conjugate_gradients,
     multishift_conjugate_gradients,
@@ -68,6 +68,7 @@ class ProductOperator(CurvatureOperator):
     ridge_E: Tensor
     regularized_E: Tensor
     n_classes: int
+    unseen: Unseen = NOTHING_UNSEEN
 
     structure = "products"
 
@@ -141,7 +142,7 @@ class ProductOperator(CurvatureOperator):
         """Return ``sum_i s_i tr(M_i) |a_i|^2 + C l2 tr(R)``, by Hutchinson's estimate if classes share parameters."""
         if self.shared:
             return _hutchinson_trace(self)
-        total = self.n_classes * float(self.ridge_E.sum())
+        total = self.n_classes * (float(self.ridge_E.sum()) + self.unseen.directions * self.unseen.curvature)
         for part in self.parts:
             for chunk, hessian in zip(part.rows.linear_chunks(), part.hessians, strict=True):
                 squares_B = chunk.design_BE.square().sum(1)
@@ -236,7 +237,8 @@ class KrylovInverse(DampedInverse):
         Where the classes share parameters, it is the mean over the directions that the rows can curve.
         """
         operator = self._operator
-        trace, count = operator.trace(), float(operator.regularized_E.sum()) * operator.n_classes
+        seen = float(operator.regularized_E.sum()) + operator.unseen.directions
+        trace, count = operator.trace(), seen * operator.n_classes
         if self._has_bias:
             trace -= float(self._own_CC.trace()) + self._coupled_trace()
         if not operator.shared:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sfu.errors import SingularHessianError
 from sfu.lazy import torch
-from sfu.operators.base import DampedInverse
+from sfu.operators.base import NOTHING_UNSEEN, DampedInverse, Unseen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,13 +44,14 @@ def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
 class SpectralInverse(DampedInverse):
     """The family ``(H + rho R)^-1`` of explicit blocks; ``eigenvalues_BD`` ascend, with biases eliminated."""
 
-    def __init__(self, blocks: Tensor, regularized_K: Tensor) -> None:
-        """Decompose symmetric blocks ``[B, K, K]``, or a single one.
+    def __init__(self, blocks: Tensor, regularized_K: Tensor, unseen: Unseen = NOTHING_UNSEEN) -> None:
+        """Decompose symmetric blocks ``[B, K, K]``, or a single one; ``unseen`` are further directions of each.
 
         Raises:
             SingularHessianError: The biases' own curvature is not positive.
         """
         blocks_BKK = blocks if blocks.ndim == 3 else blocks[None]
+        self._unseen = unseen
         self._regularized, self._biases = ((regularized_K == flag).nonzero()[:, 0] for flag in (1, 0))
         if self._biases.numel():
             blocks_BKK = self._eliminate(blocks_BKK)
@@ -67,7 +68,7 @@ class SpectralInverse(DampedInverse):
 
     @property
     def mean_eigenvalue(self) -> float:
-        return float(self.eigenvalues_BD.clamp(min=0).mean())
+        return self._unseen.mean_with(float(self.eigenvalues_BD.clamp(min=0).mean()), self.eigenvalues_BD.shape[1])
 
     @property
     def invertible(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from sfu.config_files import group_options
 from sfu.curvature.estimators.base import CurvatureEstimator, make_estimator
-from sfu.curvature.estimators.psd_fit import FitProblem
+from sfu.curvature.estimators.psd_fit import CLOSED_FORM, FitProblem
 from sfu.curvature.observations import draw_perturbations, observe
 from sfu.curvature.settings import (
     CurvatureSettings,
@@ -111,7 +111,9 @@ def test_the_diagonal_prior_is_the_measured_diagonal():
     request, _, _ = situation()
     hessian = request.hessian(Structure.shared).blocks_BKK[0]
     for measurement in Measurement:
-        config = curvature_settings(measurement=measurement, perturbations=50, per_class=False, prior=Prior.diagonal)
+        config = curvature_settings(
+            measurement=measurement, perturbations=50, per_class=False, prior=Prior.diagonal, solver=Solver.dual_newton
+        )
         observed = make_estimator(config).observe(request, CONTEXT)
         delta = observed.delta_KQS[0]
         square = delta.square()
@@ -352,10 +354,15 @@ def test_with_few_rows_public_data_speak_for_themselves(tmp_path):
 
 def test_more_gradients_than_can_tell_anything_are_not_drawn():
     request, _, _ = situation()
-    few, many = (curvature_settings(perturbations=p) for p in (6, 10_000))
+    few, many = (curvature_settings(perturbations=p, solver="dual_newton") for p in (6, 10_000))
     observed = [estimate(config, request) for config in (few, many)]
     assert [result.details["measurements"] for result in observed] == [24, 24]  # 2 E, four classes at a time
     assert torch.equal(observed[0].operator.blocks_BKK[0], observed[1].operator.blocks_BKK[0])
+    closed = [estimate(curvature_settings(perturbations=p), request) for p in (None, 6, 5)]
+    assert [result.details["fit_status"] for result in closed] == [CLOSED_FORM, CLOSED_FORM, "converged"]
+    weak, strong = (curvature_settings(prior_strength=mu) for mu in (1e-6, 1e-5))
+    assert "fits" not in estimate(weak, request).details
+    assert "fits" in estimate(strong, request).details
     loss = curvature_settings(measurement=Measurement.loss, perturbations=77, per_class=False)
     assert estimate(loss, request).details["measurements"] == 77
 

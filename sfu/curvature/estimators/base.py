@@ -67,6 +67,13 @@ class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind=
         """The one of :attr:`weights` to use if there are too few rows to cross-validate."""
         return self.weights[0]
 
+    def is_forget_hessian(self, request: ForgetRequest) -> bool:
+        """Whether the estimate is the Hessian of the rows of ``request`` and nothing else.
+
+        It is then l2 outside their span, so the request can be reduced (:mod:`sfu.curvature.span`).
+        """
+        return False
+
     def plan(self, request: ForgetRequest, count: int | None = None) -> Plan:
         """Choose how to hold the Hessian of ``count`` rows (by default the forget rows).
 

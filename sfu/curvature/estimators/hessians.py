@@ -23,6 +23,9 @@ from sfu.request import Access, ForgetRequest, MethodContext, Retained
 class ForgetHessian(HessianEstimator[ClosedFormSettings], name="closed_form"):
     """The forget set's own Hessian, which every perturbation fit tends to with more and more perturbations."""
 
+    def is_forget_hessian(self, request: ForgetRequest) -> bool:
+        return True
+
 
 class RetainedRowsEstimator(HessianEstimator[SettingsT]):
     """Base of estimators that look at the retained rows."""

@@ -7,10 +7,14 @@ for loss and gradient measurements. The targets of loss measurements are :math:`
 published (``gradient_term=paper``, which keeps an odd term :math:`2 g_f^T d`), minus as the expansion of J_f has it
 (``exact``).
 
+Gradients at enough perturbed heads determine the forget set's Hessian: the fit returns it, up to the weight of the
+prior. If ``solver`` and (where gradients are only nearly linear) ``scale`` are left to sfu, it computes that Hessian
+instead. Under the Huberised hinge, whose gradients have corners, it fits.
+
 Under the quadratic loss one matrix is fitted. Under losses that are separate for each class, each class has its own
 matrix, or all share their mean if they share perturbations and one loss is observed. Under softmax one matrix over all
-parameters is fitted, up to 2048 of them. Beyond that, gradients would determine the closed form, so products with it
-replace the fit, and losses are fitted to the diagonal blocks. A linearised head is fitted in a subspace
+parameters is fitted, up to 2048 of them. Beyond that, products with the Hessian replace a fit to gradients, and losses
+are fitted to the diagonal blocks. A linearised head is fitted in a subspace
 (:mod:`sfu.curvature.subspace`).
 
 Shapes: K problems of side S (see :mod:`sfu.curvature.observations`).
@@ -18,6 +22,7 @@ Shapes: K problems of side S (see :mod:`sfu.curvature.observations`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +31,7 @@ from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.observations import (
     HessianObservation,
     Observations,
+    count_perturbations,
     default_scale,
     draw_perturbations,
     merge_hessians,
@@ -46,6 +52,9 @@ from sfu.request import ForgetRequest, MethodContext, Retained, merge_requests
 if TYPE_CHECKING:
     from torch import Tensor
 
+CLOSED_FORM = "closed form: gradients at enough perturbed heads determine it"
+_WEAK = 1e-6
+"""A prior of this strength, or less, does not count."""
 _SLOPE_SIGN = {GradientTerm.paper: 1.0, GradientTerm.exact: -1.0, GradientTerm.none: 0.0}
 
 
@@ -70,9 +79,23 @@ class PsdFit(CurvatureEstimator[PsdFitSettings, Observation], name="psd_fit"):
         if request.head.layout is Layout.products:
             return Deferred(request, context)
         structure = self._structure(request)
-        if structure is Structure.products:
+        if structure is Structure.products or self.is_forget_hessian(request):
             return HessianObservation(request.hessian(structure), request.weight)
         return observe(self.settings, request, self._perturbations(request, context, structure), structure)
+
+    def is_forget_hessian(self, request: ForgetRequest) -> bool:
+        """Whether gradients determine the forget set's Hessian, to which the fit adds nothing."""
+        settings, head = self.settings, request.head
+        if settings.measurement is Measurement.loss or head.layout is Layout.products:
+            return False
+        if settings.solver is not Solver.auto or settings.prior_strength > _WEAK or settings.subtract_lower_bound:
+            return False
+        change = head.loss.constants.curvature_lipschitz
+        if change == math.inf or (change > 0 and settings.scale is not None):
+            return False
+        (n_classes, width), structure = head.parameters_CE.shape, self.plan(request).structure
+        enough = count_perturbations(replace(settings, perturbations=None), n_classes, width, structure)
+        return structure is Structure.products or (settings.perturbations or enough) >= enough
 
     def _structure(self, request: ForgetRequest) -> Structure:
         """Return the structure to fit.
@@ -122,7 +145,7 @@ class PsdFit(CurvatureEstimator[PsdFitSettings, Observation], name="psd_fit"):
         if isinstance(observation, Deferred):
             return self._in_a_subspace(observation)
         if isinstance(observation, HessianObservation):
-            return CurvatureEstimate(observation.operator, {"fit_status": "closed form, the limit of the fit"})
+            return CurvatureEstimate(observation.operator, {"fit_status": CLOSED_FORM})
         results = [FitProblem(self.settings, observation, request, k) for k in range(observation.delta_KQS.shape[0])]
         matrices, fits = zip(*(problem.solve() for problem in results), strict=True)
         stacked, n_groups = torch.stack(matrices), head.parameters_CE.shape[0]

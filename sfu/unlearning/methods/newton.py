@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from sfu.curvature.cross_validation import (
     StepChoice,
@@ -41,6 +41,9 @@ from sfu.unlearning.batches import check_batches, sequence_note, unlearn_in_batc
 from sfu.unlearning.decision import Decision, check_sample, decide, is_unlike
 from sfu.unlearning.further_steps import StepResult, steps_along_path, steps_on_retained
 from sfu.unlearning.settings import RunSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FOLDS = 5
 _FEW = 20
@@ -138,7 +141,11 @@ class Newton(UnlearningMethod, name="newton"):
         return replace(result, note="; ".join(filter(None, notes)) or None)
 
     def _unlearn_at_once(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
+        from sfu.curvature.span import reduce_request  # imports PyTorch
+
         given, request = request.head, request.in_float64()
+        reduction = reduce_request(request) if self.estimator.is_forget_hessian(request) else None
+        whole, request = request, request if reduction is None else reduction.request
         ratio = sampling_ratio(request) if self.estimator.needs_validation else None
         hopeless = check_sample(ratio, self.curvature.force)
         if hopeless is not None:
@@ -148,10 +155,15 @@ class Newton(UnlearningMethod, name="newton"):
         first = self._first_step(chosen, request)
         decision = self._decide(ratio, validation, chosen, first, request)
         details = self._details(ratio, chosen, first, request)
+        if reduction is not None:
+            details["reduced_features"] = request.head.n_features
         if decision.objections:
             return decision.skipped(given, details)
         last = self._step(first, chosen, request, context, retained)
-        head = request.unlearned_head(last.parameters_CE).to(last.parameters_CE.device, given.parameters_CE.dtype)
+        step_CE = last.parameters_CE - request.head.parameters_CE
+        step_CE = step_CE if reduction is None else reduction.lift(step_CE)
+        parameters_CE = self._with_noise(whole.head.parameters_CE + step_CE, context)
+        head = whole.unlearned_head(parameters_CE).to(parameters_CE.device, given.parameters_CE.dtype)
         return UnlearningResult(
             head,
             predicted_distance_gain=decision.predicted_distance_gain,
@@ -247,17 +259,18 @@ class Newton(UnlearningMethod, name="newton"):
     def _step(
         self, first: StepResult, chosen: Candidate, request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> StepResult:
-        """Take further steps, if the curvature changes at all, and add the noise."""
-        result, further = first, self.steps - 1
+        """Take further steps, if the curvature changes at all."""
+        further = self.steps - 1
         if further > 0 and request.head.loss.constants.curvature_lipschitz > 0:
             if retained is not None:
                 rho = chosen.choice.rho
-                result = steps_on_retained(first, further, self.estimator, request, context, retained, rho)
-            else:
-                floor, operator = self._floor(request.head), chosen.estimate.operator
-                result = steps_along_path(first, further, operator, request, chosen.choice, floor)
+                return steps_on_retained(first, further, self.estimator, request, context, retained, rho)
+            floor, operator = self._floor(request.head), chosen.estimate.operator
+            return steps_along_path(first, further, operator, request, chosen.choice, floor)
+        return first
+
+    def _with_noise(self, parameters_CE: Tensor, context: MethodContext) -> Tensor:
         if self.noise_sigma == 0:
-            return result
-        shape = result.parameters_CE.shape
-        drawn = torch.randn(shape, generator=context.generator("noise"), dtype=torch.float64)
-        return replace(result, parameters_CE=result.parameters_CE + self.noise_sigma * drawn.to(result.parameters_CE))
+            return parameters_CE
+        drawn = torch.randn(parameters_CE.shape, generator=context.generator("noise"), dtype=torch.float64)
+        return parameters_CE + self.noise_sigma * drawn.to(parameters_CE)
