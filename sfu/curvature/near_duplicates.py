@@ -43,10 +43,13 @@ def near_groups(features_ND: Tensor, mean_D: Tensor | None = None) -> Tensor:
         start, stop = torch.searchsorted(place_N, low), torch.searchsorted(place_N, high, right=True)
         others = order_N[start:stop]
         distances_BO = squares_N[block, None] + squares_N[others] - 2 * projected_NK[block] @ projected_NK[others].T
-        near_BO = (distances_BO <= _SLACK * limit + rounding) & (others <= block[:, None])
-        first_B = torch.where(near_BO, others, block[:, None]).amin(1)
-        exact_B = (rows_ND[block] - rows_ND[first_B]).square().sum(1) <= limit
-        first_N[block] = torch.where(exact_B, first_B, block)
+        near_BO = distances_BO <= _SLACK * limit + rounding
+        too_far_B = torch.ones(len(block), dtype=torch.bool)
+        while bool(too_far_B.any()):  # candidates are tried in turn
+            first_B, column_B = torch.where(near_BO, others, block[:, None]).min(1)
+            too_far_B = (rows_ND[block] - rows_ND[first_B]).square().sum(1) > limit
+            near_BO[too_far_B, column_B[too_far_B]] = False
+        first_N[block] = first_B
     while not torch.equal(first_N[first_N], first_N):  # near to a row that is near to another
         first_N = first_N[first_N]
     return first_N.cpu()

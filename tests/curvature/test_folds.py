@@ -121,6 +121,22 @@ def test_near_duplicates_are_found(width):
     assert effective_rows(torch.ones(90), groups) == pytest.approx(90**2 / (10 * 9 + 10 * 4 + 40))
 
 
+def test_projections_miss_no_row_that_is_nearly_too_far():
+    rows = torch.randn(400, 200, generator=seeded()).double()
+    typical = (2 * (rows - rows.mean(0)).square().sum(1).mean()).sqrt()
+    directions = torch.nn.functional.normalize(torch.randn(400, 200, generator=seeded(1)).double(), dim=1)
+    groups = {part: near_groups(torch.cat([rows, rows + part * 0.01 * typical * directions])) for part in (0.98, 1.02)}
+    assert torch.equal(groups[0.98], torch.arange(400).repeat(2))
+    assert torch.equal(groups[1.02], torch.arange(800))
+
+
+def test_a_row_that_is_near_to_a_near_duplicate_belongs_to_its_group():
+    rows = torch.randn(50, 3, generator=seeded()).double()
+    step = 0.8 * 0.01 * (2 * (rows - rows.mean(0)).square().sum(1).mean()).sqrt()
+    chain = torch.cat([rows, torch.stack([rows[7] + step * far / 3**0.5 for far in (1, 2, 3)])])
+    assert near_groups(chain)[50:].tolist() == [7, 7, 7]
+
+
 def test_blocks_of_rows_give_the_same_groups(monkeypatch):
     rows = torch.randn(30, 40, generator=seeded()).repeat(3, 1)
     whole = near_groups(rows)

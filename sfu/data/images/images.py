@@ -165,9 +165,8 @@ class AugmentedImages(Images):
         """Return the number of the image that one is mixed with; ``None`` if the augmentation mixes none."""
         if not isinstance(self._change, Mixture):
             return None
-        return (index + 1 + int(torch.randint(len(self) - 1, (), generator=self._generator(index, "partner")))) % len(
-            self
-        )
+        further = 1 + int(torch.randint(len(self) - 1, (), generator=self._generator(index, "partner")))
+        return (index + further) % len(self)
 
     def _generator(self, *what: object) -> torch.Generator:
         return torch.Generator().manual_seed(zlib.crc32(" ".join(map(str, (self.title, *what))).encode()))
