@@ -19,10 +19,10 @@ How far the held-out rows can be relied on decides the curvature that scores a s
 
 .. math:: \tilde H_k = (1 - \delta) \bigl((1 - \phi)\, s\, H_k + \phi\, r\bigr) + \delta\, (\beta + l_2)
 
-where :math:`2\beta` bounds the curvature of any retained data, and r, at most :math:`\beta + l_2`, is twice the curvature
-that the held-out rows show along their gradient: what a few rows do not show is more of the same kind. At delta = 1 the
-best M is a multiple of the identity, and the step is :math:`g_f / (\beta + l_2)`, which brings a quadratic head nearer
-to Retrained whatever the forget set.
+where :math:`2\beta` bounds the curvature of any retained data, and r, at most :math:`\beta + l_2`, is twice the
+curvature that the held-out rows show along their gradient: what a few rows do not show is more of the same kind. At
+delta = 1 the best M is a multiple of the identity, and the step :math:`g_f / (\beta + l_2)` brings a quadratic head
+nearer to Retrained whatever the forget set.
 
 At the optimum the forget gradient is sampling noise, of which K - 1 folds have more (squared) than the whole set, by a
 known factor, so the predicted gain is scaled down by it. The part of the gradient that is not noise is not scaled: what
