@@ -42,7 +42,7 @@ from sfu.curvature.cross_validation import FORGET, RETAINED, VIEWS, Fold, Source
 from sfu.lazy import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
