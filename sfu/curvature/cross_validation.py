@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
+from sfu.curvature.folds import fold_indices, random_folds
 from sfu.curvature.observations import HessianObservation, merge_hessians
 from sfu.errors import ConfigError
 from sfu.lazy import torch
@@ -126,9 +127,10 @@ def cross_validate(
         ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
     """
     head, drawn = request.head, context.generator("folds")
-    divided = request.n_forget >= n_folds
-    indices = fold_indices(request.n_forget, n_folds, drawn) if divided else []
-    parts = [request.rows(index) for index in indices] or [request]
+    indices = random_folds(request, n_folds, drawn) if request.n_forget >= n_folds else []
+    divided = len(indices) > 1
+    parts = [request.rows(index) for index in indices] if divided else [request]
+    n_folds = len(parts) if divided else n_folds
     steps = len(parts) + n_folds
     observations = []
     for done, part in enumerate(parts, start=1):
@@ -249,8 +251,3 @@ class _Further:
 
 def _names(unlabelled: Sequence[Tensor]) -> list[str]:
     return [UNLABELLED] if len(unlabelled) == 1 else [f"{UNLABELLED}_{n}" for n in range(1, len(unlabelled) + 1)]
-
-
-def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[Tensor]:
-    """Return a random partition of ``range(n_rows)`` into ``n_folds`` parts of almost equal size."""
-    return list(torch.randperm(n_rows, generator=generator).tensor_split(n_folds))

@@ -15,6 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sfu.curvature.folds import row_weights
+from sfu.curvature.near_duplicates import effective_rows, near_groups
 from sfu.curvature.sampling import sampling_ratio
 from sfu.curvature.shifts import FEWEST, ROUNDING, SUBSET, compare_means, moments, p_value, subset
 from sfu.errors import DataError
@@ -30,9 +32,8 @@ FALSE_ALARMS = 1e-3
 Measured: below 1 %, since the tails of real rows are heavier than those of the distributions that are matched."""
 _LEAST_EFFECT = {"gradient": 0.01, "mean": 0.01, "drift": 0.01, "classes": 0.02, "norms": 0.05}
 _TANGENT_ROWS, _TANGENT_NUMBERS = 64, 1 << 26  # at most so many row gradients of a linearised head, and numbers in them
+_SPECTRUM = 2048  # a random subset of so many rows tells the effective dimension
 _DRAWS, _DRAWN = 9999, 1 << 25  # random sets whose classes are drawn, and numbers in them
-_PAIRED = 2048  # a random subset of so many rows tells how common near-duplicates are
-_NEAR = 0.01  # of the typical distance between rows
 _FEW_ROWS = 20
 _MANY = 2.0  # retained rows for each effective dimension
 
@@ -107,23 +108,19 @@ def examine(
     unlabelled_UD = _like("the unlabelled rows", unlabelled_UD, (-1, features_FD.shape[1]), features_FD)
     shares_C = _like("the class shares", shares_C, (request.head.n_classes,), features_FD)
     mean_D = _like("the mean of the training features", mean_D, (features_FD.shape[1],), features_FD)
-    weights_F = request.data().weights_N
-    weights_F = torch.ones(request.n_forget, dtype=torch.float64) if weights_F is None else weights_F.cpu()
-    near, near_weighted = _near(features_FD, mean_D, weights_F)
-    count = request.n_forget
+    weights_F, groups_F = row_weights(request), near_groups(features_FD, mean_D)
     tests = [
-        _gradient(request, _effective(weights_F)),
+        _gradient(request, effective_rows(weights_F)),
         _mean(request, mean_D, unlabelled_UD),
         _classes(request, shares_C),
         _norms(features_FD, unlabelled_UD),
         _drift(request, unlabelled_UD, shares_C, mean_D),
     ]
     run = sum(test.p is not None for test in tests)
-    distinct = count / (1 + (count - 1) * near)
-    others = [_duplicates(distinct, count), _weights(request, weights_F), _few_retained(request)]
-    return Evidence(
-        (*(test.finding(FALSE_ALARMS / max(run, 1)) for test in tests), *others), _effective(weights_F, near_weighted)
-    )
+    distinct = effective_rows(torch.ones_like(weights_F), groups_F)
+    others = [_duplicates(distinct, len(weights_F)), _weights(request, weights_F), _few_retained(request)]
+    findings = (*(test.finding(FALSE_ALARMS / max(run, 1)) for test in tests), *others)
+    return Evidence(findings, effective_rows(weights_F, groups_F))
 
 
 class _Test(NamedTuple):
@@ -324,31 +321,6 @@ def _norms(features_FD: Tensor, unlabelled_UD: Tensor | None) -> _Test:
 # Numbers of rows
 
 
-def _effective(weights_F: Tensor, near: float = 0.0) -> float:
-    """Return how many rows count, if a pair of rows is near with this probability."""
-    square, total = float(weights_F.square().sum()), float(weights_F.sum()) ** 2
-    return total / (square + near * (total - square))
-
-
-def _near(features_FD: Tensor, mean_D: Tensor | None, weights_F: Tensor) -> tuple[float, float]:
-    """Return how common near-duplicates are among pairs of rows, and among pairs weighted by both weights.
-
-    Rows are near if their distance is at most 1 % of the typical one, the root mean square distance between rows that
-    scatter about the mean as these do.
-    """
-    index = subset(len(features_FD), _PAIRED)
-    rows_MD = features_FD[index.to(features_FD.device)].double()
-    about_MD = rows_MD - (rows_MD.mean(0) if mean_D is None else mean_D)
-    typical = 2 * float(about_MD.square().sum(1).mean())
-    squares_M = about_MD.square().sum(1)
-    distances_MM = squares_M + squares_M[:, None] - 2 * about_MD @ about_MD.T
-    near_MM = (distances_MM <= _NEAR**2 * typical).double().fill_diagonal_(0.0).cpu()
-    count, weights_M = len(rows_MD), weights_F[index]
-    pairs = float(weights_M.sum()) ** 2 - float(weights_M.square().sum())
-    weighted = float(weights_M @ near_MM @ weights_M) / pairs if pairs > 0 else 0.0
-    return float(near_MM.sum()) / max(1, count * (count - 1)), weighted
-
-
 def _duplicates(effective: float, count: int) -> Finding:
     reason = f"the {count} forget rows count for {effective:.4g} distinct ones"
     return Finding("duplicates", effective, None, None, effective < count / 2, reason)
@@ -356,7 +328,7 @@ def _duplicates(effective: float, count: int) -> Finding:
 
 def _weights(request: ForgetRequest, weights_F: Tensor) -> Finding:
     """Say how many rows carry the weight, and whether their mean weight is that of the training rows."""
-    effective = _effective(weights_F)
+    effective = effective_rows(weights_F)
     head, count = request.head, request.n_forget
     ratio = float(weights_F.mean()) * head.n_train / head.total_weight
     few = effective < min(_FEW_ROWS, count / 2)
@@ -370,7 +342,7 @@ def _few_retained(request: ForgetRequest) -> Finding:
     head, count = request.head, request.n_retain
     if head.feature_weights_CD is None:
         return Finding("few_retained", None, None, None, False, "the effective dimension of the rows is not known")
-    index = subset(request.n_forget, _PAIRED).to(request.labels_F.device)
+    index = subset(request.n_forget, _SPECTRUM).to(request.labels_F.device)
     rows_ME = request.rows(index).design_FE.double() / math.sqrt(len(index))
     small = rows_ME.T @ rows_ME if rows_ME.shape[0] > rows_ME.shape[1] else rows_ME @ rows_ME.T
     values = torch.linalg.eigvalsh(small).clamp(min=0)

@@ -92,7 +92,9 @@ class CurvatureSettings(Choice, kind="curvature"):
     estimator: str = setting("", "Where the Hessian of the Newton step comes from.")
     structure: Structure = setting(Structure.auto, "How the Hessian is held.", inherited=True)
     augment: list[str] = setting(
-        [], "Augmentations of the forget images, whose curvature is averaged in.", inherited=True
+        [],
+        "Augmentations of the forget images, whose curvature is averaged in; a random one may be named repeatedly.",
+        inherited=True,
     )
     unlabelled: Any = setting(
         None, "File of features of unlabelled rows like the training rows, or a list of files.", inherited=True,

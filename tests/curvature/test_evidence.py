@@ -118,6 +118,14 @@ def test_moments_of_few_rows_in_many_dimensions():
     torch.testing.assert_close(averages[:2], wanted[:2], rtol=0.03, atol=0)
 
 
+def test_a_row_that_carries_most_leaves_few_degrees_of_freedom():
+    rows = torch.randn(100, 40, generator=torch.Generator().manual_seed(2)).double()
+    alike = moments(rows @ rows.T, 40).freedom
+    assert 25 < alike <= 40
+    rows[0] *= 30
+    assert moments(rows @ rows.T, 40).freedom < 0.1
+
+
 # --- sets that are not random
 
 
@@ -151,12 +159,37 @@ def test_the_effect_of_the_gradient_is_the_squared_shift_over_the_variance_of_a_
     assert finding.value == sampling_ratio(request)
 
 
+def test_the_ratio_of_the_mean_and_the_distance_of_the_classes_are_those_of_draws_without_replacement(made):
+    rows = made.random(200)
+    evidence = made.evidence(rows)
+    features = made.features[rows]
+    expected = float(features.var(0).sum()) / 200 * (1 - 200 / N)
+    squares = float((features.mean(0) - made.features.mean(0)).square().sum())
+    assert evidence["mean"].value == pytest.approx(squares / expected, rel=1e-9)
+
+    scatter = float(made.unlabelled.var(0).sum()) * (1 / 400 + 1 / N)
+    apart = float((made.unlabelled.mean(0) - made.features.mean(0)).square().sum())
+    assert evidence["drift"].value == pytest.approx(apart / scatter, rel=1e-9)
+
+    def distance(some: torch.Tensor) -> float:
+        return float((some.bincount(minlength=C) / len(some) - made.kept["shares_C"]).abs().sum()) / 2
+
+    of_one = (made.labels == 2).nonzero()[:, 0][:40]
+    of_random = sum(distance(made.labels[made.random(40)]) for _ in range(300)) / 300
+    found = made.evidence(of_one)["classes"].effect
+    assert found == pytest.approx(distance(made.labels[of_one]) - of_random, abs=0.01)
+    assert of_random > 0.05
+
+
 def test_small_norms_and_neighbours(made):
     smallest = made.evidence(made.features.square().sum(1).argsort()[:60])
     assert "norms" in alarms(smallest)
     squares = made.features.square().sum(1).sort().values[:60].mean() / made.unlabelled.square().sum(1).mean()
     assert smallest["norms"].value == pytest.approx(float(squares))
-    assert smallest["norms"].effect == pytest.approx(1 - float(squares), rel=0.03)  # what is noise is taken off
+    own = made.features.square().sum(1).sort().values[:60]
+    others = made.unlabelled.square().sum(1)
+    noise = (own.var() / 60 + others.var() / 400) / others.mean() ** 2  # which is taken off
+    assert smallest["norms"].effect ** 2 == pytest.approx((1 - float(squares)) ** 2 - float(noise), rel=1e-9)
     neighbours = (made.features - made.features[0]).square().sum(1).argsort()[:40]
     assert "mean" in alarms(made.evidence(neighbours))
     assert "mean" in alarms(examine(made.request(neighbours), made.unlabelled))  # without a mean that was kept, too
@@ -204,6 +237,20 @@ def test_unlabelled_rows_that_drifted(made):
         Made(make_loss("softmax", class_weights="balanced")),
     ):
         assert examine(without.request(without.random(60)), other, shares_C=made.kept["shares_C"])["drift"].p is None
+
+
+def test_what_an_early_stop_left_of_the_bias_gradient_is_no_drift(made):
+    """The bias is moved, and with it the mean slope."""
+    moved = torch.zeros_like(made.head.parameters_CE)
+    moved[:, -1] = 0.3
+    head = dataclasses.replace(
+        made.head, parameters_CE=made.head.parameters_CE + moved, gradient_CE=made.head.gradient_CE + moved
+    )
+    rows, shares = made.random(60), {"shares_C": made.kept["shares_C"]}
+    at_optimum = examine(made.request(rows), made.unlabelled, **shares)["drift"]
+    early = ForgetRequest(head, made.features[rows], made.labels[rows])
+    stopped = examine(early, made.unlabelled, **shares)["drift"]
+    assert (stopped.value, stopped.p) == pytest.approx((at_optimum.value, at_optimum.p), rel=1e-6)
 
 
 def test_weights_that_let_few_rows_carry_everything():
