@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _DECOMPOSED = 1024  # largest E whose second moments are decomposed
 _FORMED = 2048  # largest E whose second moments are formed for the bound alone
-_PRODUCTS, _MATRIX_PRODUCTS = 15, 100
 _SMALLEST, _LARGEST = 1e-20, 1e30  # traces between which squares in float32 neither underflow nor overflow
 
 
@@ -76,7 +75,9 @@ def curvature_bound(head: Head, rows: Rows) -> float | None:
     if not math.isfinite(factor):
         return None
     if rows.shared or (rows.width > _FORMED and not rows.has_moments):
-        largest = bound_by_products(lambda v: _moments_times(rows, v), head.parameters_CE, _PRODUCTS, _eps(rows))
+        largest = bound_by_products(
+            lambda v: _moments_times(rows, v), head.parameters_CE, near=1.2, max_products=15, eps=_eps(rows)
+        )
     else:
         quick = rows if rows.has_moments else rows.to_float32()
         if not _SMALLEST < float(quick.moments().trace()) < _LARGEST:
@@ -88,7 +89,7 @@ def curvature_bound(head: Head, rows: Rows) -> float | None:
             largest = float(torch.linalg.eigvalsh(moments_EE)[-1]) + rounding
         else:
             like_E, eps = moments_EE[0], torch.finfo(torch.float64).eps
-            largest = bound_by_products(moments_EE.matmul, like_E, _MATRIX_PRODUCTS, eps) + rounding
+            largest = bound_by_products(moments_EE.matmul, like_E, near=1.001, max_products=100, eps=eps) + rounding
     return factor * largest if math.isfinite(largest) else None
 
 
