@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sfu.errors import SingularHessianError
 from sfu.lazy import torch
 from sfu.operators.base import NOTHING_UNSEEN, CurvatureOperator, DampedInverse, LinearSolution, Unseen
-from sfu.operators.spectral import SpectralInverse
+from sfu.operators.spectral import SpectralInverse, without_negative
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,6 +74,12 @@ class ExplicitOperator(CurvatureOperator):
         else:
             solver, value_CE = "eigenvalues", self.damped().solve(right_CE, rho)
         return LinearSolution(value_CE, solver, self.residual(value_CE, right_CE, rho))
+
+    def raised(self, ridge_E: Tensor) -> ExplicitOperator:
+        """Return it with the negative eigenvalues of its data term raised to 0; ``ridge_E`` is the regulariser."""
+        ridge_KK = torch.diag(ridge_E.repeat(self.blocks_BKK.shape[1] // ridge_E.shape[0]))
+        blocks = [without_negative(block_KK - ridge_KK) + ridge_KK for block_KK in self.blocks_BKK]
+        return ExplicitOperator(torch.stack(blocks), self.n_classes, self.regularized_E, self.unseen)
 
     def combine(self, others: Sequence[CurvatureOperator], coefficients: Sequence[float]) -> ExplicitOperator:
         total = coefficients[0] * self.blocks_BKK

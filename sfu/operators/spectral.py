@@ -41,6 +41,13 @@ def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         return value_D.to(matrix_DD), vector_DD.to(matrix_DD)
 
 
+def without_negative(blocks: Tensor) -> Tensor:
+    """Return the nearest positive semidefinite matrices to symmetric ``[K, K]`` or ``[B, K, K]``."""
+    pairs = [eigh((block + block.T) / 2) for block in (blocks if blocks.ndim == 3 else blocks[None])]
+    clipped = torch.stack([(vectors * values.clamp(min=0)) @ vectors.T for values, vectors in pairs])
+    return clipped.reshape(blocks.shape)
+
+
 class SpectralInverse(DampedInverse):
     """The family ``(H + rho R)^-1`` of explicit blocks; ``eigenvalues_BD`` ascend, with biases eliminated."""
 

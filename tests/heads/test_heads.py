@@ -13,8 +13,10 @@ from sfu.files import file_digest
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
 from sfu.heads.files import load_head
+from sfu.heads.kept import Kept
 from sfu.heads.linear import LinearHead
-from sfu.heads.settings import AdamSettings, LinearSettings, Training
+from sfu.heads.settings import AdamSettings, LinearSettings, SketchKind, Training
+from sfu.heads.sketch import Sketch
 from sfu.heads.train import train_head
 from sfu.losses.base import make_loss
 from sfu.losses.quadratic import Quadratic
@@ -141,7 +143,9 @@ def certified():
     torch.manual_seed(0)
     weights = torch.randn(3, 5).double()
     certificate = Certificate(0.5, weights.clone(), 0.1, True)
-    return LinearHead(weights, weights / 9, 0.01, 77, data_hessian=torch.eye(5).double(), certificate=certificate)
+    sketch = Sketch.encode(torch.eye(5), SketchKind.cholesky)
+    kept = Kept(1.0, torch.tensor([0.2, 0.3, 0.5]).double(), weights[0], sketch, torch.eye(5).double())
+    return LinearHead(weights, weights / 9, 0.01, 77, kept=kept, certificate=certificate)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +174,10 @@ def certified():
         ({"certificate": {"noise_std": 0.0, "residual_bound": 0.1}}, r"certificate\.noise_std=0\.0"),
         ({"certificate": {"noise_std": 1.0, "residual_bound": -0.1}}, r"certificate\.residual_bound=-0\.1"),
         ({"certificate": {"noise_std": 1.0, "residual_bound": None, "seeded": "no"}}, r"certificate\.seeded='no'"),
+        ({"kept": {"bound": -1.0}}, r"kept\.bound=-1\.0"),
+        ({"kept": {"bound": "1"}}, r"kept\.bound='1'"),
+        ({"kept": {"shares": [0.5, 0.2, 1.3]}}, r"kept\.shares\.2=1\.3"),
+        ({"kept": {"shares": [0.5, 0.5]}}, r"class shares are \[2\]"),
         ({"certificate": {"residual_bound": None}}, r"certificate\.noise_std: Field required"),
     ],
     ids=str,
@@ -206,6 +214,9 @@ def test_a_setting_that_is_missing_is_named(tmp_path, certified, key):
         ("data_hessian", lambda t: t * torch.nan, "data_hessian has NaN or infinite values"),
         ("data_hessian", lambda t: t.int(), "data_hessian is int32"),
         ("data_hessian", lambda t: t[:3, :3], r"data_hessian is \[3, 3\]"),
+        ("mean", lambda t: t[:2], r"feature mean is \[2\]"),
+        ("sketch_codes", lambda t: t.float(), r"sketch's codes are torch\.float32"),
+        ("sketch_norms_BK", None, "the sketch has no tensor norms_BK"),
         ("noise", lambda t: t[:2], r"noise is \[2, 5\], but the head's parameters are \[3, 5\]"),
         ("noise", lambda t: t * torch.inf, "noise has NaN or infinite values"),
         ("parameters", None, "it has no tensor parameters"),
