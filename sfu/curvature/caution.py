@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 _UNSEEN = {"gradient": 3.0, "classes": 2.0, "mean": 1.0}
 """Share of the curvature taken to be unseen for a shift of size 1; chosen on 2,124 requests, see docs/limits.md."""
-_FEW = 30.0
+_FEW = 60.0
 """At N_f rows, this over their square is unseen."""
+_FEW_UNLABELLED = 25.0
+"""So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
 _SURE = (0.05, 1e-3)
 """Between these p-values, unlabelled rows take the place of the forget rows."""
 _MISTAKEN = 0.15
@@ -96,7 +98,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     if unlabelled is not None:
         trust *= 1 - _unlike(request, unlabelled, evidence)
         rows += trust * len(unlabelled)
-        shift *= 1 - trust
+        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / len(unlabelled)) ** 2)
     share = min(1.0, shift + _FEW / max(rows, 1.0) ** 2)
     known = bound if bound is not None else _of_rows(request)
     half = known * request.head.total_weight / request.retained_weight / 2

@@ -55,13 +55,17 @@ class LinearHead(Head, name="linear"):
     stackable: ClassVar[bool] = True
 
     def _check(self) -> None:
+        self.kept.check(self.n_classes, self.n_features, self.hessian_shape)
+
+    @property
+    def hessian_shape(self) -> list[int]:
+        """Shape of the Hessian of the data term, by the loss."""
         n_classes, width = self.parameters_CE.shape
-        shapes = {
+        return {
             Layout.shared: [width, width],
             Layout.blocks: [n_classes, width, width],
             Layout.dense: [n_classes * width, n_classes * width],
-        }
-        self.kept.check(self.n_classes, self.n_features, shapes[self.loss.layout])
+        }[self.loss.layout]
 
     @classmethod
     def untrained(cls, config: HeadSettings, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:

@@ -49,11 +49,6 @@ class Sketch:
         """How it is encoded."""
         return SketchKind.cholesky if self.codes.ndim == 2 else SketchKind.eigenpairs
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that it takes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
-
     @classmethod
     def encode(cls, blocks: Tensor, kind: SketchKind) -> Self:
         """Encode positive semidefinite blocks, ``[K, K]`` or ``[B, K, K]``; negative eigenvalues become 0."""
@@ -115,6 +110,14 @@ def _required(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
         raise ValueError(f"the sketch has no tensor {name}")
     return tensors[name]
+
+
+def bytes_of_sketch(kind: SketchKind, count: int, width: int) -> int:
+    """Return the bytes of a sketch of ``count`` blocks of side ``width``."""
+    if kind is SketchKind.cholesky:
+        return count * (width * (width - 1) // 2 + 3 * 4 * width)
+    n_rows = min(n_eigenpairs(width), width)
+    return count * (n_rows * (width + 4) + 4 + 4 * width)
 
 
 def n_eigenpairs(width: int) -> int:

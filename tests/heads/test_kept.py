@@ -13,7 +13,7 @@ from sfu.heads import summary
 from sfu.heads.kept import Kept
 from sfu.heads.linear import LinearHead
 from sfu.heads.settings import AdamSettings, Keep, LinearSettings, SketchKind, Training
-from sfu.heads.sketch import Sketch
+from sfu.heads.sketch import Sketch, bytes_of_sketch
 from sfu.heads.train import train_head
 from sfu.losses.base import Loss, make_loss
 from sfu.operators.largest_eigenvalue import bound_by_products
@@ -262,7 +262,11 @@ def test_singular_matrices_stay_positive_semidefinite():
 def test_eigenpairs_take_the_bytes_of_the_factor_and_hold_the_leading_ones():
     matrix = second_moments_like(60)
     sketches = {kind: Sketch.encode(matrix, kind) for kind in SketchKind}
-    bytes_of = {kind: sketch.n_bytes for kind, sketch in sketches.items()}
+    bytes_of = {
+        kind: sum(one.numel() * one.element_size() for one in sketch.tensors().values())
+        for kind, sketch in sketches.items()
+    }
+    assert bytes_of == {kind: bytes_of_sketch(kind, 1, 60) for kind in SketchKind}
     factor = bytes_of[SketchKind.cholesky]
     assert factor == 60 * 59 // 2 + 3 * 4 * 60
     assert factor - 64 < bytes_of[SketchKind.eigenpairs] <= factor
