@@ -99,10 +99,10 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         trust *= 1 - _unlike(request, unlabelled, evidence)
         rows += trust * len(unlabelled)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / len(unlabelled)) ** 2)
-    share = min(1.0, shift + _FEW / max(rows, 1.0) ** 2)
+    few = min(1.0, _FEW / max(rows, 1.0) ** 2)
     known = bound if bound is not None else _of_rows(request)
     half = known * request.head.total_weight / request.retained_weight / 2
-    caution = Caution(share, half, _stretch(request))
+    caution = Caution(min(1.0, shift), few, half, _stretch(request))
     return Assessment(caution, trust if unlabelled is not None else 0.0, evidence, tuple(reasons), bound is not None)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
-from sfu.curvature.folds import fold_indices
+from sfu.curvature.folds import fold_indices, random_folds
 from sfu.curvature.observations import HessianObservation, merge_hessians
 from sfu.errors import ConfigError
 from sfu.lazy import torch
@@ -127,9 +127,10 @@ def cross_validate(
         ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
     """
     head, drawn = request.head, context.generator("folds")
-    divided = request.n_forget >= n_folds
-    indices = fold_indices(request.n_forget, n_folds, drawn) if divided else []
-    parts = [request.rows(index) for index in indices] or [request]
+    indices = random_folds(request, n_folds, drawn) if request.n_forget >= n_folds else []
+    divided = len(indices) > 1
+    parts = [request.rows(index) for index in indices] if divided else [request]
+    n_folds = len(parts) if divided else n_folds
     steps = len(parts) + n_folds
     observations = []
     for done, part in enumerate(parts, start=1):

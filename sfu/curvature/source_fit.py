@@ -17,10 +17,12 @@ the logarithms of weights and rho; for :math:`v_k = M_{-k}^{-1} \tilde H_k u_k`,
 
 How far the held-out rows can be relied on decides the curvature that scores a step (:class:`Caution`),
 
-.. math:: \tilde H_k = (1 - \delta)\, s\, H_k + \delta\, (\beta + l_2)
+.. math:: \tilde H_k = (1 - \delta) \bigl((1 - \phi)\, s\, H_k + \phi\, r\bigr) + \delta\, (\beta + l_2)
 
-where :math:`2\beta` bounds the curvature of any retained data. At delta = 1 the best M is a multiple of the identity,
-and the step is :math:`g_f / (\beta + l_2)`, which brings a quadratic head nearer to Retrained whatever the forget set.
+where :math:`2\beta` bounds the curvature of any retained data, and r, at most :math:`\beta + l_2`, is twice the curvature
+that the held-out rows show along their gradient: what a few rows do not show is more of the same kind. At delta = 1 the
+best M is a multiple of the identity, and the step is :math:`g_f / (\beta + l_2)`, which brings a quadratic head nearer
+to Retrained whatever the forget set.
 
 At the optimum the forget gradient is sampling noise, of which K - 1 folds have more (squared) than the whole set, by a
 known factor, so the predicted gain is scaled down by it. The part of the gradient that is not noise is not scaled: what
@@ -58,18 +60,29 @@ class Caution(NamedTuple):
     """How far to rely on held-out rows.
 
     Attributes:
-        share: delta, the share of the curvature that they cannot show.
+        share: delta, the share of the curvature that they cannot show because they are of another kind.
+        few: phi, the share that they do not show because they are few.
         bound: beta, half of an upper bound of the largest eigenvalue of the retained rows' Hessian.
         stretch: s, what rows smaller than the retained ones are stretched by.
+        along: r; see :meth:`of`.
     """
 
     share: float = 0.0
-    bound: float = 0.0
+    few: float = 0.0
+    bound: float = math.inf
     stretch: float = 1.0
+    along: float = 0.0
+
+    def of(self, folds: Sequence[Fold], l2: float) -> Caution:
+        """Return it with the r of these folds."""
+        square = sum(float(fold.gradient_CE.square().sum()) for fold in folds)
+        curved = sum(float(fold.held_out.quadratic(fold.gradient_CE)) for fold in folds)
+        return self._replace(along=min(self.bound + l2, 2 * self.stretch * curved / square) if square > 0 else 0.0)
 
     def curved(self, held_out: Any, square: Any, l2: float) -> Any:
-        """Return ``u^T H~ u`` from ``u^T H u`` and ``|u|^2``."""
-        return (1 - self.share) * self.stretch * held_out + self.share * (self.bound + l2) * square
+        """Return ``u^T H~ u`` from ``u^T H u`` and ``|u|^2``, or ``H~ u`` from ``H u`` and u."""
+        seen = (1 - self.few) * self.stretch * held_out + self.few * self.along * square
+        return seen if self.share == 0 else (1 - self.share) * seen + self.share * (self.bound + l2) * square
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,7 @@ def pooled_weights(sources: Sources) -> tuple[float, ...]:
 def choose_step(validation: Validation, noise: float, caution: Caution, l2: float) -> StepChoice:
     """Return weights, rho and c of the smallest error on held-out folds; ``noise`` is :func:`noise_factor`."""
     folds, sources = validation.folds, validation.sources
+    caution = caution.of(folds, l2)
     found = [_on_grid(folds, weights, caution, l2) for weights in _starts(sources, validation.trust)]
     best = max(found, key=lambda one: one.gain)
     if best.gain <= 0:  # the gradient is zero: nothing to gain

@@ -24,7 +24,7 @@ from sfu.curvature.cross_validation import Validation, cross_validate, observe_o
 from sfu.curvature.estimators.base import CurvatureEstimator, make_estimator
 from sfu.curvature.settings import CurvatureSettings, Regularization, StoredSettings
 from sfu.curvature.source_fit import Caution, StepChoice, choose_step, expected_gain, noise_factor, pooled_weights
-from sfu.curvature.unlabelled import read_unlabelled
+from sfu.curvature.unlabelled import check_unlabelled, read_unlabelled
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.settings import Keep
@@ -66,6 +66,7 @@ class Newton(UnlearningMethod, name="newton"):
     def __post_init__(self) -> None:
         """Check the settings and make the estimator."""
         object.__setattr__(self, "estimator", make_estimator(self.curvature))
+        check_unlabelled(self.curvature.files())
         check_fields(self, "newton")
 
     @property
