@@ -21,9 +21,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sfu.curvature.estimators.base import CurvatureEstimator
+from sfu.curvature.observations import HessianObservation
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.base import CurvatureOperator, DampedInverse
+from sfu.operators.galerkin import share_subspace
+from sfu.operators.products import ProductOperator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GRID_POINTS = 81
+_REFINEMENTS = 30
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
 
 
@@ -87,22 +91,53 @@ def cross_validate(
     for done, part in enumerate(parts, start=1):
         observations.append(estimator.observe(part.for_curvature(), context))
         context.report(done, steps)
-    scored_by = Structure.shared if head.layout is Layout.shared else Structure.products
-    held_out = [part.hessian(scored_by) for part in parts]
+    held_out = [_own_hessian(part, seen) for part, seen in zip(parts, observations, strict=True)]
     sums = torch.stack([part.forget_gradient() * part.weight for part in parts])
     correction = (head.total_weight / total) * head.gradient_CE
+    gradients = [
+        (sums.sum(0) - own_CE) / (total - part.weight) - correction for own_CE, part in zip(sums, parts, strict=True)
+    ]
     folds: list[list[Fold]] = [[] for _ in estimator.weights]
+    signal_CE = head.rows_gradient_CE - correction
+    if estimator.is_forget_hessian(request) and (found := _in_a_subspace(observations, gradients, held_out)):
+        inverses, whole = found
+        folds[0] = [Fold(*each) for each in zip(inverses, gradients, [signal_CE] * n_folds, held_out, strict=True)]
+        return Validation(whole, folds, 0)
     failed_fits = 0
-    for k, part in enumerate(parts):
+    for k, gradient in enumerate(gradients):
         others = estimator.merge([observations[j] for j in range(n_folds) if j != k])
-        gradient = (sums.sum(0) - sums[k]) / (total - part.weight) - correction
         for index, weight in enumerate(estimator.weights):
             estimate = estimator.estimate(others, request, weight)
             failed_fits += estimate.note is not None
-            inverse = estimate.operator.damped()
-            folds[index].append(Fold(inverse, gradient, head.rows_gradient_CE - correction, held_out[k]))
+            folds[index].append(Fold(estimate.operator.damped(), gradient, signal_CE, held_out[k]))
             context.report(n_folds + k * len(folds) + index + 1, steps)
     return Validation(estimator.merge(observations), folds, failed_fits)
+
+
+def _own_hessian(part: ForgetRequest, observation: Any) -> CurvatureOperator:
+    """Return the Hessian of a fold's own rows, without views; the observation may be it already."""
+    seen = observation.operator if isinstance(observation, HessianObservation) else None
+    by_products = isinstance(seen, ProductOperator) or part.head.layout is not Layout.shared
+    structure = Structure.products if by_products else Structure.shared
+    if seen is not None and seen.structure == structure.value and part.views_VFD is None:
+        return seen
+    return part.hessian(structure)
+
+
+def _in_a_subspace(
+    observations: Sequence[HessianObservation], gradients: Sequence[Tensor], held_out: Sequence[CurvatureOperator]
+) -> tuple[Sequence[DampedInverse], HessianObservation] | None:
+    """Return the folds' inverses and the whole set's Hessian by products in one subspace, if they are products.
+
+    Where the classes share all parameters, they need another way.
+    """
+    own = [part.operator for part in observations if isinstance(part.operator, ProductOperator)]
+    scored = [operator for operator in held_out if isinstance(operator, ProductOperator)]
+    if len(own) < len(observations) or own[0].shared:
+        return None
+    weights = [part.weight for part in observations]
+    inverses, whole = share_subspace(own, weights, gradients, scored)
+    return inverses, HessianObservation(whole, sum(weights))
 
 
 def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[Tensor]:
@@ -124,6 +159,20 @@ def choose_step(folds: Sequence[Fold], noise: float) -> StepChoice:
     rhos = (mean * torch.logspace(*_GRID_DECADES, _GRID_POINTS, dtype=torch.float64)).tolist()
     if all(fold.inverse.invertible for fold in folds):
         rhos = [0.0, *rhos]
+    choice = _best(folds, rhos, noise)
+    for _ in range(_REFINEMENTS):
+        if not _refine(folds, choice.rho):
+            break
+        choice = _best(folds, rhos, noise)
+    return choice
+
+
+def _refine(folds: Sequence[Fold], rho: float) -> bool:
+    """Refine every fold's inverse at one rho; return whether any of them changed."""
+    return sum(fold.inverse.refine(fold.gradient_CE, rho) for fold in folds) > 0
+
+
+def _best(folds: Sequence[Fold], rhos: list[float], noise: float) -> StepChoice:
     along_M, curved_M = _scores(folds, rhos)
     usable_M = (curved_M > 0) & (along_M > 0)
     if not bool(usable_M.any()):  # the gradient is zero: nothing to gain
@@ -135,6 +184,9 @@ def choose_step(folds: Sequence[Fold], noise: float) -> StepChoice:
 
 def predict_gain(folds: Sequence[Fold], rho: float, noise: float, *, floor: float = 0.0) -> StepChoice:
     """Return a given rho at c = 1, with its expected gain."""
+    for _ in range(_REFINEMENTS):
+        if not _refine(folds, rho):
+            break
     along, curved = (float(score[0]) for score in _scores(folds, [rho], floor=floor))
     return StepChoice(rho, 1.0, _gain(folds, along, curved, rho, 1.0, noise, floor))
 
