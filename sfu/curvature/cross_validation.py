@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GRID_POINTS = 81
+_NO_SIGNAL = 1e-6  # of the gradient; it counts by its square
 _REFINEMENTS = 30
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
 
@@ -195,9 +196,11 @@ def _gain(
     folds: Sequence[Fold], along: float, curved: float, rho: float, scale: float, noise: float, floor: float
 ) -> float:
     """Return ``2 c <u, g> - c^2 <u, H u>``, with its sampling noise scaled to that of the whole set."""
+    whole = 2 * scale * along - scale**2 * curved
+    if all(float(fold.signal_CE.norm()) <= _NO_SIGNAL * float(fold.gradient_CE.norm()) for fold in folds):
+        return noise * whole
     signal = [replace(fold, gradient_CE=fold.signal_CE) for fold in folds]
     signal_along, signal_curved = (float(score[0]) for score in _scores(signal, [rho], floor=floor))
-    whole = 2 * scale * along - scale**2 * curved
     of_signal = 2 * scale * signal_along - scale**2 * signal_curved
     return noise * whole + (1 - noise) * of_signal
 

@@ -149,8 +149,8 @@ class SubspaceInverse(DampedInverse):
         return {"solver": "subspace", "solve_residual": self._error**0.5, "solve_iterations": self._steps}
 
     def _small(self) -> SpectralInverse:
-        operator = self._subspace.combined(self._weights)
-        if self._known is None or self._known.eigenvalues_BD.shape[1] != operator.blocks_BKK.shape[1]:
+        if self._known is None or self._known.eigenvalues_BD.shape[1] != len(self._subspace.basis_MCE):
+            operator = self._subspace.combined(self._weights)
             self._known = SpectralInverse(operator.blocks_BKK, operator.regularized_K)
         return self._known
 

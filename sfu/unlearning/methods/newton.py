@@ -251,7 +251,7 @@ class Newton(UnlearningMethod, name="newton"):
             "rho": choice.rho, "step_scale": choice.scale, "damped": choice.rho > 0,
             "structure": estimate.operator.structure, **estimate.details, **first.details,
         }  # fmt: skip
-        plan = self.estimator.plan(request)
+        plan = self.estimator.plan(request, max(1, request.n_forget // max(1, self._n_folds(request.n_forget))))
         if plan.structure.value == estimate.operator.structure:
             details["structure_reason"] = plan.reason
         return details | ({"sampling_ratio": ratio} if self.estimator.needs_validation else {})
