@@ -28,6 +28,7 @@ from sfu.curvature.observations import HessianObservation, merge_hessians
 from sfu.errors import ConfigError
 from sfu.lazy import torch
 from sfu.losses.base import Layout
+from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator, DampedInverse
 from sfu.operators.build import build_operator
 from sfu.operators.explicit import ExplicitOperator
@@ -225,27 +226,22 @@ class _Further:
         self._structure = Structure(like.structure)
         if request.views_VFD is not None:
             self._found[VIEWS] = [self._views(part) for part in parts]
+        head = request.head
         for name, rows_UD in zip(self._splits, request.unlabelled, strict=True):
-            self._found[name] = [self._unlabelled(rows_UD[index], self._structure) for index in self._splits[name]]
+            parts_UD = [rows_UD[index] for index in self._splits[name]]
+            self._found[name] = [self._hessian(head.unlabelled_rows(part), self._structure) for part in parts_UD]
 
     def _views(self, part: ForgetRequest) -> HessianObservation:
         views_VFD, weights_F = part.views_VFD, part.weights_F
         assert views_VFD is not None, "the request has views, so its parts have"
         count = len(views_VFD)
         weights_N = None if weights_F is None else weights_F.repeat(count)
-        return self._hessian(views_VFD.flatten(0, 1), part.labels_F.repeat(count), self._structure, weights_N)
+        rows = part.head.rows(views_VFD.flatten(0, 1), part.labels_F.repeat(count), weights_N, cache=True)
+        return self._hessian(rows, self._structure)
 
-    def _unlabelled(self, features_ND: Tensor, structure: Structure) -> HessianObservation:
-        """Return the Hessian of unlabelled rows; where it depends on labels, the head's predictions stand for them."""
-        return self._hessian(features_ND, self._request.head.logits(features_ND).argmax(1), structure)
-
-    def _hessian(
-        self, features_ND: Tensor, labels_N: Tensor, structure: Structure, weights_N: Tensor | None = None
-    ) -> HessianObservation:
+    def _hessian(self, rows: Rows, structure: Structure) -> HessianObservation:
         head = self._request.head
-        rows = head.rows(features_ND, labels_N, weights_N, cache=True)
-        operator = build_operator(head.objective(), rows, head.parameters_CE, structure)
-        return HessianObservation(operator, rows.weight)
+        return HessianObservation(build_operator(head.objective(), rows, head.parameters_CE, structure), rows.weight)
 
     def without(self, k: int, estimate: CurvatureEstimate) -> Sources:
         """Join the estimate of fold k with the Hessians of the other folds."""
@@ -286,7 +282,7 @@ class _Further:
             assert own is not None, "without unlabelled rows, a fold has forget rows"
             return own, None
         training = merge_hessians([
-            self._unlabelled(rows_UD[split[k % len(split)]], self._scored_by)
+            self._hessian(self._request.head.unlabelled_rows(rows_UD[split[k % len(split)]]), self._scored_by)
             for rows_UD, split in zip(self._request.unlabelled, self._splits.values(), strict=True)
         ])  # fmt: skip
         retained = self._retained(training.operator, self._own)

@@ -19,10 +19,10 @@ How far the held-out rows can be relied on decides the curvature that scores a s
 
 .. math:: \tilde H_k = (1 - \delta) \bigl((1 - \phi)\, s\, H_k + \phi\, r\bigr) + \delta\, (\beta + l_2)
 
-where :math:`2\beta` bounds the curvature of any retained data, and r, at most :math:`\beta + l_2`, is twice the
-curvature that the held-out rows show along their gradient: what a few rows do not show is more of the same kind. At
-delta = 1 the best M is a multiple of the identity, and the step :math:`g_f / (\beta + l_2)` brings a quadratic head
-nearer to Retrained whatever the forget set.
+where :math:`2\beta` bounds the curvature of any retained data. What a few rows do not show is more of the same kind:
+:math:`r = (2 g^T H g / g^T g)^{1-\phi} (\beta + l_2)^\phi` goes from twice the curvature that the held-out rows show
+along their gradient to the bound. At delta = 1 the best M is a multiple of the identity, and the step
+:math:`g_f / (\beta + l_2)` brings a quadratic head nearer to Retrained whatever the forget set.
 
 At the optimum the forget gradient is sampling noise, of which K - 1 folds have more (squared) than the whole set, by a
 known factor, so the predicted gain is scaled down by it. The part of the gradient that is not noise is not scaled: what
@@ -79,7 +79,9 @@ class Caution(NamedTuple):
         """Return it with the r of these folds."""
         square = sum(float(fold.gradient_CE.square().sum()) for fold in folds)
         curved = sum(float(fold.held_out.quadratic(fold.gradient_CE)) for fold in folds)
-        return self._replace(along=min(self.bound + l2, 2 * self.stretch * curved / square) if square > 0 else 0.0)
+        most = self.bound + l2
+        seen = min(most, 2 * self.stretch * curved / square) if square > 0 else most
+        return self._replace(along=seen if self.few == 0 else max(seen, 0.0) ** (1 - self.few) * most**self.few)
 
     def curved(self, held_out: Any, square: Any, l2: float) -> Any:
         """Return ``u^T H~ u`` from ``u^T H u`` and ``|u|^2``, or ``H~ u`` from ``H u`` and u."""
