@@ -102,7 +102,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     few = min(1.0, _FEW / max(rows, 1.0) ** 2)
     known = bound if bound is not None else _of_rows(request)
     half = known * request.head.total_weight / request.retained_weight / 2
-    caution = Caution(min(1.0, shift), few, half, _stretch(request))
+    caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
     return Assessment(caution, trust if unlabelled is not None else 0.0, evidence, tuple(reasons), bound is not None)
 
 
@@ -145,6 +145,17 @@ def _stretch(request: ForgetRequest) -> float:
     if kept is None or not own:
         return 1.0
     return max(1.0, (request.head.total_weight * kept - request.weight * own) / (request.retained_weight * own))
+
+
+def _of_few_retained(evidence: Evidence) -> float:
+    """Return by how much the retained rows' curvature along a step exceeds that of other rows of the same kind.
+
+    The gradient of N_r retained rows is a mean of gradients of just these rows, so the step points along them:
+    :math:`u^T H_r u` exceeds that of as many other rows by a factor of about ``1 + d / N_r``, with d effective
+    dimensions.
+    """
+    rows_of_a_dimension = evidence["few_retained"].value
+    return 1.0 if rows_of_a_dimension is None else 1 + 1 / rows_of_a_dimension
 
 
 def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -> float:

@@ -19,10 +19,10 @@ How far the held-out rows can be relied on decides the curvature that scores a s
 
 .. math:: \tilde H_k = (1 - \delta) \bigl((1 - \phi)\, s\, H_k + \phi\, r\bigr) + \delta\, (\beta + l_2)
 
-where :math:`2\beta` bounds the curvature of any retained data, and r, at most :math:`\beta + l_2`, is twice the curvature
-that the held-out rows show along their gradient: what a few rows do not show is more of the same kind. At delta = 1 the
-best M is a multiple of the identity, and the step is :math:`g_f / (\beta + l_2)`, which brings a quadratic head nearer
-to Retrained whatever the forget set.
+where :math:`2\beta` bounds the curvature of any retained data, and r, at most :math:`\beta + l_2`, is twice the
+curvature that the held-out rows show along their gradient: what a few rows do not show is more of the same kind. At
+delta = 1 the best M is a multiple of the identity, and the step :math:`g_f / (\beta + l_2)` brings a quadratic head
+nearer to Retrained whatever the forget set.
 
 At the optimum the forget gradient is sampling noise, of which K - 1 folds have more (squared) than the whole set, by a
 known factor, so the predicted gain is scaled down by it. The part of the gradient that is not noise is not scaled: what
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
+_REFINEMENTS = 30
+_NO_SIGNAL = 1e-6  # of the gradient; it counts by its square
 _LITTLE = 1e-3  # weight of a source that a start leaves out, so that L-BFGS can bring it in
 _LEAST = 0.5
 """At least this share of the training rows' curvature, along a step, is taken to be that of the retained rows."""
@@ -139,8 +141,11 @@ def expected_gain(folds: Sequence[Fold], choice: StepChoice, noise: float, *, fl
     whole = signal = 0.0
     for fold in folds:
         inverse = fold.sources.damped(choice.weights)
+        for _ in range(0 if choice.is_safe else _REFINEMENTS):
+            if not inverse.refine(fold.gradient_CE, choice.rho):
+                break
         for of_signal, right_CE in ((False, fold.gradient_CE), (True, fold.signal_CE)):
-            if of_signal and not right_CE.any():
+            if of_signal and float(right_CE.norm()) <= _NO_SIGNAL * float(fold.gradient_CE.norm()):
                 continue
             if choice.is_safe:
                 along, curved = right_CE.square().sum()[None], fold.held_out.quadratic(right_CE)[None]
@@ -164,8 +169,13 @@ def _starts(sources: Sources, trust: float) -> list[tuple[float, ...]]:
     return starts
 
 
-def _on_grid(folds: Sequence[Fold], weights: tuple[float, ...], caution: Caution, l2: float) -> StepChoice:
-    """Return the best rho of a wide grid for given weights; its gain is that of the scores, noise and all."""
+def _on_grid(
+    folds: Sequence[Fold], weights: tuple[float, ...], caution: Caution, l2: float, refinements: int = _REFINEMENTS
+) -> StepChoice:
+    """Return the best rho of a wide grid for given weights; its gain is that of the scores, noise and all.
+
+    Inverses that are approximate are refined at the best rho, until that changes nothing.
+    """
     inverses = [fold.sources.damped(weights) for fold in folds]
     mean = sum(inverse.mean_eigenvalue for inverse in inverses) / len(folds)
     rhos = (mean * torch.logspace(*_GRID_DECADES, _GRID_POINTS, dtype=torch.float64)).tolist()
@@ -185,6 +195,9 @@ def _on_grid(folds: Sequence[Fold], weights: tuple[float, ...], caution: Caution
         return StepChoice(rhos[-1], 0.0, 0.0, weights)
     gains_M = torch.where(usable_M, along_M.square() / curved_M, -1.0)
     best = int(gains_M.argmax())
+    refined = [fold.sources.damped(weights).refine(fold.gradient_CE, rhos[best]) for fold in folds]
+    if any(refined) and refinements > 0:
+        return _on_grid(folds, weights, caution, l2, refinements - 1)
     return StepChoice(rhos[best], float(along_M[best] / curved_M[best]), float(gains_M[best]), weights)
 
 

@@ -8,7 +8,7 @@ Shapes: B blocks of side K, C classes, E = D (+ 1 with bias).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sfu.errors import SingularHessianError
@@ -89,19 +89,19 @@ class ExplicitOperator(CurvatureOperator):
         return ExplicitOperator(total, self.n_classes, self.regularized_E, self.unseen)
 
 
-def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str) -> Tensor:
+def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str, remedy: Callable[[], str]) -> Tensor:
     """Solve ``X M = B`` for symmetric positive definite M by Cholesky, ``[C, E]``.
 
     Raises:
         SingularHessianError: M is singular or indefinite to working precision (its smallest eigenvalue, found by
-            inverse iteration, is below ``8 E eps`` times its norm); ``what`` names it in the message.
+            inverse iteration, is below ``8 E eps`` times its norm); ``what`` names it in the message, which ends with
+            the ``remedy``.
     """
     factor, info = torch.linalg.cholesky_ex(matrix_EE)
     threshold = 8 * matrix_EE.shape[0] * torch.finfo(matrix_EE.dtype).eps * float(matrix_EE.norm())
     if int(info) != 0 or not _smallest_eigenvalue(factor) > threshold:
         raise SingularHessianError(
-            f"{what} is singular to {matrix_EE.dtype} precision, so the optimum is not unique. Set head.l2 above 0 "
-            "(1e-6 is small for rows of norm 1), or remove constant and duplicate feature columns."
+            f"{what} is singular to {matrix_EE.dtype} precision, so the optimum is not unique. {remedy()}"
         )
     return torch.cholesky_solve(right_CE.T, factor).T
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfu.curvature.cross_validation import Fold, choose_step, cross_validate, noise_factor, predict_gain
+from sfu.curvature.cross_validation import Fold, choose_step, cross_validate, fold_indices, noise_factor, predict_gain
 from sfu.curvature.estimators.base import make_estimator
 from sfu.heads.settings import Training
 from sfu.operators.explicit import ExplicitOperator
@@ -90,6 +90,12 @@ def test_a_singular_estimate_is_never_used_undamped():
         Fold(SpectralInverse(flat, torch.ones(6).double()), f.gradient_CE, f.signal_CE, f.held_out) for f in folds
     ]
     assert choose_step(singular, 0.75).rho > 0
+
+
+def test_folds_partition_the_rows():
+    parts = fold_indices(23, 5, torch.Generator().manual_seed(0))
+    assert sorted(p.numel() for p in parts) == [4, 4, 5, 5, 5]
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(23))
 
 
 def test_the_noise_factor_is_that_of_draws_without_replacement():

@@ -266,7 +266,7 @@ class Newton(UnlearningMethod, name="newton"):
         if len(choice.weights) > 1:
             names = validation.sources.operators
             details |= {f"weight_{name}": weight for name, weight in zip(names, choice.weights, strict=True)}
-        plan = self.estimator.plan(request)
+        plan = self.estimator.plan(request, max(1, request.n_forget // max(1, self._n_folds(request.n_forget))))
         if plan.structure.value == estimate.operator.structure:
             details["structure_reason"] = plan.reason
         if assessment is not None:
