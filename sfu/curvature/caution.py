@@ -139,7 +139,7 @@ def curvature_bound(request: ForgetRequest) -> float | None:
 def curved_rows(head: Head, rows: Rows) -> float:
     r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
 
-    With the row's share :math:`s_i` and output Hessian :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |a_i|^2` is the trace of
+    With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |a_i|^2` is the trace of
     what it adds to the Hessian. Random vectors estimate it where the classes share all parameters. It is 0 where no row
     is curved.
     """
