@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 _UNSEEN = {"gradient": 3.0, "classes": 2.0, "mean": 1.0}
 """Share of the curvature taken to be unseen for a shift of size 1; chosen on 2,124 requests, see docs/limits.md."""
-_FEW = 30.0
-"""At N_f rows, this over their square is unseen."""
-_TOO_FEW = 0.075
+_FEW = 8.5
+"""Of this many rows all is taken to be unseen, of more the cube of this over their number."""
+_TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
 _PROBES = 4  # random vectors
 _FEW_UNLABELLED = 25.0
@@ -102,11 +102,11 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         trust = max(trust, sure)
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few = min(1.0, _FEW / rows**2)
+    few = min(1.0, (_FEW / rows) ** 3)
     if unlabelled is not None:
         more = curved_rows(request.head, request.head.unlabelled_rows(unlabelled))
         trust = max(trust, few) * (1 - _unlike(request, unlabelled, evidence))
-        few = min(1.0, _FEW / (rows + trust * more) ** 2)
+        few = min(1.0, (_FEW / (rows + trust * more)) ** 3)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / max(more, 1e-9)) ** 2)
     known = bound if bound is not None else _of_rows(request)
     half = known * request.head.total_weight / request.retained_weight / 2
