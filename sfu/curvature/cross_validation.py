@@ -25,7 +25,7 @@ from sfu.curvature.observations import HessianObservation
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.base import CurvatureOperator, DampedInverse
-from sfu.operators.galerkin import share_subspace
+from sfu.operators.galerkin import refine, share_subspace
 from sfu.operators.products import ProductOperator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext
@@ -169,8 +169,7 @@ def choose_step(folds: Sequence[Fold], noise: float) -> StepChoice:
 
 
 def _refine(folds: Sequence[Fold], rho: float) -> bool:
-    """Refine every fold's inverse at one rho; return whether any of them changed."""
-    return sum(fold.inverse.refine(fold.gradient_CE, rho) for fold in folds) > 0
+    return refine([fold.inverse for fold in folds], [fold.gradient_CE for fold in folds], rho)
 
 
 def _best(folds: Sequence[Fold], rhos: list[float], noise: float) -> StepChoice:
