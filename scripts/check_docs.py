@@ -49,7 +49,7 @@ from sfu.results.run_folder import read_run, run_folders
 
 ROOT = Path(__file__).resolve().parents[1]
 FEATURES, IMAGES = "cifar10_512.npz", "cifar10_images"
-COMMANDS = {"python": "", "sfu": "-m sfu", "sfu-features": "-m sfu.cli.features"}
+COMMANDS = {"python": "", "sfu": "-m sfu", "sfu-features": "-m sfu.cli.features", "sfu-plan": "-m sfu.cli.plan"}
 KEYS = {"fraction": "forget.fraction", "P": "curvature.perturbations", "l2": "head.l2", "loss": "loss.name"}
 METRICS = {
     "test": "test_accuracy", "remaining": "remain_accuracy", "forget": "forget_accuracy", "MIA": "mia",

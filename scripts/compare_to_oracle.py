@@ -25,7 +25,7 @@ from sfu.data.datasets.base import Dataset
 from sfu.data.feature_data import FeatureData
 from sfu.data.load import load_dataset
 from sfu.evaluation.measures import squared_norm
-from sfu.heads.settings import LinearSettings
+from sfu.heads.settings import Keep, LinearSettings
 from sfu.heads.train import train_head
 from sfu.losses.base import Loss, make_loss
 from sfu.operators.base import CurvatureOperator
@@ -79,7 +79,7 @@ def outcome(
 def situation(data: FeatureData, loss: str, l2: float, n_forget: int, seed: int) -> tuple[ForgetRequest, Truth]:
     """A random forget set, and the truth about it."""
     quadratic = loss == "quadratic"
-    config = LinearSettings(l2=l2, store_curvature=quadratic)
+    config = LinearSettings(l2=l2, keep=Keep.full if quadratic else Keep.bound)
     features, labels = data.train_features_ND, data.train_labels_N
     where = {"seed": 0, "device": CPU, "dtype": torch.float64}
     head = train_head(features, labels, data.n_classes, config, make_loss(loss), **where)

@@ -518,12 +518,18 @@ def _steps() -> Format:
 
 def _head() -> Any:
     from sfu.heads.certificate import Certificate
+    from sfu.heads.kept import Kept
     from sfu.heads.linear import LinearHead
+    from sfu.heads.settings import SketchKind
+    from sfu.heads.sketch import Sketch
 
     torch.manual_seed(0)
     drawn = torch.randn(3, 5, dtype=torch.float64)
     certificate = Certificate(0.5, drawn.clone(), 0.1, True)
-    return LinearHead(drawn, drawn / 9, 0.01, 77, data_hessian=torch.eye(5).double(), certificate=certificate)
+    hessian = torch.eye(5).double()
+    sketch = Sketch.encode(hessian, SketchKind.cholesky)
+    kept = Kept(1.0, torch.tensor([0.2, 0.3, 0.5]).double(), drawn[0], sketch, hessian)
+    return LinearHead(drawn, drawn / 9, 0.01, 77, kept=kept, certificate=certificate)
 
 
 def _heads() -> Format:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sfu.errors import SfuError as SfuError
     from sfu.heads.base import Head as Head
     from sfu.heads.files import load_head as load_head
+    from sfu.heads.kept import Kept as Kept
     from sfu.heads.linear import LinearHead as LinearHead
     from sfu.losses.base import Constants as Constants
     from sfu.losses.base import Layout as Layout
@@ -59,6 +60,7 @@ _HOMES = {
     "sfu.errors": ("ConfigError", "DataError", "SfuError"),
     "sfu.heads.base": ("Head",),
     "sfu.heads.files": ("load_head",),
+    "sfu.heads.kept": ("Kept",),
     "sfu.heads.linear": ("LinearHead",),
     "sfu.losses.base": ("Constants", "Layout", "Loss", "OutputHessian", "make_loss"),
     "sfu.reporting.loggers.base": ("RunLogger",),

@@ -13,9 +13,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sfu.data.labels import label_problem
-from sfu.errors import DataError, SourceFreeError
+from sfu.data.settings import KINDS, RANDOM
+from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.lazy import torch
+from sfu.losses.base import Layout
 from sfu.losses.rows import Rows, check_weights, design_matrix
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
@@ -100,7 +102,8 @@ class ForgetRequest:
         weights_F: Their sample weights, if the head was trained with sample weights.
         views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, used for the curvature
             only; ``None`` if there are none.
-        copies: How often every example occurs among the rows (see :meth:`for_curvature`).
+        unlabelled: Sets of features ``[U, D]`` of unlabelled rows like the training rows, for the curvature only.
+        kind: What the rows are: one of :data:`KINDS`. Whole classes are of kind ``class`` in any case.
         classes: The classes to forget, if the rows are all training rows of whole classes; ``None`` otherwise.
     """
 
@@ -109,7 +112,8 @@ class ForgetRequest:
     labels_F: Tensor
     weights_F: Tensor | None = None
     views_VFD: Tensor | None = None
-    copies: int = 1
+    unlabelled: tuple[Tensor, ...] = ()
+    kind: str = RANDOM
     classes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -157,7 +161,19 @@ class ForgetRequest:
             )
         if views is not None and not torch.isfinite(views).all():
             raise DataError("the augmented features (views) have NaN or infinite values. Remove or repair them.")
+        if self.kind not in KINDS:
+            raise ConfigError(f"request={self.kind!r} is no kind of request. Choose one of {', '.join(KINDS)}.")
+        for rows in self.unlabelled:
+            if rows.ndim != 2 or rows.shape[0] == 0 or rows.shape[1] != head.n_features:
+                raise DataError(
+                    f"the unlabelled rows are {list(rows.shape)}. Give features [rows, {head.n_features}] from the "
+                    "backbone that the head was trained on."
+                )
+            if not torch.isfinite(rows).all():
+                raise DataError("the unlabelled rows have NaN or infinite values. Remove or repair those rows.")
         device = head.parameters_CE.device
+        moved = tuple(rows.detach().to(device, copy=True).contiguous() for rows in self.unlabelled)
+        object.__setattr__(self, "unlabelled", moved)
         if views is not None:
             object.__setattr__(self, "views_VFD", views.detach().to(device, copy=True).contiguous())
         object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
@@ -194,7 +210,7 @@ class ForgetRequest:
     @property
     def n_forget(self) -> int:
         """N_f."""
-        return self.labels_F.shape[0] // self.copies
+        return self.labels_F.shape[0]
 
     @property
     def n_retain(self) -> int:
@@ -204,7 +220,15 @@ class ForgetRequest:
     @property
     def weight(self) -> float:
         """V_f: total weight of the forget rows; N_f without sample and class weights."""
-        return self.data().weight / self.copies
+        return self.data().weight
+
+    @property
+    def mean_square(self) -> float | None:
+        """Weighted mean of the squared norms of the design rows; ``None`` if the head is not linear."""
+        if self.head.feature_weights_CD is None:
+            return None
+        weights_F, squares_F = self.data().weights_N, self.design_FE.double().square().sum(1)
+        return float(squares_F.mean() if weights_F is None else (weights_F.double() @ squares_F) / weights_F.sum())
 
     @property
     def retained_weight(self) -> float:
@@ -223,8 +247,9 @@ class ForgetRequest:
         return design_matrix(self.features_FD, self.head.bias, head.device, head.dtype)
 
     def without_summary(self) -> ForgetRequest:
-        """Return the request without the curvature stored with the head."""
-        return self if self.head.data_hessian is None else replace(self, head=self.head.without_summary())
+        """Return the request without the sums over training rows that are kept with the head."""
+        kept = self.head.kept
+        return self if kept.numbers() is kept else replace(self, head=self.head.without_summary())
 
     def private(self) -> ForgetRequest:
         """Return the request with copies of the head and of all rows. A linearised head's network stays shared."""
@@ -245,24 +270,6 @@ class ForgetRequest:
             labels_F=self.labels_F[index],
             weights_F=None if self.weights_F is None else self.weights_F[index],
             views_VFD=None if self.views_VFD is None else self.views_VFD[:, index],
-        )
-
-    def for_curvature(self) -> ForgetRequest:
-        """Return the request with its views as further rows, so that their Hessians are averaged in.
-
-        Use it for curvature only: the gradient of the Newton step is that of the examples themselves.
-        """
-        if self.views_VFD is None:
-            return self
-        copies = 1 + self.views_VFD.shape[0]
-        rows = torch.cat([self.features_FD[None], self.views_VFD.to(self.features_FD)]).flatten(0, 1)
-        return replace(
-            self,
-            features_FD=rows,
-            labels_F=self.labels_F.repeat(copies),
-            weights_F=None if self.weights_F is None else self.weights_F.repeat(copies),
-            views_VFD=None,
-            copies=copies,
         )
 
     def at(self, parameters_CE: Tensor) -> ForgetRequest:
@@ -298,20 +305,33 @@ class ForgetRequest:
     def unlearned_head(self, parameters_CE: Tensor) -> Head:
         """Return the head of the retained data at ``parameters_CE``, assumed to be at its optimum there.
 
-        The stored summary is dropped, because it still contains the forgotten examples. A certificate loses its bound,
-        which only certified removal can update. The head remembers that it has served a request for these rows.
+        What the head keeps of its training rows is rewritten without the forgotten ones; a sketch or a Hessian is
+        dropped if the loss is not quadratic, because it belongs to the parameters before. A certificate loses its
+        bound, which only certified removal can update. The head remembers that it has served a request for these rows.
         """
         head = self.head
+        kept = head.kept.without_rows(
+            self.features_FD, self.labels_F, n_train=head.n_train, weights=(head.total_weight, self.weight),
+            mean_square=self.mean_square,
+            forgotten_hessian=self._constant_hessian() if head.kept.has_curvature else None,
+        )  # fmt: skip
         return replace(
             head,
             parameters_CE=parameters_CE,
             gradient_CE=torch.zeros_like(parameters_CE),
             n_train=self.n_retain,
             weight=None if head.weight is None else self.retained_weight,
-            data_hessian=None,
+            kept=kept,
             certificate=head.certificate and replace(head.certificate, residual_bound=None),
             forgotten=head.forgotten.after(self.features_FD, self.labels_F),
         )
+
+    def _constant_hessian(self) -> Tensor | None:
+        """Return the Hessian of the data term of the forget rows; ``None`` if it depends on the parameters."""
+        head = self.head
+        if head.layout is not Layout.shared:
+            return None
+        return head.objective().data_hessian(self.data(), head.parameters_CE, Layout.shared)
 
     def hessian(self, structure: Structure) -> CurvatureOperator:
         """``H_f``: Hessian of the mean objective of the forget rows at the head."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from dataclasses import is_dataclass
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 
-from sfu.data.augmentations import Augmentation
+from sfu.data.augmentations import Augmentation, Mixture
 from sfu.data.backbones.library import BackboneLibrary
 from sfu.data.datasets.base import Dataset, FeatureDataset, ImageDataset
 from sfu.data.settings import BackboneSettings
@@ -47,14 +49,27 @@ def test_a_library_refuses_a_model_it_does_not_have(name):
 
 
 @pytest.mark.parametrize("name", Augmentation.names())
-@pytest.mark.parametrize("channels", [1, 3])
-def test_an_augmentation_keeps_size_and_type_and_repeats_itself(name, channels):
-    image = torch.randint(0, 256, (channels, 9, 12), dtype=torch.uint8)
-    before, change = image.clone(), Augmentation.named(name)()
-    one, same = (change(image, torch.Generator().manual_seed(3)) for _ in range(2))
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(
+    channels=st.sampled_from([1, 3]), height=st.integers(1, 20), width=st.integers(1, 20), seed=st.integers(0, 2**31)
+)
+@hypothesis.example(channels=1, height=1, width=1, seed=0)
+@hypothesis.example(channels=3, height=9, width=12, seed=3)
+def test_an_augmentation_keeps_size_and_type_and_repeats_itself(name, channels, height, width, seed):
+    image, other = torch.randint(
+        0, 256, (2, channels, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+    before, partner, change = image.clone(), other.clone(), Augmentation.named(name)()
+
+    def copy():
+        drawn = torch.Generator().manual_seed(seed)
+        return change.mix(image, other, drawn) if isinstance(change, Mixture) else change(image, drawn)
+
+    one, same = copy(), copy()
     assert (one.shape, one.dtype) == (image.shape, torch.uint8)
     assert torch.equal(one, same)
     assert torch.equal(image, before)
+    assert torch.equal(other, partner)
 
 
 @pytest.mark.parametrize("name", RunLogger.names())

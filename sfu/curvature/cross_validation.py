@@ -1,31 +1,37 @@
-r"""Choose the damping rho and the length c of the step by cross-validation on the forget set alone.
+r"""The folds on which a fit of curvature sources is scored: what the other folds estimate, and what this one shows.
 
-The step :math:`u = c (H + \rho R)^{-1} g` misses the ideal one by :math:`u^T H_r u - 2 u^T g + const` in the
-retain-Hessian norm. The forget set is split into K folds. H and g are estimated on K - 1 of them, and the error is
-scored with the held-out fold's own Hessian, which is independent of u: an unbiased estimate of the error that needs no
-source data. For every rho the best c is :math:`\langle u, g\rangle / \langle u, H u\rangle`.
+Curvature comes from several sources: the forget rows, as the estimator sees them; augmented views of them; and
+unlabelled rows. Each is split into K folds. Everything of a fold is estimated *without* its rows and the views of them.
+A step u is then scored with the fold's own curvature, which is independent of u: an unbiased estimate of its error that
+needs no source data.
 
-At the optimum the forget gradient is sampling noise, of which K - 1 folds have more (squared) than the whole set, by a
-known factor, so the predicted gain is scaled down by it. The part of the gradient that is not noise is not scaled: what
-an early stop left of the training gradient, and the -b/V of objective perturbation.
+If the forget set is a random sample, its own rows stand for the retained ones. If it is not, unlabelled rows do: they
+are like the training rows T, so that the retained curvature is
 
-All of this takes the forget set for a random sample of the training data; :mod:`sfu.curvature.sampling` tests that.
+.. math:: H_r = (V H_T - V_f H_f) / V_r
 
-Shapes: K folds, M values of rho, C classes, E = D (+ 1 with bias).
+where the share of the two is :attr:`Validation.trust`. That difference is a source of its own too, with negative
+eigenvalues raised to 0, where curvature is held as matrices.
+
+Shapes: K folds, J sources, C classes, E = D (+ 1 with bias).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from sfu.curvature.estimators.base import CurvatureEstimator
-from sfu.curvature.observations import HessianObservation
+from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
+from sfu.curvature.folds import fold_indices, random_folds
+from sfu.curvature.observations import HessianObservation, merge_hessians
+from sfu.errors import ConfigError
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.operators.base import CurvatureOperator, DampedInverse
-from sfu.operators.galerkin import refine, share_subspace
+from sfu.operators.build import build_operator
+from sfu.operators.explicit import ExplicitOperator
+from sfu.operators.galerkin import share_subspace
 from sfu.operators.products import ProductOperator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext
@@ -33,101 +39,144 @@ from sfu.request import ForgetRequest, MethodContext
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GRID_POINTS = 81
-_NO_SIGNAL = 1e-6  # of the gradient; it counts by its square
-_REFINEMENTS = 30
-_GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
+FORGET, VIEWS, UNLABELLED, RETAINED = "forget", "views", "unlabelled", "retained"
+"""Names of sources; those of several sets of unlabelled rows are numbered."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Curvatures of several sources, all of mean objectives with the regulariser, by name; the forget rows first."""
+
+    operators: dict[str, CurvatureOperator]
+    rows: dict[str, float]
+    _inverses: dict[tuple[float, ...], DampedInverse] = field(default_factory=dict, repr=False, compare=False)
+
+    def mixed(self, weights: Sequence[float]) -> CurvatureOperator:
+        """Return the mean with these weights, which sum to 1."""
+        first, *others = self.operators.values()
+        return first.combine(others, weights) if others else first
+
+    def damped(self, weights: tuple[float, ...]) -> DampedInverse:
+        """Return the damped inverse of the mean, prepared once for the last weights asked for."""
+        if weights not in self._inverses:
+            self._inverses.clear()
+            self._inverses[weights] = self.mixed(weights).damped()
+        return self._inverses[weights]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """One fold of the forget set.
+    """One fold.
 
     Attributes:
-        inverse: The inverse estimated from the other folds, ready for any rho.
-        gradient_CE: Right-hand side of the Newton step from the other folds.
+        sources: Curvatures without this fold.
+        gradient_CE: Right-hand side of the Newton step without this fold.
         signal_CE: The part of it that is not sampling noise: ``g - b / V - (V / V_f) g`` for the stored training
             gradient g and the b of objective perturbation, if there was any.
-        held_out: This fold's own Hessian.
+        held_out: What this fold shows of the retained data's Hessian.
+        training: What its unlabelled rows show of the training data's, if they stand for it. Differences of sampled
+            curvatures may be negative where those of the data are not; this bounds them.
     """
 
-    inverse: DampedInverse
+    sources: Sources
     gradient_CE: Tensor
     signal_CE: Tensor
     held_out: CurvatureOperator
+    training: CurvatureOperator | None = None
 
 
 @dataclass(frozen=True)
-class StepChoice:
-    """How to damp (rho) and scale (c) the step, and its expected gain.
+class Validation:
+    """What cross-validation observed.
 
-    The gain is the reduction of the squared distance to Retrained in the retain-Hessian norm, for a step of ratio
-    V_f / V_r = 1; negative if the step is expected to do harm.
+    Attributes:
+        observation: The estimator's, of the whole forget set.
+        estimate: Its estimate.
+        sources: The curvatures of all rows.
+        folds: Those of the folds; none if there are too few rows.
+        trust: Share of the unlabelled rows, against the forget rows, in what is held out.
+        failed_fits: How many of the folds' estimates came with a note.
     """
 
-    rho: float
-    scale: float
-    gain: float
+    observation: Any
+    estimate: CurvatureEstimate
+    sources: Sources
+    folds: Sequence[Fold] = ()
+    trust: float = 0.0
+    failed_fits: int = 0
 
 
-class Validation(NamedTuple):
-    """What cross-validation observed."""
-
-    observation: Any  # of the whole forget set
-    folds: list[list[Fold]]  # for each of the estimator's weights
-    failed_fits: int  # how many of the folds' estimates came with a note
+def observe_once(estimator: CurvatureEstimator[Any, Any], request: ForgetRequest, observation: Any) -> Validation:
+    """Return the sources of all rows, without folds."""
+    estimate = estimator.estimate(observation, request)
+    whole = [[torch.arange(rows_UD.shape[0])] for rows_UD in request.unlabelled]
+    return Validation(observation, estimate, _Further(request, estimate.operator, [request], whole).with_all(estimate))
 
 
 def cross_validate(
-    estimator: CurvatureEstimator[Any, Any], request: ForgetRequest, context: MethodContext, n_folds: int
+    estimator: CurvatureEstimator[Any, Any],
+    request: ForgetRequest,
+    context: MethodContext,
+    n_folds: int,
+    trust: float = 0.0,
 ) -> Validation:
-    """Split the forget set at random (seed ``folds``) and, for every fold, estimate the curvature from the others.
+    """Split all sources at random (seed ``folds``) and, for every fold, estimate the curvatures from the others.
 
-    A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise.
+    A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise. A
+    forget set of fewer rows than folds stays whole, and only unlabelled rows are held out.
+
+    Raises:
+        ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
     """
-    head, total = request.head, request.weight
-    parts = [request.rows(index) for index in fold_indices(request.n_forget, n_folds, context.generator("folds"))]
-    steps = n_folds * (1 + len(estimator.weights))
+    head, drawn = request.head, context.generator("folds")
+    indices = random_folds(request, n_folds, drawn) if request.n_forget >= n_folds else []
+    divided = len(indices) > 1
+    parts = [request.rows(index) for index in indices] if divided else [request]
+    n_folds = len(parts) if divided else n_folds
+    steps = len(parts) + n_folds
     observations = []
     for done, part in enumerate(parts, start=1):
-        observations.append(estimator.observe(part.for_curvature(), context))
+        observations.append(estimator.observe(part, context))
         context.report(done, steps)
-    held_out = [_own_hessian(part, seen) for part, seen in zip(parts, observations, strict=True)]
+    observation = estimator.merge(observations)
+    estimate = estimator.estimate(observation, request)
+    splits = [fold_indices(rows_UD.shape[0], min(n_folds, rows_UD.shape[0]), drawn) for rows_UD in request.unlabelled]
+    further = _Further(request, estimate.operator, parts, splits, trust)
+    held_out = [further.held_out(k, observations) for k in range(n_folds)]
     sums = torch.stack([part.forget_gradient() * part.weight for part in parts])
-    correction = (head.total_weight / total) * head.gradient_CE
-    gradients = [
-        (sums.sum(0) - own_CE) / (total - part.weight) - correction for own_CE, part in zip(sums, parts, strict=True)
-    ]
-    folds: list[list[Fold]] = [[] for _ in estimator.weights]
+    correction = (head.total_weight / request.weight) * head.gradient_CE
     signal_CE = head.rows_gradient_CE - correction
-    if estimator.is_forget_hessian(request) and (found := _in_a_subspace(observations, gradients, held_out)):
-        inverses, whole = found
-        folds[0] = [Fold(*each) for each in zip(inverses, gradients, [signal_CE] * n_folds, held_out, strict=True)]
-        return Validation(whole, folds, 0)
-    failed_fits = 0
-    for k, gradient in enumerate(gradients):
-        others = estimator.merge([observations[j] for j in range(n_folds) if j != k])
-        for index, weight in enumerate(estimator.weights):
-            estimate = estimator.estimate(others, request, weight)
-            failed_fits += estimate.note is not None
-            folds[index].append(Fold(estimate.operator.damped(), gradient, signal_CE, held_out[k]))
-            context.report(n_folds + k * len(folds) + index + 1, steps)
-    return Validation(estimator.merge(observations), folds, failed_fits)
-
-
-def _own_hessian(part: ForgetRequest, observation: Any) -> CurvatureOperator:
-    """Return the Hessian of a fold's own rows, without views; the observation may be it already."""
-    seen = observation.operator if isinstance(observation, HessianObservation) else None
-    by_products = isinstance(seen, ProductOperator) or part.head.layout is not Layout.shared
-    structure = Structure.products if by_products else Structure.shared
-    if seen is not None and seen.structure == structure.value and part.views_VFD is None:
-        return seen
-    return part.hessian(structure)
+    gradients = [sums.sum(0) / request.weight - correction] * n_folds
+    if divided:
+        gradients = [
+            (sums.sum(0) - own_CE) / (request.weight - part.weight) - correction
+            for own_CE, part in zip(sums, parts, strict=True)
+        ]
+    if divided and further.is_empty and estimator.is_forget_hessian(request):
+        found = _in_a_subspace(observations, gradients, [own for own, _ in held_out])
+        if found is not None:
+            inverses, whole = found
+            rows = {FORGET: request.weight}
+            folds = [
+                Fold(Sources({FORGET: whole}, rows, {(1.0,): inverse}), gradient_CE, signal_CE, own)
+                for inverse, gradient_CE, (own, _) in zip(inverses, gradients, held_out, strict=True)
+            ]
+            sources = Sources({FORGET: whole}, rows, {(1.0,): whole.damped()})
+            return Validation(observation, replace(estimate, operator=whole), sources, folds)
+    folds, failed_fits = [], 0
+    for k, gradient_CE in enumerate(gradients):
+        others = estimate
+        if divided:
+            others = estimator.estimate(estimator.merge([observations[j] for j in range(n_folds) if j != k]), request)
+            failed_fits += others.note is not None
+        folds.append(Fold(further.without(k, others), gradient_CE, signal_CE, *held_out[k]))
+        context.report(len(parts) + k + 1, steps)
+    return Validation(observation, estimate, further.with_all(estimate), folds, trust, failed_fits)
 
 
 def _in_a_subspace(
     observations: Sequence[HessianObservation], gradients: Sequence[Tensor], held_out: Sequence[CurvatureOperator]
-) -> tuple[Sequence[DampedInverse], HessianObservation] | None:
+) -> tuple[Sequence[DampedInverse], ProductOperator] | None:
     """Return the folds' inverses and the whole set's Hessian by products in one subspace, if they are products.
 
     Where the classes share all parameters, they need another way.
@@ -136,80 +185,115 @@ def _in_a_subspace(
     scored = [operator for operator in held_out if isinstance(operator, ProductOperator)]
     if len(own) < len(observations) or own[0].shared:
         return None
-    weights = [part.weight for part in observations]
-    inverses, whole = share_subspace(own, weights, gradients, scored)
-    return inverses, HessianObservation(whole, sum(weights))
+    return share_subspace(own, [part.weight for part in observations], gradients, scored)
 
 
-def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[Tensor]:
-    """Return a random partition of ``range(n_rows)`` into ``n_folds`` parts of almost equal size."""
-    return list(torch.randperm(n_rows, generator=generator).tensor_split(n_folds))
+def _own_hessian(part: ForgetRequest, observation: Any) -> CurvatureOperator:
+    """Return the Hessian of a fold's own rows; the observation may be it already."""
+    seen = observation.operator if isinstance(observation, HessianObservation) else None
+    by_products = isinstance(seen, ProductOperator) or part.head.layout is not Layout.shared
+    structure = Structure.products if by_products else Structure.shared
+    return seen if seen is not None and seen.structure == structure.value else part.hessian(structure)
 
 
-def noise_factor(n_folds: int, forget_share: float) -> float:
-    """Return the squared sampling noise of the whole forget gradient over that of K - 1 folds.
+class _Further:
+    """The Hessians of views and unlabelled rows, fold by fold, to be joined with those of the estimator."""
 
-    ``forget_share`` is N_f / N; the rows are drawn without replacement.
-    """
-    return (n_folds - 1) * (1 - forget_share) / (n_folds - forget_share * (n_folds - 1))
+    def __init__(
+        self,
+        request: ForgetRequest,
+        like: CurvatureOperator,
+        parts: Sequence[ForgetRequest],
+        splits: Sequence[Sequence[Tensor]],
+        trust: float = 0.0,
+    ) -> None:
+        """Compute the Hessians; ``parts`` are those of the forget rows, and ``splits`` those of the unlabelled rows."""
+        self._request, self._parts, self._trust = request, parts, trust
+        by_products = like.structure == Structure.products.value or request.head.layout is not Layout.shared
+        self._scored_by = Structure.products if by_products else Structure.shared
+        self._found: dict[str, list[HessianObservation]] = {}
+        self._splits = dict(zip(_names(request.unlabelled), splits, strict=True))
+        self._own = request.hessian(self._scored_by) if trust > 0 else None
+        if not request.unlabelled and request.views_VFD is None:
+            return
+        if like.structure not in {known.value for known in Structure}:
+            raise ConfigError(
+                f"The curvature of this estimator is held as {like.structure} and cannot be mixed with that of views "
+                "or unlabelled rows. Use curvature.estimator=closed_form, or leave out curvature.augment and "
+                "curvature.unlabelled."
+            )
+        self._structure = Structure(like.structure)
+        if request.views_VFD is not None:
+            self._found[VIEWS] = [self._views(part) for part in parts]
+        for name, rows_UD in zip(self._splits, request.unlabelled, strict=True):
+            self._found[name] = [self._unlabelled(rows_UD[index], self._structure) for index in self._splits[name]]
+
+    def _views(self, part: ForgetRequest) -> HessianObservation:
+        views_VFD, weights_F = part.views_VFD, part.weights_F
+        assert views_VFD is not None, "the request has views, so its parts have"
+        count = len(views_VFD)
+        weights_N = None if weights_F is None else weights_F.repeat(count)
+        return self._hessian(views_VFD.flatten(0, 1), part.labels_F.repeat(count), self._structure, weights_N)
+
+    def _unlabelled(self, features_ND: Tensor, structure: Structure) -> HessianObservation:
+        """Return the Hessian of unlabelled rows; where it depends on labels, the head's predictions stand for them."""
+        return self._hessian(features_ND, self._request.head.logits(features_ND).argmax(1), structure)
+
+    def _hessian(
+        self, features_ND: Tensor, labels_N: Tensor, structure: Structure, weights_N: Tensor | None = None
+    ) -> HessianObservation:
+        head = self._request.head
+        rows = head.rows(features_ND, labels_N, weights_N, cache=True)
+        operator = build_operator(head.objective(), rows, head.parameters_CE, structure)
+        return HessianObservation(operator, rows.weight)
+
+    def without(self, k: int, estimate: CurvatureEstimate) -> Sources:
+        """Join the estimate of fold k with the Hessians of the other folds."""
+        return self._joined(estimate, {
+            name: [part for j, part in enumerate(parts) if j != k or len(parts) == 1]
+            for name, parts in self._found.items()
+        })  # fmt: skip
+
+    def with_all(self, estimate: CurvatureEstimate) -> Sources:
+        """Join the estimate with the Hessians of all rows."""
+        return self._joined(estimate, self._found)
+
+    def _joined(self, estimate: CurvatureEstimate, found: dict[str, list[HessianObservation]]) -> Sources:
+        request = self._request
+        merged = {name: merge_hessians(parts) for name, parts in found.items()}
+        operators = {FORGET: estimate.operator, **{name: one.operator for name, one in merged.items()}}
+        rows = {FORGET: request.weight, **{name: one.weight for name, one in merged.items()}}
+        unlabelled = [merged[name] for name in self._splits]
+        if self._trust > 0 and isinstance(estimate.operator, ExplicitOperator):
+            retained = self._retained(merge_hessians(unlabelled).operator, estimate.operator)
+            assert isinstance(retained, ExplicitOperator)
+            operators[RETAINED], rows[RETAINED] = retained.raised(request.head.objective().ridge_E), 0.0
+        return Sources(operators, rows)
+
+    def _retained(self, training: CurvatureOperator, forget: CurvatureOperator) -> CurvatureOperator:
+        request = self._request
+        return training.combine([forget], [request.head.total_weight / request.retained_weight, -request.step_ratio])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no sources but the forget rows."""
+        return not self._found
+
+    def held_out(self, k: int, observations: Sequence[Any]) -> tuple[CurvatureOperator, CurvatureOperator | None]:
+        """Return what fold k shows of the retained data's Hessian, and of the training data's."""
+        own = _own_hessian(self._parts[k], observations[k]) if len(self._parts) > 1 else None
+        if self._own is None:
+            assert own is not None, "without unlabelled rows, a fold has forget rows"
+            return own, None
+        training = merge_hessians([
+            self._unlabelled(rows_UD[split[k % len(split)]], self._scored_by)
+            for rows_UD, split in zip(self._request.unlabelled, self._splits.values(), strict=True)
+        ])  # fmt: skip
+        retained = self._retained(training.operator, self._own)
+        if own is not None:
+            retained = own.combine([retained], [1 - self._trust, self._trust])
+        return retained, training.operator
 
 
-def choose_step(folds: Sequence[Fold], noise: float) -> StepChoice:
-    """Return the rho of a wide grid, and its c, with the smallest held-out error; ``noise`` is :func:`noise_factor`."""
-    mean = sum(fold.inverse.mean_eigenvalue for fold in folds) / len(folds)
-    rhos = (mean * torch.logspace(*_GRID_DECADES, _GRID_POINTS, dtype=torch.float64)).tolist()
-    if all(fold.inverse.invertible for fold in folds):
-        rhos = [0.0, *rhos]
-    choice = _best(folds, rhos, noise)
-    for _ in range(_REFINEMENTS):
-        if not _refine(folds, choice.rho):
-            break
-        choice = _best(folds, rhos, noise)
-    return choice
-
-
-def _refine(folds: Sequence[Fold], rho: float) -> bool:
-    return refine([fold.inverse for fold in folds], [fold.gradient_CE for fold in folds], rho)
-
-
-def _best(folds: Sequence[Fold], rhos: list[float], noise: float) -> StepChoice:
-    along_M, curved_M = _scores(folds, rhos)
-    usable_M = (curved_M > 0) & (along_M > 0)
-    if not bool(usable_M.any()):  # the gradient is zero: nothing to gain
-        return StepChoice(rhos[-1], 0.0, 0.0)
-    best = int(torch.where(usable_M, along_M.square() / curved_M, -1.0).argmax())
-    along, curved = float(along_M[best]), float(curved_M[best])
-    return StepChoice(rhos[best], along / curved, _gain(folds, along, curved, rhos[best], along / curved, noise, 0.0))
-
-
-def predict_gain(folds: Sequence[Fold], rho: float, noise: float, *, floor: float = 0.0) -> StepChoice:
-    """Return a given rho at c = 1, with its expected gain."""
-    for _ in range(_REFINEMENTS):
-        if not _refine(folds, rho):
-            break
-    along, curved = (float(score[0]) for score in _scores(folds, [rho], floor=floor))
-    return StepChoice(rho, 1.0, _gain(folds, along, curved, rho, 1.0, noise, floor))
-
-
-def _gain(
-    folds: Sequence[Fold], along: float, curved: float, rho: float, scale: float, noise: float, floor: float
-) -> float:
-    """Return ``2 c <u, g> - c^2 <u, H u>``, with its sampling noise scaled to that of the whole set."""
-    whole = 2 * scale * along - scale**2 * curved
-    if all(float(fold.signal_CE.norm()) <= _NO_SIGNAL * float(fold.gradient_CE.norm()) for fold in folds):
-        return noise * whole
-    signal = [replace(fold, gradient_CE=fold.signal_CE) for fold in folds]
-    signal_along, signal_curved = (float(score[0]) for score in _scores(signal, [rho], floor=floor))
-    of_signal = 2 * scale * signal_along - scale**2 * signal_curved
-    return noise * whole + (1 - noise) * of_signal
-
-
-def _scores(folds: Sequence[Fold], rhos: list[float], *, floor: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return the means over folds of ``<u, g>`` and ``<u, H_heldout u>`` at c = 1, ``[M]`` each."""
-    along = torch.zeros(len(rhos), dtype=torch.float64)
-    curved = torch.zeros_like(along)
-    for fold in folds:
-        gains, costs = fold.inverse.scores(fold.gradient_CE, rhos, fold.held_out, floor=floor)
-        along += gains.double().cpu() / len(folds)
-        curved += costs.double().cpu() / len(folds)
-    return along, curved
+def _names(unlabelled: Sequence[Tensor]) -> list[str]:
+    return [UNLABELLED] if len(unlabelled) == 1 else [f"{UNLABELLED}_{n}" for n in range(1, len(unlabelled) + 1)]

@@ -11,9 +11,9 @@ from sfu.data.augmentations import check_augmentations
 from sfu.errors import ConfigError
 from sfu.operators.structure import Structure
 from sfu.registry import add_modules
-from sfu.schema import Choice, setting
+from sfu.schema import Choice, plain_value, setting
 
-_SETTINGS_HERE = ("base", "diagonal_fit", "hessians", "psd_fit", "reference", "shrinkage")
+_SETTINGS_HERE = ("base", "diagonal_fit", "hessians", "psd_fit", "shrinkage")
 
 DEFAULT_ESTIMATOR = "psd_fit"
 
@@ -92,8 +92,14 @@ class CurvatureSettings(Choice, kind="curvature"):
     estimator: str = setting("", "Where the Hessian of the Newton step comes from.")
     structure: Structure = setting(Structure.auto, "How the Hessian is held.", inherited=True)
     augment: list[str] = setting(
-        [], "Augmentations of the forget images, whose curvature is averaged in.", inherited=True
+        [],
+        "Augmentations of the forget images, whose curvature is averaged in; a random one may be named repeatedly.",
+        inherited=True,
     )
+    unlabelled: Any = setting(
+        None, "File of features of unlabelled rows like the training rows, or a list of files.", inherited=True,
+        location=True,
+    )  # fmt: skip
     regularization: Regularization = setting(Regularization.cross_validated, "How the Hessian is damped.")
     rho: float = setting(0.0, "Damping, for regularization=fixed.", at_least=0)
     folds: int | None = setting(
@@ -103,8 +109,18 @@ class CurvatureSettings(Choice, kind="curvature"):
     force: bool = setting(False, "Apply a step even if it is predicted to do harm.", inherited=True)
 
     def check_settings(self) -> None:
-        """Check the augmentations and the folds."""
+        """Check the augmentations, the files and the folds."""
         check_augmentations(self.augment, "curvature.augment")
+        given = plain_value(self.unlabelled)
+        files = [given] if isinstance(given, str) else given
+        if files is not None and not (
+            isinstance(files, list) and all(isinstance(file, str) and file for file in files)
+        ):
+            raise ConfigError(
+                f"curvature.unlabelled={given} names no files. Give the path of an .npz or .safetensors file, or a "
+                "list of paths."
+            )
+        object.__setattr__(self, "unlabelled", files or None)
         if self.folds == 1:
             raise ConfigError(
                 "curvature.folds=1 leaves no rows to estimate from. Give 0 (no cross-validation) or more."
@@ -115,8 +131,8 @@ class CurvatureSettings(Choice, kind="curvature"):
             )
 
     def files(self) -> list[str]:
-        """Return the files that the estimator reads."""
-        return []
+        """Return the files of unlabelled rows."""
+        return list(self.unlabelled or ())
 
 
 add_modules(CurvatureSettings, "sfu.curvature.estimators", skip=_SETTINGS_HERE)
@@ -185,35 +201,11 @@ class DiagonalSettings(CurvatureSettings, name="diagonal"):
 
 
 @dataclass
-class ReferenceSettings(CurvatureSettings, name="reference"):
-    """The forget Hessian mixed with that of public, unlabelled features."""
-
-    reference_path: str | None = setting(
-        None, "File of public features from the same backbone, .npz or .safetensors.", inherited=True, location=True
-    )
-    reference_key: str = setting("features", "Name of its array.", inherited=True)
-    reference_weight: float | None = setting(
-        None, "Share of the public Hessian; null: cross-validated.", at_least=0, at_most=1, inherited=True
-    )
-
-    def check_settings(self) -> None:
-        """Refuse a weight that nothing chooses."""
-        super().check_settings()
-        if self.reference_weight is None and self.folds == 0:
-            raise ConfigError(
-                "curvature.estimator=reference chooses its weight by cross-validation, and curvature.folds=0. Give "
-                "curvature.reference_weight, or folds."
-            )
-
-    def files(self) -> list[str]:
-        return [self.reference_path] if self.reference_path else []
-
-
-@dataclass
 class TrainingCurvatureSettings(CurvatureSettings):
     """Base of estimators that know the training rows' curvature: there is nothing to cross-validate or augment."""
 
     augment: list[str] = field(default_factory=list, init=False)
+    unlabelled: Any = field(default=None, init=False)
     regularization: Regularization = setting(
         Regularization.none, "How the Hessian is damped.",
         choices=(Regularization.none, Regularization.fixed, Regularization.mean_eigenvalue),

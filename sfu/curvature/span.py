@@ -12,7 +12,6 @@ Shapes: F rows, D features, C classes, E = D (+ 1 with bias), V vectors of each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -60,11 +59,10 @@ class Reduction:
         return torch.cat([features_CD, vectors_CE[:, width:]], 1)
 
 
-def reduce_request(request: ForgetRequest, further: Sequence[Tensor] = ()) -> Reduction | None:
+def reduce_request(request: ForgetRequest) -> Reduction | None:
     """Return the equivalent request of fewer features, or ``None`` if that would not save much.
 
-    ``further`` are other feature rows ``[rows, D]`` whose outputs or curvature will be needed. Only a linear head has
-    such a request. Its head should be float64 (:meth:`~sfu.request.ForgetRequest.in_float64`).
+    Only a linear head has such a request. Its head should be float64 (:meth:`~sfu.request.ForgetRequest.in_float64`).
     """
     head, views = request.head, request.views_VFD
     if type(head) is not LinearHead:
@@ -73,7 +71,7 @@ def reduce_request(request: ForgetRequest, further: Sequence[Tensor] = ()) -> Re
     vectors = [like_CE, head.gradient_CE]
     if head.certificate is not None:
         vectors.append(head.certificate.noise_CE)
-    rows = [request.features_FD, *([] if views is None else views.to(request.features_FD)), *further]
+    rows = [request.features_FD, *([] if views is None else views), *request.unlabelled]
     count = sum(part.shape[0] for part in rows)
     width = count + len(vectors)
     if width > _WORTHWHILE * head.n_features:
@@ -96,7 +94,10 @@ def reduce_request(request: ForgetRequest, further: Sequence[Tensor] = ()) -> Re
     )  # fmt: skip
     own, n_forget = small_FS[: request.features_FD.shape[0]], request.features_FD.shape[0]
     shown = None if views is None else small_FS[n_forget : n_forget * (1 + len(views))].unflatten(0, (len(views), -1))
-    return Reduction(replace(request, head=small, features_FD=own, views_VFD=shown), basis_DF, outside_VCD)
+    further = small_FS[count - sum(len(part) for part in request.unlabelled) :]
+    unlabelled = further.split([len(part) for part in request.unlabelled]) if request.unlabelled else ()
+    made = replace(request, head=small, features_FD=own, views_VFD=shown, unlabelled=tuple(unlabelled))
+    return Reduction(made, basis_DF, outside_VCD)
 
 
 def _outside(vectors_VCD: Tensor, basis_DF: Tensor) -> Tensor:

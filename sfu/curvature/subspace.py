@@ -96,7 +96,7 @@ def restrict(request: ForgetRequest, basis_KP: Tensor) -> ForgetRequest:
         own_1K, gradient_1K, head.l2, head.n_train, loss=head.loss, weight=head.weight, origin_1K=own_1K,
         outputs_of_a_row=head.n_classes,
     )  # fmt: skip
-    return ForgetRequest(small, torch.cat(tables), request.labels_F, request.weights_F, copies=request.copies)
+    return ForgetRequest(small, torch.cat(tables), request.labels_F, request.weights_F)
 
 
 def make_basis(

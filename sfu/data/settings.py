@@ -63,6 +63,11 @@ class BackboneSettings(Settings):
         return path
 
 
+RANDOM = "random"
+KINDS = (RANDOM, "class", "person", "selected")
+"""What a deletion request is, as far as its owner knows; all but the first are no random sample of the training set."""
+
+
 @dataclass
 class ForgetSettings(Settings):
     """What to forget; see :func:`sfu.data.split.make_split`."""
@@ -76,6 +81,9 @@ class ForgetSettings(Settings):
     indices: str | None = setting(None, "File of training row numbers: .txt, .json or .npy.", location=True)
     files: str | None = setting(
         None, "Text file of image files, one a line, as paths or their last parts.", location=True
+    )
+    request: str = setting(
+        RANDOM, "What the set is: a random sample, a class, a person's rows, or selected otherwise.", choices=KINDS
     )
 
     def require_files(self) -> None:

@@ -139,7 +139,7 @@ def train(run: RunContext) -> None:
             )  # fmt: skip
     run.request = ForgetRequest(
         head, data.train_features_ND[forget_F], data.train_labels_N[forget_F],
-        classes=whole_classes(data.train_labels_N, forget_F),
+        kind=config.forget.request, classes=whole_classes(data.train_labels_N, forget_F),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfu.data.augmentations import numbered
 from sfu.data.backbones.weights import weights_digest
 from sfu.data.features.store import VIEWS, views_folder
 from sfu.data.images.images import AugmentedImages
@@ -62,7 +63,9 @@ def run_source_free_rows(run: RunContext) -> None:
                 continue
             request = run.request.without_summary() if method.access is Access.FORGET else run.request
             if method.augmentations:
-                request = replace(request, views_VFD=torch.stack([views[view] for view in method.augmentations]))
+                request = replace(
+                    request, views_VFD=torch.stack([views[view] for view in numbered(method.augmentations)])
+                )
             _run_row(run, name, method, request, None)
 
 
@@ -100,16 +103,18 @@ def evaluate(run: RunContext) -> dict[str, Any]:
     return rows
 
 
-def _augment(run: RunContext) -> dict[str, Tensor]:
-    """Features ``[F, D]`` of the forget images under each augmentation that a method wants; opens no other image."""
-    views: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for method in run.methods.values() for name in method.augmentations):
+def _augment(run: RunContext) -> dict[tuple[str, int], Tensor]:
+    """Features ``[F, D]`` of the forget images under each augmentation and draw that a method wants; no other image."""
+    views: dict[tuple[str, int], Tensor] = {}
+    wanted = [view for method in run.methods.values() for view in numbered(method.augmentations)]
+    for view in dict.fromkeys(wanted):
         assert run.forget_images is not None
-        with run.display.stage(f"augmenting the images to forget ({name})") as tick:
-            shown = {"dataset": f"{run.config.dataset.name}, {name}"}
-            found = run.extractor(tick).extract(AugmentedImages(run.forget_images, name), shown=shown, folder=VIEWS)
+        images = AugmentedImages(run.forget_images, *view)
+        with run.display.stage(f"augmenting the images to forget ({images.title})") as tick:
+            shown = {"dataset": f"{run.config.dataset.name}, {images.title}"}
+            found = run.extractor(tick).extract(images, shown=shown, folder=VIEWS)
         features = found.features_MD
-        views[name] = torch.nn.functional.normalize(features, dim=1) if run.config.dataset.normalize_rows else features
+        views[view] = torch.nn.functional.normalize(features, dim=1) if run.config.dataset.normalize_rows else features
     return views
 
 

@@ -20,6 +20,7 @@ from sfu.errors import ArtifactError, ConfigError, DataError
 from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
 from sfu.heads.forgotten import Forgotten, ForgottenRecord
+from sfu.heads.kept import Kept, KeptRecord
 from sfu.heads.settings import HeadSettings
 from sfu.lazy import torch
 from sfu.losses.base import Layout, Loss, as_loss
@@ -49,6 +50,7 @@ class HeadRecord(Versioned):
     l2: Size
     n_train: Annotated[Count, Field(gt=0)]
     forgotten: ForgottenRecord | None = None
+    kept: KeptRecord | None = None
 
 
 class TrainedRecord(HeadRecord):
@@ -82,9 +84,7 @@ class Head(Registered, ABC, kind="head"):
         n_train: Number N of training rows, without those that were forgotten.
         bias: Whether there is a bias that is not regularised.
         loss: The loss it was trained with, class weights included.
-        data_hessian: Hessian of the data term of the training objective at these parameters, if it was stored. It is a
-            sum over the training rows: the difference of two such sums gives back the row that only one of them holds.
-            ``[E, E]``, ``[C, E, E]`` or ``[C E, C E]``, by the loss; ``None`` otherwise.
+        kept: What it keeps of its training rows besides the weights (``head.keep``); by default, nothing.
         weight: Total weight V of the training rows; ``None`` means N, as it is without sample and class weights. A loss
             with class weights needs it.
         certificate: The certificate of a head trained for certified removal. The stored gradient is then that of the
@@ -98,7 +98,7 @@ class Head(Registered, ABC, kind="head"):
     n_train: int
     bias: bool = False
     loss: Loss = field(default_factory=Quadratic)
-    data_hessian: Tensor | None = None
+    kept: Kept = field(default_factory=Kept)
     weight: float | None = None
     certificate: Certificate | None = None
     forgotten: Forgotten = field(default_factory=Forgotten)
@@ -258,8 +258,8 @@ class Head(Registered, ABC, kind="head"):
         return total_CE
 
     def without_summary(self) -> Self:
-        """Return the head without the stored curvature of its training data."""
-        return replace(self, data_hessian=None)
+        """Return the head without the sums over its training rows; a bound and class shares stay."""
+        return replace(self, kept=self.kept.numbers())
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Self:
         """Return the head on another device or in another dtype."""
@@ -268,18 +268,18 @@ class Head(Registered, ABC, kind="head"):
             self,
             parameters_CE=self.parameters_CE.to(device, dtype),
             gradient_CE=self.gradient_CE.to(device, dtype),
-            data_hessian=None if self.data_hessian is None else self.data_hessian.to(device, dtype),
+            kept=self.kept.to(device, dtype),
             certificate=certificate and certificate.to(device, dtype),
         )
 
     def laid_out(self) -> Self:
         """Return the head with its tensors in memory as those of a saved head are, so sums over them end alike."""
-        certificate, hessian = self.certificate, self.data_hessian
+        certificate = self.certificate
         secret_CE = None if certificate is None else certificate.secret_CE
         changes: dict[str, Any] = {
             "parameters_CE": lay_out(self.parameters_CE),
             "gradient_CE": lay_out(self.gradient_CE),
-            "data_hessian": None if hessian is None else lay_out(hessian),
+            "kept": self.kept.laid_out(lay_out),
         }
         if certificate is not None and secret_CE is not None and lay_out(secret_CE) is not secret_CE:
             return replace(self, **changes, certificate=replace(certificate, secret_CE=lay_out(secret_CE)))
@@ -308,8 +308,8 @@ class Head(Registered, ABC, kind="head"):
         """Write ``stem.safetensors`` (tensors), ``stem.json`` (settings) and what the kind of head needs beside them.
 
         What must not be published goes to ``stem.secret``, which only its owner can read: the noise of a certificate,
-        the stored Hessian, and the digests by which a head recognises rows that it has forgotten. Return the paths.
-        Read them with :func:`sfu.heads.files.load_head`.
+        the stored Hessian, sketch and feature mean, and the digests by which a head recognises rows that it has
+        forgotten. Return the paths. Read them with :func:`sfu.heads.files.load_head`.
 
         Raises:
             ArtifactError: The path names no file, a file cannot be written, or this kind of head is never saved.
@@ -322,10 +322,11 @@ class Head(Registered, ABC, kind="head"):
         about = {
             "schema": max(self.records), "kind": self.registered_name, "loss": self.loss.as_json(),
             "n_classes": self.n_classes, "n_features": self.n_features, "l2": self.l2, "n_train": self.n_train,
-            "weight": self.weight, "forgotten": self.forgotten.as_json(), **self._settings(),
+            "weight": self.weight, "forgotten": self.forgotten.as_json(),
+            "kept": self.kept.as_json(), **self._settings(),
         }  # fmt: skip
         write_tensors(tensors, {"parameters": self.parameters_CE, **self._tensors()})
-        secrets = {**self._secrets(), **self.forgotten.as_secrets()}
+        secrets = {**self.kept.as_secrets(), **self._secrets(), **self.forgotten.as_secrets()}
         if secrets:
             write_tensors(secret, secrets, {"head": file_digest(tensors)}, private=True)
         else:

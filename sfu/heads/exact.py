@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfu.heads.newton_cg import minimize
 from sfu.heads.normal_equations import Checkpoint, solve_normal_equations
-from sfu.heads.optimum import Optimum, not_reached
+from sfu.heads.optimum import Optimum, advice_to_centre, not_reached
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.losses.objective import Objective
@@ -59,11 +59,17 @@ def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: flo
     """Take the one Newton step from zero that a quadratic objective needs."""
     hessian_EE = objective.data_hessian(rows, start_CE, Layout.shared).to(start_CE) + torch.diag(objective.ridge_E)
     what = f"the Gram matrix of the {rows.count} training rows plus head.l2={objective.l2:g}"
-    parameters_CE = -solve_positive_definite(hessian_EE, objective.gradient(rows, start_CE), what)
+
+    def remedy() -> str:
+        raised = "Set head.l2 above 0" if objective.l2 == 0 else "Raise head.l2"
+        small = "(1e-6 is small for rows of norm 1), or remove constant and duplicate feature columns."
+        return advice_to_centre(rows) or f"{raised} {small}"
+
+    parameters_CE = -solve_positive_definite(hessian_EE, objective.gradient(rows, start_CE), what, remedy)
     gradient_CE = objective.gradient(rows, parameters_CE)
     if not float(gradient_CE.norm()) <= tolerance:  # remove the rounding of the Cholesky factor
-        parameters_CE = parameters_CE - solve_positive_definite(hessian_EE, gradient_CE, what)
+        parameters_CE = parameters_CE - solve_positive_definite(hessian_EE, gradient_CE, what, remedy)
         gradient_CE = objective.gradient(rows, parameters_CE)
     if not float(gradient_CE.norm()) <= tolerance:
-        raise not_reached(float(gradient_CE.norm()), tolerance, "and a step of refinement gains nothing")
+        raise not_reached(float(gradient_CE.norm()), tolerance, "and a step of refinement gains nothing", rows=rows)
     return Optimum(parameters_CE, gradient_CE)

@@ -13,6 +13,7 @@ from sfu.files import file_digest
 from sfu.heads.base import Head, HeadRecord, paths_of
 from sfu.heads.cores.core import Core
 from sfu.heads.forgotten import Forgotten
+from sfu.heads.kept import Kept
 from sfu.readers import TEXT_BYTES, Versioned, parse_record, read_bytes, read_tensors, refusing, require_regular
 
 _REMEDY = "Save the head again, or take another copy of its files."
@@ -26,8 +27,8 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
     """Read the head that :meth:`sfu.heads.base.Head.save` wrote at ``stem``, of any kind and any earlier version.
 
     Args:
-        stem: Path of the files without their suffixes. The noise of a certificate, the stored Hessian and the digests
-            of forgotten rows are read if ``stem.secret`` is there.
+        stem: Path of the files without their suffixes. The noise of a certificate, the stored Hessian, sketch and
+            feature mean, and the digests of forgotten rows are read if ``stem.secret`` is there.
         core: Of a linearised head, the network at fixed weights, if it is in memory already or is your own. By default
             it is read from the file beside the head.
 
@@ -48,7 +49,8 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
             arrays |= _read_secrets(secret, tensors)
         with refusing(tensors, _REMEDY):
             head = kind.restored(about, arrays, stem, core)
-            head = replace(head, forgotten=Forgotten.restored(about.forgotten, arrays))
+            kept = Kept.restored(about.kept, arrays)
+            head = replace(head, forgotten=Forgotten.restored(about.forgotten, arrays), kept=kept)
     except ArtifactError:
         raise
     except SfuError as error:

@@ -18,6 +18,7 @@ from sfu.errors import DataError
 from sfu.heads.base import Head, HeadRecord, TrainedRecord
 from sfu.heads.certificate import Certificate, CertificateRecord
 from sfu.heads.cores.core import Core
+from sfu.heads.kept import Kept
 from sfu.heads.plain_layer import check_outputs, require_plain, write_weights
 from sfu.heads.settings import HeadSettings
 from sfu.losses.base import Layout, Loss, as_loss
@@ -47,22 +48,24 @@ class LinearHead(Head, name="linear"):
     """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {
-        1: FirstRecord, 2: LinearRecord, 3: LinearRecord, 4: LinearRecord,
+        1: FirstRecord, 2: LinearRecord, 3: LinearRecord, 4: LinearRecord, 5: LinearRecord,
     }  # fmt: skip
     """1: before there were other losses than the quadratic; 2: with noise and Hessian among the other tensors; 3:
-    without the numbers of forgotten rows."""
+    without the numbers of forgotten rows; 4: without a bound, class shares, feature mean and sketch."""
     stackable: ClassVar[bool] = True
 
     def _check(self) -> None:
+        self.kept.check(self.n_classes, self.n_features, self.hessian_shape)
+
+    @property
+    def hessian_shape(self) -> list[int]:
+        """Shape of the Hessian of the data term, by the loss."""
         n_classes, width = self.parameters_CE.shape
-        shapes = {
+        return {
             Layout.shared: [width, width],
             Layout.blocks: [n_classes, width, width],
             Layout.dense: [n_classes * width, n_classes * width],
-        }
-        wanted = shapes[self.loss.layout]
-        if self.data_hessian is not None and list(self.data_hessian.shape) != wanted:
-            raise DataError(f"the head's data_hessian is {list(self.data_hessian.shape)}. Its loss needs {wanted}.")
+        }[self.loss.layout]
 
     @classmethod
     def untrained(cls, config: HeadSettings, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:
@@ -79,6 +82,7 @@ class LinearHead(Head, name="linear"):
         loss: Loss | str = "quadratic",
         gradient_CE: Array | None = None,
         weight: float | None = None,
+        bound: float | None = None,
     ) -> LinearHead:
         """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum.
 
@@ -89,6 +93,8 @@ class LinearHead(Head, name="linear"):
             loss: A name, or a loss with settings of its own (:func:`sfu.losses.base.make_loss`).
             gradient_CE: Gradient of the mean training objective at the layer's weights.
             weight: Total weight of the training rows; needed if they had sample or class weights.
+            bound: Upper bound of the largest eigenvalue of the data term's Hessian (:class:`~sfu.heads.kept.Kept`), if
+                you know one.
 
         Raises:
             DataError: ``module`` is not a linear layer, its weights are recomputed (weight norm, spectral norm,
@@ -102,7 +108,9 @@ class LinearHead(Head, name="linear"):
         gradient = torch.zeros_like(parameters)
         if gradient_CE is not None:
             gradient = as_tensor(gradient_CE, "gradient_CE").to(parameters)
-        head = cls(parameters.clone(), gradient, l2, n_train, layer.bias is not None, as_loss(loss), weight=weight)
+        head = cls(
+            parameters.clone(), gradient, l2, n_train, layer.bias is not None, as_loss(loss), Kept(bound), weight
+        )
         check_outputs(layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
         return head
 
@@ -171,16 +179,13 @@ class LinearHead(Head, name="linear"):
 
     def _secrets(self) -> dict[str, Tensor]:
         noise_CE = None if self.certificate is None else self.certificate.secret_CE
-        found = {"data_hessian": self.data_hessian, "noise": noise_CE}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        return {} if noise_CE is None else {"noise": noise_CE}
 
     @classmethod
     def restored(cls, about: Any, tensors: Mapping[str, Tensor], stem: Path, core: Core | None) -> Self:
         known = floats(tensors, "parameters", 2), floats(tensors, "gradient", 2), about.l2, about.n_train, about.bias
-        summary = "second" if isinstance(about, FirstRecord) else "data_hessian"
-        hessian = floats(tensors, summary, tensors[summary].ndim) if summary in tensors else None
         if isinstance(about, FirstRecord):
-            return cls(*known, Quadratic(target_scale=about.target_scale), hessian)
+            return cls(*known, Quadratic(target_scale=about.target_scale))
         given = about.certificate
         certificate = given and Certificate(
             given.noise_std,
@@ -188,4 +193,4 @@ class LinearHead(Head, name="linear"):
             given.residual_bound,
             given.seeded,
         )
-        return cls(*known, about.make_loss(), hessian, about.weight, certificate)
+        return cls(*known, about.make_loss(), weight=about.weight, certificate=certificate)

@@ -52,8 +52,10 @@ class LinearisedHead(Head, name="linearised"):
 
     core: Core = field(kw_only=True)
 
-    records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: LinearisedRecord, 2: LinearisedRecord}
-    """1: without the numbers of forgotten rows."""
+    records: ClassVar[Mapping[int, type[HeadRecord]]] = {
+        1: LinearisedRecord, 2: LinearisedRecord, 3: LinearisedRecord,
+    }  # fmt: skip
+    """1: without the numbers of forgotten rows; 2: without a bound and class shares."""
 
     def _check(self) -> None:
         if self.parameters_CE.shape != (1, self.core.n_parameters):
@@ -61,8 +63,9 @@ class LinearisedHead(Head, name="linearised"):
                 f"the head's parameters are {list(self.parameters_CE.shape)}, but the linearised layers have "
                 f"[1, {self.core.n_parameters}]. Give the core that the head belongs to."
             )
-        if self.bias or self.data_hessian is not None or self.certificate is not None:
+        if self.bias or self.kept.numbers() is not self.kept or self.certificate is not None:
             raise DataError("a linearised head has no bias of its own, no stored curvature and no certificate.")
+        self.kept.check(self.n_classes, self.n_features, [])
 
     @classmethod
     def untrained(cls, config: HeadSettings, loss: Loss, n_features: int, n_classes: int, core: Core | None) -> Self:

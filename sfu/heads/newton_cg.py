@@ -148,9 +148,9 @@ def minimize(
     descent = _Descent(objective, rows, rows_32, start_CE, tolerance)
     while descent.size > tolerance:
         if descent.steps == max_iterations:
-            raise not_reached(descent.size, tolerance, f"after head.max_iterations={max_iterations} steps")
+            raise not_reached(descent.size, tolerance, f"after head.max_iterations={max_iterations} steps", rows=rows)
         if not descent.step():
-            raise not_reached(descent.size, tolerance, "and no shorter step lowers the objective")
+            raise not_reached(descent.size, tolerance, "and no shorter step lowers the objective", rows=rows)
         if progress is not None:
             progress(descent.steps, max_iterations)
     return Optimum(descent.point_CE, descent.here.gradient_CE)

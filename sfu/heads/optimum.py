@@ -6,6 +6,7 @@ Shapes: B rows of a chunk, C classes, E = D features (+ 1 with bias), or ``[1, p
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.errors import SolverError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FAR = 100.0
 _STEPS = 16
 """Operations on one number besides the sums: slope, shares, the regulariser."""
 
@@ -31,12 +33,35 @@ class Optimum(NamedTuple):
 
 
 def not_reached(
-    size: float, tolerance: float, when: str, remedy: str = "or scale the features to rows of norm 1"
+    size: float,
+    tolerance: float,
+    when: str,
+    remedy: str = "or scale the features to rows of norm 1",
+    rows: Rows | None = None,
 ) -> SolverError:
-    """Return the error of training that ended at a gradient norm of ``size`` above the tolerance."""
+    """Return the error of training that ended at a gradient norm of ``size`` above the tolerance.
+
+    Where the features of the ``rows`` are far from the origin, the remedy is to centre them.
+    """
+    advice = None if rows is None else advice_to_centre(rows)
+    if advice is None:
+        advice = f"Raise head.l2 (at 0 there may be no optimum), head.tolerance or head.max_iterations, {remedy}."
     return SolverError(
-        f"training reached a gradient norm of {size:.1e}, not head.tolerance={tolerance:g}, {when}. Raise head.l2 (at "
-        f"0 there may be no optimum), head.tolerance or head.max_iterations, {remedy}."
+        f"training reached a gradient norm of {size:.1e}, not head.tolerance={tolerance:g}, {when}. {advice}"
+    )
+
+
+def advice_to_centre(rows: Rows) -> str | None:
+    """Say that the mean of the features is so much larger than their scatter that rounding hides it; else ``None``."""
+    mean_D = rows.features_ND.mean(0, dtype=torch.float64)
+    scatter = sum(float((part.double() - mean_D).square().sum()) for part in rows.features_ND.split(rows.step))
+    ratio = float(mean_D.norm()) / math.sqrt(scatter / rows.count) if scatter > 0 else 0.0
+    if ratio < _FAR:
+        return None
+    return (
+        f"The mean of the training features is {ratio:.2g} times as large as their scatter about it, so rounding hides "
+        "what the features tell. Subtract that mean from all features (those of rows to forget and to predict, too), "
+        "or standardise them."
     )
 
 

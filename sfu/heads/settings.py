@@ -23,6 +23,21 @@ class Training(Enum):
     sgd = "sgd"
 
 
+class Keep(Enum):
+    """What a head keeps of its training rows: a bound and class shares, also a sketch of the Hessian, or all of it."""
+
+    bound = "bound"
+    sketch = "sketch"
+    full = "full"
+
+
+class SketchKind(Enum):
+    """How a sketch holds the Hessian (:mod:`sfu.heads.sketch`)."""
+
+    cholesky = "cholesky"
+    eigenpairs = "eigenpairs"
+
+
 class CoreWeights(Enum):
     """The fixed weights of a linearised head: those of the backbone, or trained on public images."""
 
@@ -91,7 +106,8 @@ class HeadSettings(Choice, kind="head"):
     sgd: SgdSettings = setting(SgdSettings)
     bias: bool = field(default=False, init=False)
     objective_noise: float = field(default=0.0, init=False)
-    store_curvature: bool = field(default=False, init=False)
+    keep: Keep = field(default=Keep.bound, init=False)
+    sketch: SketchKind = field(default=SketchKind.cholesky, init=False)
 
     def check_with(self, dataset: Dataset, backbone: BackboneSettings) -> None:
         """Check the head against the dataset and the backbone.
@@ -114,7 +130,11 @@ class LinearSettings(HeadSettings, name="linear"):
     objective_noise: float = setting(
         0.0, "Exact training: standard deviation of the b of certified removal's term b^T w / n.", at_least=0
     )
-    store_curvature: bool = setting(False, "Store the Hessian of the training rows with the head.")
+    keep: Keep = setting(
+        Keep.bound,
+        "Curvature kept of the training rows: an upper bound; also a sketch in 8 bits; or the whole Hessian.",
+    )
+    sketch: SketchKind = setting(SketchKind.cholesky, "head.keep=sketch: how it is held.")
 
     def check_settings(self) -> None:
         """Refuse objective perturbation without an optimum."""

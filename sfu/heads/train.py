@@ -9,20 +9,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
 from sfu.heads.descent import train_adam, train_sgd
 from sfu.heads.exact import train_exact
 from sfu.heads.forgotten import Forgotten
+from sfu.heads.kept import Kept
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
 from sfu.heads.settings import HeadSettings, Training
+from sfu.heads.summary import check_keep, summarise
 from sfu.lazy import torch
-from sfu.losses.base import Layout, Loss
+from sfu.losses.base import Loss
 from sfu.losses.rows import check_weights
-from sfu.operators.plan import plan_structure
-from sfu.operators.structure import Structure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,10 +91,9 @@ def train_like(
     zero_CE = torch.zeros_like(original.parameters_CE, dtype=torch.float64 if exact else dtype)
     blank = replace(
         original, parameters_CE=zero_CE, gradient_CE=zero_CE, l2=config.l2, n_train=labels_N.shape[0],
-        weight=original.total_weight, data_hessian=None, certificate=None, forgotten=Forgotten(),
+        weight=original.total_weight, kept=Kept(), certificate=None, forgotten=Forgotten(),
     )  # fmt: skip
-    if config.store_curvature:
-        _check_storable(blank)
+    check_keep(blank, config.keep)
     rows = blank.rows(features_ND, labels_N, weights_N, cache=True)
     certificate = None
     if config.objective_noise > 0 and noise is not None:
@@ -123,18 +121,5 @@ def train_like(
         bound = rows.weight * float(trained.gradient_CE.norm()) + rounding_bound(trained, rows)
         trained = replace(trained, certificate=replace(certificate, residual_bound=bound))
     warn_if_separated(trained, rows)
-    if config.store_curvature:
-        hessian = trained.objective().data_hessian(rows, trained.parameters_CE, trained.loss.layout)
-        trained = replace(trained, data_hessian=hessian)
+    trained = replace(trained, kept=summarise(trained, rows, config))
     return trained.to(zero_CE.device, dtype).laid_out()
-
-
-def _check_storable(head: Head) -> None:
-    """Raise ``ConfigError`` if the Hessian would not be held as a matrix."""
-    n_classes, width = head.parameters_CE.shape
-    plan = plan_structure(head.layout, n_classes, width, head.n_train, head.parameters_CE.device)
-    if plan.structure is Structure.products:
-        remedy = " or use loss=logistic" if head.layout is Layout.dense else ""
-        raise ConfigError(
-            f"head.store_curvature=true does not fit this head: {plan.reason}. Set head.store_curvature=false{remedy}."
-        )

@@ -113,14 +113,13 @@ class Objective:
         """
         if rows.shared:
             return self._table_hessian(rows, parameters_CE)
+        if layout is Layout.shared:
+            return rows.moments()
         n_classes, width = parameters_CE.shape
-        blocks_KEE = parameters_CE.new_zeros(1 if layout is Layout.shared else n_classes, width, width)
+        blocks_KEE = parameters_CE.new_zeros(n_classes, width, width)
         full = parameters_CE.new_zeros((n_classes * width,) * 2) if layout is Layout.dense else None
         for chunk in rows.linear_chunks():
             design_BE, share_B = chunk.design_BE, chunk.share_B
-            if layout is Layout.shared:
-                blocks_KEE[0].addmm_(design_BE.T, design_BE * share_B[:, None])
-                continue
             hessian = self.loss.curvature(chunk.outputs(parameters_CE), chunk.labels_B)
             diagonal_BC = hessian.diagonal
             if layout is Layout.blocks and hessian.rank_one is not None:
@@ -129,9 +128,7 @@ class Objective:
                 blocks_KEE[k].addmm_(design_BE.T, design_BE * (share_B * diagonal_BC[:, k])[:, None])
             if full is not None and hessian.rank_one is not None:
                 _subtract_rank_ones(full, design_BE, hessian.rank_one * share_B.sqrt()[:, None])
-        if full is None:
-            return blocks_KEE[0] if layout is Layout.shared else blocks_KEE
-        return full + torch.block_diag(*blocks_KEE)
+        return blocks_KEE if full is None else full + torch.block_diag(*blocks_KEE)
 
     def _table_hessian(self, rows: Rows, parameters_1K: Tensor) -> Tensor:
         """Return ``[K, K]`` for rows that are given by their Jacobian."""

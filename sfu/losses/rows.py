@@ -89,6 +89,7 @@ class Rows:
         self.step = chunk_rows or (CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
         size = self.count * self.width * (torch.finfo(self.dtype).bits // 8)
         self._cached: list[Chunk] | None = [] if cache and size <= CACHE_BYTES else None
+        self._moments: Tensor | None = None
 
     def thinned(self, stride: int) -> Rows:
         """Return every ``stride``-th row."""
@@ -110,7 +111,7 @@ class Rows:
         twin.weights_N = None if self.weights_N is None else self.weights_N[index]
         twin.count, twin.dtype, twin.progress = twin.features_ND.shape[0], dtype, None
         twin.weight = float(twin.count) if twin.weights_N is None else float(twin.weights_N.sum())
-        twin._cached = None if self._cached is None else []
+        twin._cached, twin._moments = None if self._cached is None else [], None
         return twin
 
     def joined(self, others: Sequence[Rows], coefficients: Sequence[float]) -> Rows | None:
@@ -145,6 +146,20 @@ class Rows:
                 self.progress(stop, self.count)
         if self._cached is not None:
             self._cached = made
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether :meth:`moments` costs nothing more."""
+        return self._moments is not None
+
+    def moments(self) -> Tensor:
+        """Return the second moments ``sum_i s_i a_i a_i^T`` of a linear head's rows, ``[E, E]``, computed once."""
+        if self._moments is None:
+            total_EE = torch.zeros(self.width, self.width, dtype=self.dtype, device=self.device)
+            for chunk in self.linear_chunks():
+                total_EE.addmm_(chunk.design_BE.T, chunk.design_BE * chunk.share_B[:, None])
+            self._moments = total_EE
+        return self._moments
 
     def linear_chunks(self) -> Iterator[LinearChunk]:
         """Yield the chunks of a linear head, for work that needs its design rows."""

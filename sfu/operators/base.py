@@ -92,12 +92,12 @@ class DampedInverse(ABC):
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``<u, b>`` and ``u^T H' u`` of every solution u, ``[M]`` each, for another curvature H'."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``<u, b>``, ``u^T H' u`` and ``|u|^2`` of every solution u, ``[M]`` each, for another curvature H'."""
         pieces = self.solutions(right_CE, rhos, floor=floor)
-        scored = [((u * right_CE).sum((1, 2)), held_out.quadratic(u)) for u in pieces]
-        along, curved = (torch.cat(list(part)) for part in zip(*scored, strict=True))
-        return along, curved
+        scored = [((u * right_CE).sum((1, 2)), held_out.quadratic(u), u.square().sum((1, 2))) for u in pieces]
+        along, curved, square = (torch.cat(list(part)) for part in zip(*scored, strict=True))
+        return along, curved, square
 
     def solve(self, right_CE: Tensor, rho: float = 0.0, *, floor: float = 0.0) -> Tensor:
         """Return :meth:`solve_many` for one rho, ``[C, E]``."""

@@ -8,13 +8,13 @@ Shapes: B blocks of side K, C classes, E = D (+ 1 with bias).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sfu.errors import SingularHessianError
 from sfu.lazy import torch
 from sfu.operators.base import NOTHING_UNSEEN, CurvatureOperator, DampedInverse, LinearSolution, Unseen
-from sfu.operators.spectral import SpectralInverse
+from sfu.operators.spectral import SpectralInverse, without_negative
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +75,12 @@ class ExplicitOperator(CurvatureOperator):
             solver, value_CE = "eigenvalues", self.damped().solve(right_CE, rho)
         return LinearSolution(value_CE, solver, self.residual(value_CE, right_CE, rho))
 
+    def raised(self, ridge_E: Tensor) -> ExplicitOperator:
+        """Return it with the negative eigenvalues of its data term raised to 0; ``ridge_E`` is the regulariser."""
+        ridge_KK = torch.diag(ridge_E.repeat(self.blocks_BKK.shape[1] // ridge_E.shape[0]))
+        blocks = [without_negative(block_KK - ridge_KK) + ridge_KK for block_KK in self.blocks_BKK]
+        return ExplicitOperator(torch.stack(blocks), self.n_classes, self.regularized_E, self.unseen)
+
     def combine(self, others: Sequence[CurvatureOperator], coefficients: Sequence[float]) -> ExplicitOperator:
         total = coefficients[0] * self.blocks_BKK
         for other, coefficient in zip(others, coefficients[1:], strict=True):
@@ -83,19 +89,19 @@ class ExplicitOperator(CurvatureOperator):
         return ExplicitOperator(total, self.n_classes, self.regularized_E, self.unseen)
 
 
-def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str) -> Tensor:
+def solve_positive_definite(matrix_EE: Tensor, right_CE: Tensor, what: str, remedy: Callable[[], str]) -> Tensor:
     """Solve ``X M = B`` for symmetric positive definite M by Cholesky, ``[C, E]``.
 
     Raises:
         SingularHessianError: M is singular or indefinite to working precision (its smallest eigenvalue, found by
-            inverse iteration, is below ``8 E eps`` times its norm); ``what`` names it in the message.
+            inverse iteration, is below ``8 E eps`` times its norm); ``what`` names it in the message, which ends with
+            the ``remedy``.
     """
     factor, info = torch.linalg.cholesky_ex(matrix_EE)
     threshold = 8 * matrix_EE.shape[0] * torch.finfo(matrix_EE.dtype).eps * float(matrix_EE.norm())
     if int(info) != 0 or not _smallest_eigenvalue(factor) > threshold:
         raise SingularHessianError(
-            f"{what} is singular to {matrix_EE.dtype} precision, so the optimum is not unique. Set head.l2 above 0 "
-            "(1e-6 is small for rows of norm 1), or remove constant and duplicate feature columns."
+            f"{what} is singular to {matrix_EE.dtype} precision, so the optimum is not unique. {remedy()}"
         )
     return torch.cholesky_solve(right_CE.T, factor).T
 

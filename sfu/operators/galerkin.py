@@ -189,7 +189,7 @@ class SubspaceInverse(DampedInverse):
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Score in the subspace; ``held_out`` is one of its operators."""
         small = self.subspace.combined([float(own is held_out) for own in self.subspace.given])
         return self.small().scores(self.subspace.coordinates(right_CE), rhos, small, floor=floor)

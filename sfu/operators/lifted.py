@@ -85,7 +85,7 @@ class LiftedInverse(DampedInverse):
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Score without forming any solution.
 
         All solutions are combinations of the K rows of Q and of the part of b outside: K + 1 products give every score.
@@ -101,7 +101,7 @@ class LiftedInverse(DampedInverse):
         outside = float(outside_1P.square().sum())
         along_M = solved_MK @ inside_11K[0, 0] + mixed_MV[:, -1] * outside
         square_M = solved_MK.square().sum(1) + mixed_MV[:, -1].square() * outside
-        return along_M, held_out.quadratic_of(mixed_MV @ outputs_VB, square_M)
+        return along_M, held_out.quadratic_of(mixed_MV @ outputs_VB, square_M), square_M
 
     def _outside(self, right_CE: Tensor, rhos: list[float], floor: float) -> Tensor:
         """Return ``tau + rho``, ``[M, 1]``."""

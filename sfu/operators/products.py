@@ -302,7 +302,7 @@ class KrylovInverse(DampedInverse):
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Score; where there are many parameters, no solution is ever formed.
 
         ``<u, g>``, the outputs A u and those of the held-out rows are linear in u, so they follow the recurrences as
@@ -312,7 +312,8 @@ class KrylovInverse(DampedInverse):
             return super().scores(right_CE, rhos, held_out, floor=floor)
         share_M1, b_MK, outputs_MK, along_M1, held_MK = self._coordinates(right_CE, rhos, held_out)
         square_M = (share_M1 * along_M1).sum(1) + (b_MK * outputs_MK).sum(1)
-        return along_M1[:, 0], held_out.quadratic_of(held_MK, square_M.clamp(min=0))
+        square_M = square_M.clamp(min=0)
+        return along_M1[:, 0], held_out.quadratic_of(held_MK, square_M), square_M
 
     def _coordinates(
         self, right_CE: Tensor, rhos: list[float], held_out: ProductOperator | None = None

@@ -41,6 +41,13 @@ def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         return value_D.to(matrix_DD), vector_DD.to(matrix_DD)
 
 
+def without_negative(blocks: Tensor) -> Tensor:
+    """Return the nearest positive semidefinite matrices to symmetric ``[K, K]`` or ``[B, K, K]``."""
+    pairs = [eigh((block + block.T) / 2) for block in (blocks if blocks.ndim == 3 else blocks[None])]
+    clipped = torch.stack([(vectors * values.clamp(min=0)) @ vectors.T for values, vectors in pairs])
+    return clipped.reshape(blocks.shape)
+
+
 class SpectralInverse(DampedInverse):
     """The family ``(H + rho R)^-1`` of explicit blocks; ``eigenvalues_BD`` ascend, with biases eliminated."""
 
@@ -90,7 +97,7 @@ class SpectralInverse(DampedInverse):
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Score; where there are many solutions of one block, without forming any of them."""
         blocks_BKK = getattr(held_out, "blocks_BKK", None)
         side = self.eigenvalues_BD.shape[1] + self._biases.numel()
@@ -99,7 +106,9 @@ class SpectralInverse(DampedInverse):
         right_NK = right_CE.reshape(-1, side)
         if len(right_NK) * len(rhos) <= side:
             return super().scores(right_CE, rhos, held_out, floor=floor)
-        return self._scores(right_NK, self._inverses(rhos, floor)[:, 0], blocks_BKK[0])
+        inverse_MD, held_out_KK = self._inverses(rhos, floor)[:, 0], blocks_BKK[0]
+        _, square_M = self._scores(right_NK, inverse_MD, torch.eye(side).to(held_out_KK))
+        return (*self._scores(right_NK, inverse_MD, held_out_KK), square_M)
 
     def _scores(self, right_NK: Tensor, inverse_MD: Tensor, held_out_KK: Tensor) -> tuple[Tensor, Tensor]:
         r"""Score ``u_n = V (d * r_n)`` for the diagonals d, with r the right-hand sides in eigenvectors V.

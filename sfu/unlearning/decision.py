@@ -1,18 +1,18 @@
-"""Decide from the forget set alone whether a Newton step may be applied, and say why or why not."""
+"""Decide from the forget set alone whether a Newton step may be applied, and say what limits it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sfu.curvature.sampling import DOUBTFUL, UNLIKE_A_SAMPLE
+from sfu.curvature.caution import Assessment
 from sfu.heads.base import Head
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.further_steps import StepResult
 
 NO_GAIN = "the step is predicted to be no better than nothing"
+_ALTHOUGH = "applied because curvature.force=true, although "
 
 
 @dataclass(frozen=True)
@@ -37,32 +37,29 @@ class Decision:
         )
 
 
-def check_sample(ratio: float | None, force: bool) -> Decision | None:
-    """Return the decision to skip any step, if the forget set is unlike a random sample and nobody forces it."""
-    return Decision(None, [_unlike_a_sample(ratio)]) if is_unlike(ratio) and not force else None
+def withheld(assessment: Assessment, force: bool) -> Decision | None:
+    """Return the decision to skip any step, if nothing bounds the harm that it could do."""
+    if force or assessment.predictable or assessment.bounded:
+        return None
+    remedy = (
+        "No bound of the training rows' curvature is known that would make a step safe. Give the head's bound (sfu "
+        "computes it at training) or unlabelled rows like the training rows"
+    )
+    return Decision(None, [f"{_no_sample(assessment)}. {remedy}"])
 
 
 def decide(
-    ratio: float | None, gain: float | None, first: StepResult, further_remarks: Sequence[str], force: bool
+    assessment: Assessment | None, gain: float | None, first: StepResult, further_remarks: Sequence[str], force: bool
 ) -> Decision:
     """Decide whether to apply the first step; ``force`` applies it whatever is predicted.
 
-    ``ratio`` is the :func:`~sfu.curvature.sampling.sampling_ratio` of the forget set, and ``gain`` the predicted
-    reduction of the squared distance; ``None`` if they are unknown.
+    ``gain`` is the predicted reduction of the squared distance; ``None`` if it is unknown.
     """
-    although, remarks = "applied because curvature.force=true, although ", list(further_remarks)
-    if is_unlike(ratio):
-        remarks.insert(0, although + _unlike_a_sample(ratio))
-    elif gain is not None and gain <= 0 and force:
-        remarks.insert(0, although + NO_GAIN)
-    elif ratio is not None and ratio > DOUBTFUL:
-        remarks.insert(
-            0,
-            f"the forget set is not quite like a random sample (its gradient is {ratio:.0f} times what sampling "
-            "explains); take the predicted gain with caution",
-        )
+    remarks = list(further_remarks)
+    if assessment is not None:
+        remarks = [*_limits(assessment, force), *remarks]
     if force:
-        return Decision(gain, remarks=remarks)
+        return Decision(gain, remarks=[_ALTHOUGH + NO_GAIN, *remarks] if gain is not None and gain <= 0 else remarks)
     if gain is not None and gain <= 0:
         return Decision(gain, [NO_GAIN, *remarks])
     if first.note is not None and not first.details["solve_residual"] < 1:
@@ -70,14 +67,21 @@ def decide(
     return Decision(gain, remarks=remarks)
 
 
-def is_unlike(ratio: float | None) -> bool:
-    """Whether the forget set is so unlike a random sample that its curvature represents nothing else."""
-    return ratio is not None and ratio > UNLIKE_A_SAMPLE
+def _limits(assessment: Assessment, force: bool) -> list[str]:
+    """Say what the evidence has done to the step."""
+    others = [finding.reason for finding in assessment.evidence.alarms if finding.reason not in assessment.reasons]
+    if not assessment.reasons:
+        return others
+    if force:
+        return [_ALTHOUGH + _no_sample(assessment), *others]
+    if assessment.trust > 0:
+        done = "the unlabelled rows stand for the training data, and the gain is predicted from them"
+    else:
+        done = (
+            "the step is kept so short that it can do little harm, and no gain can be predicted; unlabelled rows help"
+        )
+    return [f"{_no_sample(assessment)}; {done}", *others]
 
 
-def _unlike_a_sample(ratio: float | None) -> str:
-    times = "far more than" if ratio == math.inf else f"{ratio:.0f} times what"
-    return (
-        f"the forget set is unlike a random sample of the training data (its gradient is {times} sampling explains), "
-        "so its curvature does not represent the rest and no gain can be predicted"
-    )
+def _no_sample(assessment: Assessment) -> str:
+    return f"the forget set is no random sample of the training data ({', and '.join(assessment.reasons)})"

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from sfu.curvature.cross_validation import StepChoice
 from sfu.curvature.estimators.base import CurvatureEstimator
+from sfu.curvature.source_fit import StepChoice
 from sfu.operators.base import CurvatureOperator, LinearSolution
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from sfu.arrays import Array, Pairs, as_examples, as_tensor
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
+from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.names import counted
@@ -27,6 +28,8 @@ def unlearn(
     labels: Array | None = None,
     *,
     views: Array | None = None,
+    unlabelled: Array | Sequence[Array] | None = None,
+    request: str = RANDOM,
     weights: Array | None = None,
     curvature: CurvatureSettings | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
@@ -49,6 +52,10 @@ def unlearn(
         labels: Their labels, ``[F]`` integers; left out if ``features`` gives pairs.
         views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
             Hessians are averaged in; no label or other image is needed for them.
+        unlabelled: Features of unlabelled rows like the training rows, ``[U, D]``, such as the model's traffic or
+            related public data, or a list of several such sets. They show the curvature that the forget rows do not.
+        request: What the rows are: ``random`` (a random sample of the training rows, as far as you know), ``class``,
+            ``person`` or ``selected``. A declaration can only make the step more cautious.
         weights: Their sample weights, ``[F]``, if the head was trained with sample weights.
         curvature: Estimator and regularisation, as a ``CurvatureSettings`` or a mapping of its keys; the default is the
             cross-validated PSD fit.
@@ -87,19 +94,30 @@ def unlearn(
     default = torch.get_default_device().type
     with nullcontext() if default == "cpu" else torch.device("cpu"):  # the rest follows the head's device
         features_FD, labels_F = as_examples(features, labels)
-        request = ForgetRequest(
+        more = _sets_of(unlabelled)
+        made = ForgetRequest(
             replace(head, forgotten=head.forgotten.keyed()),
             features_FD,
             labels_F,
             views_VFD=None if views is None else as_tensor(views, "views"),
+            unlabelled=tuple(as_tensor(rows, "unlabelled") for rows in more),
+            kind=request,
             weights_F=None if weights is None else as_tensor(weights, "weights"),
         )
-        new = head.forgotten.new_rows(request.features_FD, request.labels_F)
-        name, again = f"Newton step, curvature.estimator={config.estimator}", request.n_forget - len(new)
-        before = f"{again:,} of {counted(request.n_forget, 'row')} had been forgotten from this head before"
+        new = head.forgotten.new_rows(made.features_FD, made.labels_F)
+        name, again = f"Newton step, curvature.estimator={config.estimator}", made.n_forget - len(new)
+        before = f"{again:,} of {counted(made.n_forget, 'row')} had been forgotten from this head before"
         if not len(new):
             note = f"not applied: {before}, so there is nothing left to do"
             return UnlearningResult(head, applied=False, note=note, method=name)
-        result = method.unlearn((request.rows(new) if again else request).private(), MethodContext(seeds))
+        result = method.unlearn((made.rows(new) if again else made).private(), MethodContext(seeds))
     notes = f"{before} and are left out" if again else None, result.note
     return replace(result, method=name, note="; ".join(filter(None, notes)) or None)
+
+
+def _sets_of(unlabelled: Any) -> list[Array]:
+    """Return a list of sets of unlabelled rows, given one, several or none."""
+    if unlabelled is None:
+        return []
+    several = isinstance(unlabelled, list | tuple) and len(unlabelled) and getattr(unlabelled[0], "ndim", 0) == 2
+    return list(unlabelled) if several else [unlabelled]

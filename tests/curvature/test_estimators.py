@@ -23,6 +23,7 @@ from sfu.curvature.settings import (
     curvature_settings,
 )
 from sfu.errors import ConfigError, DataError, SolverError
+from sfu.heads.kept import Kept
 from sfu.operators.structure import Structure
 from sfu.request import Access, MethodContext
 from sfu.unlearning.methods.newton import Newton
@@ -211,7 +212,7 @@ def test_stored_curvature_gives_retrained_exactly(bias, tmp_path):
     request, retained, config = situation(bias)
     features = torch.cat([request.features_FD, retained.features_RD])
     second = second_moments(torch.cat([features, torch.ones(400, 1)], 1) if bias else features)
-    head = dataclasses.replace(request.head, data_hessian=second)
+    head = dataclasses.replace(request.head, kept=Kept(data_hessian=second))
     head.save(tmp_path / "head")
     from sfu.heads.files import load_head
 
@@ -222,24 +223,23 @@ def test_stored_curvature_gives_retrained_exactly(bias, tmp_path):
     result = method.unlearn(request, CONTEXT).head
     retrained = Retrained(config).unlearn(request, CONTEXT, retained).head
     assert relative(result.parameters_CE - retrained.parameters_CE, retrained.parameters_CE) < 1e-8
-    assert result.data_hessian is None
-    with pytest.raises(ConfigError, match=r"head\.store_curvature=true"):
+    with pytest.raises(ConfigError, match=r"head\.keep=full"):
         method.unlearn(request.without_summary(), CONTEXT)
 
 
 def test_training_stores_the_curvature_when_asked():
-    from sfu.heads.settings import LinearSettings, Training
+    from sfu.heads.settings import Keep, LinearSettings, Training
     from sfu.heads.train import train_head
     from tests.conftest import make_arrays
 
     arrays = make_arrays()
     features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
     for training in Training:
-        config = LinearSettings(training=training, store_curvature=True)
+        config = LinearSettings(training=training, keep=Keep.full)
         config.adam.max_epochs = 2
         head = train_head(features, labels, 4, config, LOSS, seed=0, device=torch.device("cpu"), dtype=torch.float64)
         torch.testing.assert_close(
-            head.data_hessian, features.double().T @ features.double() / 400, rtol=1e-9, atol=1e-11
+            head.kept.data_hessian, features.double().T @ features.double() / 400, rtol=1e-9, atol=1e-11
         )
 
 
@@ -331,7 +331,7 @@ def test_copies_of_one_row_are_not_taken_for_a_sample():
 @pytest.mark.parametrize("kind", sorted({*CurvatureSettings.names()} - {"exact", "reference", "hutchinson"}))
 def test_a_float32_head_gets_the_float64_step(kind):
     request, _, _ = situation()
-    head = dataclasses.replace(request.head, data_hessian=second_moments(request.features_FD))
+    head = dataclasses.replace(request.head, kept=Kept(data_hessian=second_moments(request.features_FD)))
     request = type(request)(head, request.features_FD, request.labels_F)
     single = type(request)(head.to(torch.device("cpu"), torch.float32), request.features_FD, request.labels_F)
     config = curvature_settings(estimator=kind, **({"perturbations": 60} if kind in ("psd_fit", "diagonal") else {}))
@@ -377,7 +377,7 @@ def test_perturbations_that_would_not_fit_in_memory_are_refused():
 def test_every_estimator_returns_a_symmetric_positive_operator(name, tmp_path):
     """Whoever registered it: products that are symmetric, and at least ``l2`` along every direction."""
     request, retained, _ = situation(n_forget=100)
-    head = dataclasses.replace(request.head, data_hessian=second_moments(request.features_FD))
+    head = dataclasses.replace(request.head, kept=Kept(data_hessian=second_moments(request.features_FD)))
     request = dataclasses.replace(request, head=head)
     np.savez(tmp_path / "public.npz", features=retained.features_RD.numpy()[:50])
     more = {"reference_path": str(tmp_path / "public.npz")} if name == "reference" else {}

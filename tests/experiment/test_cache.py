@@ -156,7 +156,7 @@ def test_paths_are_cached_and_no_file_of_the_store_strays_into_a_run(feature_fil
 BITS = [
     ("head.bias=true", "evaluation.trade_off=true", "methods=[original,retrained,unlearned_minus,neg_grad]"),
     ("loss=softmax", "dtype=float32", "methods=[original,retrained,unlearned_plus,closed_form]"),
-    ("head.store_curvature=true", "tune=oracle", "methods=[original,stored,neg_grad]"),
+    ("head.keep=full", "tune=oracle", "methods=[original,stored,neg_grad]"),
 ]
 QUICK = ("logger=none", "evaluation.membership_splits=2", "curvature.perturbations=60")
 
@@ -217,7 +217,7 @@ def test_only_what_is_missing_is_computed(feature_file, tmp_path):
     assert same(metrics, run(configured(feature_file), tmp_path / "c"))
 
 
-@pytest.mark.parametrize("head", ["head.store_curvature=false", "head.store_curvature=true"])
+@pytest.mark.parametrize("head", ["head.keep=bound", "head.keep=full"])
 def test_the_cache_holds_no_sum_over_rows_but_in_a_file_of_its_owner(feature_file, tmp_path, head):
     """Two Gram matrices, of training sets that differ by a row, give the row back."""
     config = configured(feature_file, head, "logger=none")
@@ -231,10 +231,10 @@ def test_the_cache_holds_no_sum_over_rows_but_in_a_file_of_its_owner(feature_fil
     cache.save_run(tmp_path / "a")
     assert StageCache(result_store(), stage_keys(config)).restore_run(tmp_path / "whole") is not None
     secrets = [path for path in [*files, *(tmp_path / "whole").rglob("*")] if path.suffix == ".secret"]
-    assert bool(secrets) == head.endswith("true")
+    assert bool(secrets) == head.endswith("full")
     assert {path.stat().st_mode & 0o777 for path in secrets} <= {0o600}
     if secrets:
-        hessians = [load_head(tmp_path / name / "heads" / "original").data_hessian for name in ("a", "whole")]
+        hessians = [load_head(tmp_path / name / "heads" / "original").kept.data_hessian for name in ("a", "whole")]
         assert torch.equal(*hessians)
 
 

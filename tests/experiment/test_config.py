@@ -43,7 +43,10 @@ def refusal(*overrides: str) -> str:
         (["head.adam.batch_size=0"], "head.adam.batch_size=0. Give a whole number of at least 1."),
         (["seed=1.5"], "seed=1.5 is not a whole number. Give a whole number of at least 0 and below 4294967296."),
         (["curvature.measurement=sound"], "curvature.measurement=sound is unknown. Choose one of gradient, loss."),
-        (["curvature.augment=[flop]"], "curvature.augment=flop is unknown. Choose one of brightness, crop, flip"),
+        (
+            ["curvature.augment=[flop]"],
+            "curvature.augment=flop is unknown. Choose one of brightness, color_jitter",
+        ),
         (["dataset=imagenet"], "dataset=imagenet is unknown. Choose one of caltech256,"),
         (["dtype=float16"], "dtype=float16 is unknown. Choose one of float32, float64."),
         (["methods=[]"], "methods=[] leaves nothing to do."),

@@ -43,7 +43,7 @@ def test_there_is_a_file_for_every_group():
 
 @pytest.mark.parametrize(("group", "option"), CHOICES, ids=lambda value: str(value))
 def test_every_choice_composes_and_is_valid(group, option, feature_file):
-    stored = [] if option in ("linearised", "paper_table_4", "paper_table_s2") else ["head.store_curvature=true"]
+    stored = [] if option in ("linearised", "paper_table_4", "paper_table_s2") else ["head.keep=full"]
     config = composed(f"{group}={option}", *stored, *needed(group, option, feature_file))
     validate(config)
     assert list(make_methods(config)) == config.methods
@@ -58,7 +58,7 @@ def test_every_method_file_can_be_built(feature_file):
                     f"methods={names}",
                     "curvature=reference",
                     f"curvature.reference_path={feature_file}",
-                    "head.store_curvature=true",
+                    "head.keep=full",
                     "head.objective_noise=1.0",
                 )
             )

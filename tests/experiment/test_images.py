@@ -206,7 +206,7 @@ def watcher():
 def test_augmented_curvature_opens_the_images_to_forget_and_no_other(tmp_path, folder, watcher):
     """The watcher looks from the end of training to the end of the last source-free row."""
     config = image_config(folder, methods=["original", "closed_form"])
-    config.curvature.augment = ["flip", "crop"]
+    config.curvature.augment = ["flip", "crop", "mixup"]
 
     def watch(stage, seconds):
         if stage in ("prepare", "closed_form"):
@@ -220,14 +220,15 @@ def test_augmented_curvature_opens_the_images_to_forget_and_no_other(tmp_path, f
 
 
 def test_every_method_gets_the_views_it_asks_for_normalised_like_the_rest(tmp_path, folder):
-    wanted = {"both": ("flip", "crop"), "one": ("flip",), "none": ()}
+    wanted = {"both": ("flip", "crop", "crop", "cutmix"), "one": ("flip",), "none": ()}
     methods = {name: Probe(augmentations=names) for name, names in wanted.items()}
     run(image_config(folder), tmp_path / "run", methods=methods)
     both, one = methods["both"].found, methods["one"].found
     assert methods["none"].found.views_VFD is None
-    assert both.views_VFD.shape == (2, 12, 108)
+    assert both.views_VFD.shape == (4, 12, 108)
     assert one.views_VFD.equal(both.views_VFD[:1])
-    torch.testing.assert_close(both.views_VFD.norm(dim=2), torch.ones(2, 12))
+    assert not both.views_VFD[1].equal(both.views_VFD[2])  # two draws
+    torch.testing.assert_close(both.views_VFD.norm(dim=2), torch.ones(4, 12))
     flipped = both.features_FD.reshape(12, 3, 6, 6).flip(-1).flatten(1)
     torch.testing.assert_close(both.views_VFD[0], flipped, rtol=0, atol=1e-6)
 

@@ -7,7 +7,7 @@ import pytest
 from sfu.errors import ConfigError, DataError
 from sfu.experiment.validate import validate
 from sfu.heads.files import load_head
-from sfu.heads.settings import Training
+from sfu.heads.settings import Keep, Training
 from sfu.operators.structure import Structure
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import config_for, run
@@ -21,7 +21,7 @@ def test_a_run_under_every_loss(loss, tmp_path, feature_file):
     own = {"loss__smoothing": 1.0} if loss == "huber_hinge" else {}
     config = config_for(
         feature_file, f"loss={loss}", methods=list(ROWS), variants=TWO_STEPS, loss__class_weights="balanced",
-        head__store_curvature=True, head__bias=True, curvature__perturbations=None, forget__fraction=0.25,
+        head__keep=Keep.full, head__bias=True, curvature__perturbations=None, forget__fraction=0.25,
         head__l2=1e-2, **own,
     )  # fmt: skip
     metrics = run(config, tmp_path)
@@ -38,7 +38,7 @@ def test_a_run_under_every_loss(loss, tmp_path, feature_file):
     saved = load_head(tmp_path / "heads" / "original")
     assert saved.loss.name == loss
     assert saved.loss.class_weights == pytest.approx((1.0, 1.0, 1.0, 1.0))
-    assert saved.data_hessian is not None
+    assert saved.kept.data_hessian is not None
 
 
 def test_certified_removal_as_a_row(tmp_path):

@@ -16,6 +16,7 @@ from sfu.data.load import load_dataset
 from sfu.errors import SourceFreeError
 from sfu.experiment import pipeline, prepare
 from sfu.experiment.context import RunContext
+from sfu.heads.settings import Keep
 from sfu.request import Access, ForgetRequest, RetainedSet
 from tests.conftest import make_arrays
 from tests.experiment.cases import Probe, config_for, run, sfu
@@ -177,10 +178,12 @@ def test_any_error_of_a_method_ends_its_own_row_only(tmp_path, feature_file, err
 
 def test_a_stored_summary_reaches_only_methods_that_declare_it(tmp_path, feature_file):
     probes = {
-        access: Probe(lambda request, retained: request.head.data_hessian is not None, access)
-        for access in (Access.FORGET, Access.STORED)
+        access: Probe(lambda request, retained: request.head.kept, access) for access in (Access.FORGET, Access.STORED)
     }
     methods = {access.value: probe for access, probe in probes.items()}
-    run(config_for(feature_file, head__store_curvature=True), tmp_path, methods=methods)
-    assert not probes[Access.FORGET].found
-    assert probes[Access.STORED].found
+    run(config_for(feature_file, head__keep=Keep.full), tmp_path, methods=methods)
+    without, whole = (probes[access].found for access in (Access.FORGET, Access.STORED))
+    assert (whole.data_hessian.shape, whole.mean_D.shape) == ((12, 12), (12,))
+    assert (without.data_hessian, without.mean_D) == (None, None)
+    assert without.bound == whole.bound > 0
+    assert torch.equal(without.shares_C, whole.shares_C)

@@ -8,13 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sfu.errors import ArtifactError, DataError, SingularHessianError
+from sfu.errors import ArtifactError, DataError, SingularHessianError, SolverError
 from sfu.files import file_digest
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
 from sfu.heads.files import load_head
+from sfu.heads.kept import Kept
 from sfu.heads.linear import LinearHead
-from sfu.heads.settings import AdamSettings, LinearSettings, Training
+from sfu.heads.settings import AdamSettings, LinearSettings, SketchKind, Training
+from sfu.heads.sketch import Sketch
 from sfu.heads.train import train_head
 from sfu.losses.base import make_loss
 from sfu.losses.quadratic import Quadratic
@@ -56,16 +58,32 @@ def test_a_singular_gram_matrix_is_refused_and_l2_is_the_remedy():
     assert fit(features, labels, l2=1e-6).n_train == 400
 
 
+def test_features_far_from_the_origin_are_to_be_centred():
+    """More l2 would not help: it is not the features' scatter that is singular, but the scatter beside their mean."""
+    features, labels = tensors()
+    far = features.double() + 1e4
+    for loss, problem, l2 in (("quadratic", SingularHessianError, 1e-3), ("logistic", SolverError, 1e-3)):
+        with pytest.raises(problem, match=r"is 8\.\de\+03 times as large as .* Subtract that mean") as told:
+            fit(far, labels, l2=l2, bias=True, loss=make_loss(loss))
+        assert "head.l2 above 0" not in str(told.value)
+        assert "aise head.l2" not in str(told.value)
+        assert fit(far - far.mean(0), labels, l2=l2, bias=True, loss=make_loss(loss)).n_train == 400
+    with pytest.raises(SingularHessianError, match=r"plus head\.l2=1e-20 .*Raise head\.l2 \(1e-6 is small"):
+        fit(torch.cat([features, features[:, :1]], 1), labels, l2=1e-20)
+    with pytest.raises(SolverError, match=r"Raise head\.l2 \(at 0 .* or scale the features to rows of norm 1"):
+        fit(features, labels, l2=1e-9, loss=make_loss("logistic"), max_iterations=1)
+
+
 @pytest.mark.parametrize("spectrum", [[0.0, 1.0, 2.0], [-1.0, 1.0, 1.0], [1e-18, 1.0, 1.0]])
 def test_solve_refuses_what_is_not_positive_definite(spectrum):
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         basis = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64)).Q
         matrix = basis @ torch.diag(torch.tensor(spectrum).double()) @ basis.T
-        with pytest.raises(SingularHessianError, match="the thing is singular"):
-            solve_positive_definite(matrix, torch.eye(3).double(), "the thing")
+        with pytest.raises(SingularHessianError, match=r"the thing is singular .* Do this"):
+            solve_positive_definite(matrix, torch.eye(3).double(), "the thing", lambda: "Do this.")
         sound = matrix + (1.0 - min(spectrum)) * torch.eye(3).double()
-        solved = solve_positive_definite(sound, torch.eye(3).double(), "the thing")
+        solved = solve_positive_definite(sound, torch.eye(3).double(), "the thing", str)
         torch.testing.assert_close(solved @ sound, torch.eye(3).double(), rtol=1e-9, atol=1e-9)
 
 
@@ -141,7 +159,9 @@ def certified():
     torch.manual_seed(0)
     weights = torch.randn(3, 5).double()
     certificate = Certificate(0.5, weights.clone(), 0.1, True)
-    return LinearHead(weights, weights / 9, 0.01, 77, data_hessian=torch.eye(5).double(), certificate=certificate)
+    sketch = Sketch.encode(torch.eye(5), SketchKind.cholesky)
+    kept = Kept(1.0, torch.tensor([0.2, 0.3, 0.5]).double(), weights[0], sketch, torch.eye(5).double())
+    return LinearHead(weights, weights / 9, 0.01, 77, kept=kept, certificate=certificate)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +190,10 @@ def certified():
         ({"certificate": {"noise_std": 0.0, "residual_bound": 0.1}}, r"certificate\.noise_std=0\.0"),
         ({"certificate": {"noise_std": 1.0, "residual_bound": -0.1}}, r"certificate\.residual_bound=-0\.1"),
         ({"certificate": {"noise_std": 1.0, "residual_bound": None, "seeded": "no"}}, r"certificate\.seeded='no'"),
+        ({"kept": {"bound": -1.0}}, r"kept\.bound=-1\.0"),
+        ({"kept": {"bound": "1"}}, r"kept\.bound='1'"),
+        ({"kept": {"shares": [0.5, 0.2, 1.3]}}, r"kept\.shares\.2=1\.3"),
+        ({"kept": {"shares": [0.5, 0.5]}}, r"class shares are \[2\]"),
         ({"certificate": {"residual_bound": None}}, r"certificate\.noise_std: Field required"),
     ],
     ids=str,
@@ -206,6 +230,9 @@ def test_a_setting_that_is_missing_is_named(tmp_path, certified, key):
         ("data_hessian", lambda t: t * torch.nan, "data_hessian has NaN or infinite values"),
         ("data_hessian", lambda t: t.int(), "data_hessian is int32"),
         ("data_hessian", lambda t: t[:3, :3], r"data_hessian is \[3, 3\]"),
+        ("mean", lambda t: t[:2], r"feature mean is \[2\]"),
+        ("sketch_codes", lambda t: t.float(), r"sketch's codes are torch\.float32"),
+        ("sketch_norms_BK", None, "the sketch has no tensor norms_BK"),
         ("noise", lambda t: t[:2], r"noise is \[2, 5\], but the head's parameters are \[3, 5\]"),
         ("noise", lambda t: t * torch.inf, "noise has NaN or infinite values"),
         ("parameters", None, "it has no tensor parameters"),

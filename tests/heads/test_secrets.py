@@ -17,8 +17,10 @@ from sfu.errors import ArtifactError
 from sfu.files import copy_file
 from sfu.heads.certificate import Certificate
 from sfu.heads.files import load_head
+from sfu.heads.kept import Kept
 from sfu.heads.linear import LinearHead
-from sfu.heads.settings import LinearSettings
+from sfu.heads.settings import Keep, LinearSettings, SketchKind
+from sfu.heads.sketch import Sketch
 from sfu.heads.train import train_head
 from sfu.losses.base import make_loss
 from tests.conftest import make_arrays
@@ -29,7 +31,9 @@ def secretive(seed: int = 0) -> LinearHead:
     weights = torch.randn(3, 5).double()
     certificate = Certificate(2.0, torch.randn(3, 5).double(), 0.25)
     hessian = torch.randn(3, 5, 5).double()
-    return LinearHead(weights, 0.1 * weights, 0.01, 77, False, make_loss("logistic"), hessian, None, certificate)
+    sketch = Sketch.encode(hessian @ hessian.mT, SketchKind.cholesky)
+    kept = Kept(2.5, torch.tensor([0.2, 0.3, 0.5]).double(), weights[0], sketch, hessian)
+    return LinearHead(weights, 0.1 * weights, 0.01, 77, False, make_loss("logistic"), kept, None, certificate)
 
 
 @pytest.fixture
@@ -51,12 +55,15 @@ def test_secrets_are_a_file_of_their_owner_and_come_back(tmp_path):
     assert [mode(path) for path in paths] == [0o666, 0o666, 0o600]
     assert set(load_file(tmp_path / "v1.5.safetensors")) == {"parameters", "gradient"}
     back = load_head(tmp_path / "v1.5")
-    assert torch.equal(back.data_hessian, head.data_hessian)
+    assert torch.equal(back.kept.data_hessian, head.kept.data_hessian)
+    assert torch.equal(back.kept.mean_D, head.kept.mean_D)
+    assert torch.equal(back.kept.sketch.decode(), head.kept.sketch.decode())
+    assert (back.kept.bound, back.kept.shares_C.tolist()) == (head.kept.bound, head.kept.shares_C.tolist())
     assert torch.equal(back.certificate.noise_CE, head.certificate.noise_CE)
     for name in ("safetensors", "json", "secret"):
         copy_file(tmp_path / f"v1.5.{name}", tmp_path / f"copy.{name}")
     assert mode(tmp_path / "copy.secret") == 0o600
-    assert torch.equal(load_head(tmp_path / "copy").data_hessian, head.data_hessian)
+    assert torch.equal(load_head(tmp_path / "copy").kept.data_hessian, head.kept.data_hessian)
 
 
 def test_a_head_without_its_secrets_classifies_and_says_what_it_cannot_do(tmp_path):
@@ -64,7 +71,8 @@ def test_a_head_without_its_secrets_classifies_and_says_what_it_cannot_do(tmp_pa
     head.save(tmp_path / "a")
     (tmp_path / "a.secret").unlink()
     back = load_head(tmp_path / "a").to(torch.device("cpu"), torch.float32)
-    assert back.data_hessian is None
+    assert (back.kept.mean_D, back.kept.sketch, back.kept.data_hessian) == (None, None, None)
+    assert back.kept.bound == 2.5
     assert back.logits(torch.randn(4, 5)).shape == (4, 3)
     for ask in (lambda: back.rows_gradient_CE, lambda: back.objective_of(77.0)):
         with pytest.raises(ArtifactError, match=r"its noise is not here\. .*Put the file of its noise \(\.secret\)"):
@@ -82,7 +90,7 @@ def test_secrets_of_another_head_are_never_taken(tmp_path):
     zero = torch.zeros(3, 5).double()
     LinearHead(zero, zero, 0.01, 77).save(tmp_path / "a")
     assert not (tmp_path / "a.secret").exists()
-    assert load_head(tmp_path / "a").data_hessian is None
+    assert load_head(tmp_path / "a").kept.data_hessian is None
     (tmp_path / "a.secret").write_bytes(b"damaged")
     with pytest.raises(ArtifactError, match="cannot be read"):
         load_head(tmp_path / "a")
@@ -97,7 +105,18 @@ def test_heads_of_0_1_with_their_secrets_inside_are_read(tmp_path):
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"schema": 2}))
     back = load_head(tmp_path / "old")
     assert torch.equal(back.certificate.noise_CE, head.certificate.noise_CE)
-    assert torch.equal(back.data_hessian, head.data_hessian)
+    assert torch.equal(back.kept.data_hessian, head.kept.data_hessian)
+
+
+def test_heads_from_before_there_was_a_bound_are_read(tmp_path):
+    head = secretive()
+    _, settings, _ = head.save(tmp_path / "old")
+    about = json.loads(settings.read_text())
+    del about["kept"]
+    settings.write_text(json.dumps(about | {"schema": 4}))
+    back = load_head(tmp_path / "old")
+    assert (back.kept.bound, back.kept.shares_C) == (None, None)
+    assert torch.equal(back.kept.data_hessian, head.kept.data_hessian)
 
 
 def test_two_heads_give_back_a_row_roughly():
@@ -130,16 +149,16 @@ def test_two_stored_summaries_give_back_the_row_that_tells_them_apart(tmp_path):
     kept = torch.arange(len(labels)) != forgotten
     heads = []
     for name, rows in (("original", kept | True), ("retrained", kept)):
-        config = LinearSettings(l2=1e-2, store_curvature=True)
+        config = LinearSettings(l2=1e-2, keep=Keep.full)
         where = {"device": torch.device("cpu"), "dtype": torch.float64}
         head = train_head(features[rows], labels[rows], 4, config, make_loss("quadratic"), seed=0, **where)
         head.save(tmp_path / name)
         heads.append(load_head(tmp_path / name))
-    total = [head.n_train * head.data_hessian for head in heads]
+    total = [head.n_train * head.kept.data_hessian for head in heads]
     row = torch.linalg.eigh(total[0] - total[1]).eigenvectors[:, -1]
     found = cosine_similarity(row, features[forgotten].double(), dim=0)
     assert abs(float(found)) == pytest.approx(1.0, abs=1e-9)
     for path in tmp_path.glob("*.secret"):
         assert mode(path) == 0o600
         path.unlink()
-    assert all(load_head(tmp_path / name).data_hessian is None for name in ("original", "retrained"))
+    assert all(load_head(tmp_path / name).kept.data_hessian is None for name in ("original", "retrained"))

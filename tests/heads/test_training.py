@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from sfu.errors import ConfigError, DataError, SolverError
 from sfu.heads.files import load_head
-from sfu.heads.settings import LinearSettings
+from sfu.heads.settings import Keep, LinearSettings
 from sfu.heads.train import train_head
 from sfu.losses import rows as rows_module
 from sfu.losses.huber_hinge import HuberHinge
@@ -151,10 +151,10 @@ def test_what_cannot_be_reached_is_said_with_its_remedy():
 
 def test_a_curvature_too_large_to_keep_is_refused_before_training():
     features, labels = torch.randn(40, 300), torch.arange(40) % 10
-    with pytest.raises(ConfigError, match=r"store_curvature=true does not fit this head: C\*E = 3000 is above 2048"):
-        fit(Softmax(), features, labels, store_curvature=True)
-    kept = fit(Logistic(), features, labels, store_curvature=True)
-    assert kept.data_hessian.shape == (10, 300, 300)
+    with pytest.raises(ConfigError, match=r"head\.keep=full does not fit this head: C\*E = 3000 is above 2048"):
+        fit(Softmax(), features, labels, keep=Keep.full)
+    kept = fit(Logistic(), features, labels, keep=Keep.full)
+    assert kept.kept.data_hessian.shape == (10, 300, 300)
 
 
 @every_loss
@@ -187,7 +187,7 @@ def test_a_head_of_the_first_schema_is_still_read(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(about))
     head = load_head(tmp_path / "a")
     assert head.loss == Quadratic(target_scale=4.0)
-    assert torch.equal(head.data_hessian, torch.eye(3).double())
+    assert torch.equal(head.kept.data_hessian, torch.eye(3).double())
 
 
 @every_loss
@@ -196,11 +196,11 @@ def test_a_saved_head_keeps_its_loss_weights_and_curvature(loss, tmp_path):
 
     features, labels = digits()
     weighted = replace(loss, class_weights=(1.0, 2.0))
-    head = fit(weighted, features[:, :8], (labels >= 5).long(), store_curvature=True)
+    head = fit(weighted, features[:, :8], (labels >= 5).long(), keep=Keep.full)
     head.save(tmp_path / "head")
     back = load_head(tmp_path / "head")
     assert (back.loss, back.weight) == (weighted, head.weight)
-    assert torch.equal(back.data_hessian, head.data_hessian)
+    assert torch.equal(back.kept.data_hessian, head.kept.data_hessian)
 
 
 @pytest.mark.parametrize(

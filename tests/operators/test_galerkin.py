@@ -84,7 +84,7 @@ def test_refined_scores_are_those_of_dense_solves(loss, bias, rho):
             break
     for k, (inverse, right, share) in enumerate(zip(inverses, case.rights, case.shares(), strict=True)):
         solution = case.solved(share, right, rho)
-        along, curved = inverse.scores(right, [rho], case.operators[k])
+        along, curved, _ = inverse.scores(right, [rho], case.operators[k])
         assert float(along) == pytest.approx(float(solution @ right.flatten()), rel=1e-5)
         assert float(curved) == pytest.approx(float(solution @ case.dense[k] @ solution), rel=5e-3)
     assert not refine(inverses, case.rights, rho)
@@ -119,7 +119,7 @@ def test_operators_that_score_need_not_be_among_those_that_are_inverted():
     views = [case.operators[k].combine([case.operators[k - 1]], [0.5, 0.5]) for k in range(3)]
     inverses, _ = case.share(views)
     right, basis = case.rights[0], inverses[0].subspace.basis_MCE.flatten(1)
-    along, curved = inverses[0].scores(right, [0.1], views[0])
+    along, curved, _ = inverses[0].scores(right, [0.1], views[0])
     matrix = basis @ (case.sum(case.shares()[0]) + 0.1 * torch.diag(case.mask.repeat(CLASSES))) @ basis.T
     solution = basis.T @ torch.linalg.solve(matrix, basis @ right.flatten())
     assert float(along) == pytest.approx(float(solution @ right.flatten()), rel=1e-9)

@@ -338,7 +338,7 @@ def test_secrets_of_heads_and_who_asked_to_be_forgotten_stay_in_the_folder(
 ) -> None:
     """By default no head is uploaded; with logger.heads=true those without noise and Hessian are."""
     settings = (
-        "loss=logistic", "head.l2=1e-2", "head.objective_noise=1", "head.store_curvature=true", "logger.mode=offline",
+        "loss=logistic", "head.l2=1e-2", "head.objective_noise=1", "head.keep=full", "logger.mode=offline",
         "methods=[original,retrained]", "dataset.normalize_rows=true",
     )  # fmt: skip
     kept = {}

@@ -13,7 +13,7 @@ from sfu.curvature.estimators.psd_fit import CLOSED_FORM
 from sfu.curvature.sampling import sampling_ratio
 from sfu.curvature.settings import Measurement, Regularization, curvature_settings
 from sfu.errors import ConfigError, DataError
-from sfu.heads.settings import LinearSettings
+from sfu.heads.settings import Keep, LinearSettings
 from sfu.heads.train import train_head
 from sfu.losses.huber_hinge import HuberHinge
 from sfu.losses.logistic import Logistic
@@ -95,7 +95,7 @@ def test_a_forgotten_fifth_weighs_as_its_weights_say(loss, bias):
 
 @every_loss
 def test_stored_curvature_is_the_exact_step(loss):
-    request, retained, _ = situation(loss, store_curvature=True, bias=True, weighted=True)
+    request, retained, _ = situation(loss, keep=Keep.full, bias=True, weighted=True)
     stored = curvature_settings(estimator="stored", regularization=Regularization.none)
     one, other = (
         Newton(c).unlearn(request, CONTEXT, r).head for c, r in ((RETAINED_CURVATURE, retained), (stored, None))
@@ -138,7 +138,7 @@ def test_the_fit_to_gradients_is_the_closed_form(loss, bias):
 @every_loss
 @pytest.mark.parametrize("structure", [Structure.products, Structure.blocks], ids=lambda s: s.value)
 def test_stored_curvature_is_held_as_it_was_stored(loss, structure):
-    request, _, _ = situation(loss, store_curvature=True)
+    request, _, _ = situation(loss, keep=Keep.full)
     stored = curvature_settings(estimator="stored", regularization=Regularization.none)
     plain, asked = (
         Newton(config).unlearn(request, CONTEXT)

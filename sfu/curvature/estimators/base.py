@@ -57,16 +57,6 @@ class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind=
         """
         return True
 
-    @property
-    def weights(self) -> tuple[float | None, ...]:
-        """Settings among which cross-validation may choose besides rho and c; one, unless overridden."""
-        return (None,)
-
-    @property
-    def default_weight(self) -> float | None:
-        """The one of :attr:`weights` to use if there are too few rows to cross-validate."""
-        return self.weights[0]
-
     def is_forget_hessian(self, request: ForgetRequest) -> bool:
         """Whether the estimate is the Hessian of the rows of ``request`` and nothing else.
 
@@ -104,10 +94,8 @@ class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind=
         """Return the observation of the union of disjoint sets of examples."""
 
     @abstractmethod
-    def estimate(
-        self, observation: Observation, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
-        """Return the Hessian for one of :attr:`weights`; uses only the head and the counts of ``request``.
+    def estimate(self, observation: Observation, request: ForgetRequest) -> CurvatureEstimate:
+        """Return the Hessian; uses only the head and the counts of ``request``.
 
         Raises:
             DataError: There are too few rows.
@@ -127,9 +115,7 @@ class HessianEstimator(CurvatureEstimator[SettingsT, HessianObservation]):
     def merge(self, observations: Sequence[HessianObservation]) -> HessianObservation:
         return merge_hessians(observations)
 
-    def estimate(
-        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
+    def estimate(self, observation: HessianObservation, request: ForgetRequest) -> CurvatureEstimate:
         return CurvatureEstimate(observation.operator)
 
 

@@ -75,9 +75,7 @@ class DiagonalFit(CurvatureEstimator[DiagonalSettings, LossChanges], name="diago
         targets = torch.stack([part.target_P * (part.weight / weight) for part in observations])
         return LossChanges(observations[0].squares_PG, targets.sum(0), weight)
 
-    def estimate(
-        self, observation: LossChanges, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
+    def estimate(self, observation: LossChanges, request: ForgetRequest) -> CurvatureEstimate:
         head = request.head
         group_CE, n_groups = groups_of(head, len(observation.target_P), self._numbers)
         values_G, status = fit_diagonal(

@@ -11,7 +11,9 @@ from sfu.curvature.estimators.base import CurvatureEstimate, HessianEstimator, S
 from sfu.curvature.observations import HessianObservation
 from sfu.curvature.settings import ClosedFormSettings, ExactSettings, HutchinsonSettings, StoredSettings
 from sfu.errors import ConfigError
+from sfu.heads.base import Head
 from sfu.lazy import torch
+from sfu.losses.base import Layout
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator, with_ridge
 from sfu.operators.diagonal import DiagonalOperator
@@ -69,17 +71,16 @@ class HutchinsonDiagonal(RetainedRowsEstimator[HutchinsonSettings], name="hutchi
         floor_CE = head.objective().ridge_E.expand_as(total_CE)  # no diagonal of a convex loss is below it
         return HessianObservation(DiagonalOperator(torch.maximum(total_CE, floor_CE), head.regularized_E), rows.weight)
 
-    def estimate(
-        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
+    def estimate(self, observation: HessianObservation, request: ForgetRequest) -> CurvatureEstimate:
         return CurvatureEstimate(observation.operator, {"probes": self.settings.probes})
 
 
 class StoredHessian(HessianEstimator[StoredSettings], name="stored"):
-    r"""The retained Hessian from a summary saved with the head at training time: numbers, no examples.
+    r"""The retained Hessian from what the head keeps of its training rows (``head.keep``): numbers, no examples.
 
     With H the training data's Hessian at the head and H_f the forget set's, the retained one is
-    :math:`(V H - V_f H_f) / V_r`, without error. The step is that of Unlearned(+).
+    :math:`(V H - V_f H_f) / V_r`. With ``head.keep=full`` it is without error, and the step is that of Unlearned(+).
+    With ``head.keep=sketch``, negative eigenvalues of its data term become 0.
     """
 
     access = Access.STORED
@@ -90,16 +91,30 @@ class StoredHessian(HessianEstimator[StoredSettings], name="stored"):
         own = StoredHessian(replace(self.settings, structure=Structure.auto))
         return super(StoredHessian, own).plan(request, count)
 
-    def estimate(
-        self, observation: HessianObservation, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
-        head = request.head
-        if head.data_hessian is None:
-            raise ConfigError(
-                "curvature.estimator=stored, but this head carries no curvature. Train it with "
-                "head.store_curvature=true."
-            )
-        whole = with_ridge(head.data_hessian, head.objective(), head.n_classes)
+    def estimate(self, observation: HessianObservation, request: ForgetRequest) -> CurvatureEstimate:
+        head, kept = request.head, request.head.kept
+        stored = kept.hessian(head.layout)
+        if stored is None:
+            raise ConfigError(f"curvature.estimator=stored, but this head {_without_curvature(head)}")
+        stored = stored.to(head.parameters_CE)
+        whole = with_ridge(stored, head.objective(), head.n_classes)
         left = head.total_weight - observation.weight
         shares = [head.total_weight / left, -observation.weight / left]
-        return CurvatureEstimate(whole.combine([observation.operator], shares))
+        operator = whole.combine([observation.operator], shares)
+        if kept.data_hessian is None:  # rounding of a sketch may leave less than nothing
+            operator = operator.raised(head.objective().ridge_E)
+        return CurvatureEstimate(operator)
+
+
+def _without_curvature(head: Head) -> str:
+    if head.forgotten.requests and head.layout is not Layout.shared:
+        return (
+            f"has served a request, and under loss={head.loss.name} the curvature that was kept with it belongs to the "
+            "parameters before. Choose another estimator."
+        )
+    if head.kept.bound is not None:
+        return (
+            "only keeps an upper bound of its curvature. Train it with head.keep=sketch or head.keep=full, or choose "
+            "another estimator."
+        )
+    return "carries no curvature. Train it with head.keep=sketch or head.keep=full."

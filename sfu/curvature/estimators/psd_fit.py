@@ -138,9 +138,7 @@ class PsdFit(CurvatureEstimator[PsdFitSettings, Observation], name="psd_fit"):
             return merge_hessians(hessians)
         return Observations.merge([part for part in observations if isinstance(part, Observations)])
 
-    def estimate(
-        self, observation: Observation, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
+    def estimate(self, observation: Observation, request: ForgetRequest) -> CurvatureEstimate:
         head = request.head
         if isinstance(observation, Deferred):
             return self._in_a_subspace(observation)

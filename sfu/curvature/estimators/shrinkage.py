@@ -60,9 +60,7 @@ class Shrinkage(CurvatureEstimator[CurvatureSettings, CurvedRows]):
             sum(part.weight for part in observations),
         )
 
-    def estimate(
-        self, observation: CurvedRows, request: ForgetRequest, weight: float | None = None
-    ) -> CurvatureEstimate:
+    def estimate(self, observation: CurvedRows, request: ForgetRequest) -> CurvatureEstimate:
         head = request.head
         if observation.design_FE.shape[0] < 2:
             raise DataError("Shrinkage needs at least two rows. Use curvature.estimator=closed_form for one.")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfu.data.augmentations import Augmentation
+from sfu.data.augmentations import Augmentation, Mixture
 from sfu.data.images.decode import ImageError, decode_image
 from sfu.data.images.files import file_digests
 from sfu.errors import DataError
@@ -137,29 +137,62 @@ class FileImages(Images):
 
 
 class AugmentedImages(Images):
-    """Images changed by one augmentation, which depends only on the image and, if it is random, on its number."""
+    """Images changed by one augmentation. A random one depends on the number of the draw and of the image alone."""
 
-    def __init__(self, images: Images, name: str) -> None:
-        """Wrap ``images``; ``name`` is that of an :class:`Augmentation`."""
-        self._images, self._name = images, name
+    def __init__(self, images: Images, name: str, draw: int = 1) -> None:
+        """Wrap ``images``; ``name`` is that of an :class:`Augmentation`, and ``draw`` tells several copies apart.
+
+        Raises:
+            DataError: The augmentation mixes two images, and there is only one.
+        """
+        self._images, self._name, self._draw = images, name, draw
+        self._change = Augmentation.named(name)()
+        if isinstance(self._change, Mixture) and len(images) < 2:
+            raise DataError(
+                f"curvature.augment={name} mixes each image to forget with another one, but there is only one. Leave "
+                f"{name} out."
+            )
+
+    @property
+    def title(self) -> str:
+        """The name, and from the second draw on its number."""
+        return self._name if self._draw == 1 else f"{self._name} {self._draw}"
 
     def __len__(self) -> int:
         return len(self._images)
 
+    def partner(self, index: int) -> int | None:
+        """Return the number of the image that one is mixed with; ``None`` if the augmentation mixes none."""
+        if not isinstance(self._change, Mixture):
+            return None
+        further = 1 + int(torch.randint(len(self) - 1, (), generator=self._generator(index, "partner")))
+        return (index + further) % len(self)
+
+    def _generator(self, *what: object) -> torch.Generator:
+        return torch.Generator().manual_seed(zlib.crc32(" ".join(map(str, (self.title, *what))).encode()))
+
     def decode(self, index: int) -> Tensor:
-        image = self._images.decode(index).contiguous()
-        seed = zlib.crc32(f"{self._name} {index}".encode())
-        return Augmentation.named(self._name)()(image, torch.Generator().manual_seed(seed))
+        image, generator = self._images.decode(index).contiguous(), self._generator(index)
+        if not isinstance(self._change, Mixture):
+            return self._change(image, generator)
+        partner = self.partner(index)
+        assert partner is not None
+        other = self._images.decode(partner).contiguous()
+        if other.shape != image.shape:
+            from torchvision.transforms import v2
+
+            other = v2.functional.resize(other, list(image.shape[-2:]), antialias=True)
+        return self._change.mix(image, other, generator)
 
     def name(self, index: int) -> str:
-        return f"{self._images.name(index)} ({self._name})"
+        return f"{self._images.name(index)} ({self.title})"
 
     def take(self, rows: Sequence[int] | Tensor) -> AugmentedImages:
         """Return some of them; a random augmentation depends on the new numbers."""
-        return AugmentedImages(self._images.take(rows), self._name)
+        return AugmentedImages(self._images.take(rows), self._name, self._draw)
 
     def fingerprint(self, reading: Callable[[int], None] | None = None) -> str:
-        return hashlib.sha256(f"{self._name} {self._images.fingerprint(reading)}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.title} {self._images.fingerprint(reading)}".encode()).hexdigest()
 
     def digests(self) -> list[bytes]:
         """Return those of the images that are changed."""

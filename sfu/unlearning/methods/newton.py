@@ -13,32 +13,29 @@ of rho and c are ours. Shapes: C classes, E = D (+ 1 with bias).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from sfu.curvature.cross_validation import (
-    StepChoice,
-    Validation,
-    choose_step,
-    cross_validate,
-    noise_factor,
-    predict_gain,
-)
-from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator, make_estimator
-from sfu.curvature.sampling import sampling_ratio
+from sfu.curvature.caution import Assessment, assess
+from sfu.curvature.cross_validation import Validation, cross_validate, observe_once
+from sfu.curvature.estimators.base import CurvatureEstimator, make_estimator
 from sfu.curvature.settings import CurvatureSettings, Regularization, StoredSettings
+from sfu.curvature.source_fit import Caution, StepChoice, choose_step, expected_gain, noise_factor, pooled_weights
+from sfu.curvature.unlabelled import check_unlabelled, read_unlabelled
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
+from sfu.heads.settings import Keep
 from sfu.lazy import torch
-from sfu.operators.base import DampedInverse
+from sfu.operators.base import CurvatureOperator, DampedInverse
 from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, setting
 from sfu.unlearning.base import UnlearningMethod, UnlearningResult
 from sfu.unlearning.batches import check_batches, sequence_note, unlearn_in_batches
-from sfu.unlearning.decision import Decision, check_sample, decide, is_unlike
+from sfu.unlearning.decision import Decision, decide, withheld
 from sfu.unlearning.further_steps import StepResult, steps_along_path, steps_on_retained
 from sfu.unlearning.settings import RunSettings
 
@@ -46,17 +43,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FOLDS = 5
-_FEW = 20
-"""Below so many rows cross-validation is unreliable (measured: distances up to 680), and sfu damps by the mean
-eigenvalue instead. On rows of about equal norm (digits, normalised features) no such step, of 100 at each of 1 to 19
-rows, ended further from Retrained than doing nothing; on rows whose norms differ tenfold, many did."""
 
 
 class Candidate(NamedTuple):
     """A way to take the step; ``inverse`` is ``None`` if the operator's own solve will do."""
 
     choice: StepChoice
-    estimate: CurvatureEstimate
+    operator: CurvatureOperator
     inverse: DampedInverse | None
 
 
@@ -73,6 +66,7 @@ class Newton(UnlearningMethod, name="newton"):
     def __post_init__(self) -> None:
         """Check the settings and make the estimator."""
         object.__setattr__(self, "estimator", make_estimator(self.curvature))
+        check_unlabelled(self.curvature.files())
         check_fields(self, "newton")
 
     @property
@@ -90,10 +84,10 @@ class Newton(UnlearningMethod, name="newton"):
     @classmethod
     def from_config(cls, run: RunSettings, curvature: Any, settings: dict[str, Any]) -> Self:
         """Take the row's curvature and the run's ``newton`` settings."""
-        if isinstance(curvature, StoredSettings) and not run.head.store_curvature:
+        if isinstance(curvature, StoredSettings) and run.head.keep is Keep.bound:
             raise ConfigError(
-                "curvature.estimator=stored needs head.store_curvature=true when the head is trained. Set both, or "
-                "choose another estimator."
+                "curvature.estimator=stored needs head.keep=sketch or head.keep=full when the head is trained: a bound "
+                "alone is no Hessian. Set both, or choose another estimator."
             )
         check_structure(run.loss.layout, curvature.structure)
         return super().from_config(run, curvature, {"curvature": curvature, **vars(run.newton), **settings})
@@ -101,30 +95,32 @@ class Newton(UnlearningMethod, name="newton"):
     def check(self, n_forget: int) -> None:
         check_batches(self.batches, n_forget)
         smallest = n_forget // self.batches
-        if self._n_folds(smallest) > smallest:
+        if not self.curvature.unlabelled and self._n_folds(smallest) > smallest:
             raise ConfigError(
                 f"curvature.folds={self.curvature.folds} but there are only {smallest} rows to forget. Leave "
                 "curvature.folds out, or give at most that many."
             )
         if self.estimator.access is Access.STORED and self.batches > 1:
             raise ConfigError(
-                "curvature.estimator=stored does not work with newton.batches above 1: the stored curvature is that of "
-                "the trained head, and is gone after the first batch. Use one batch."
+                "curvature.estimator=stored does not work with newton.batches above 1: what the head keeps may only "
+                "fit the parameters before the first batch. Use one batch."
             )
 
-    def _n_folds(self, n_forget: int) -> int:
+    def _n_folds(self, n_forget: int, n_unlabelled: int = 0) -> int:
         if not self.estimator.needs_validation:
             return 0
         if self.curvature.folds is None:
-            return _FOLDS if n_forget >= _FEW else 0
+            return _FOLDS if max(n_forget, n_unlabelled) >= _FOLDS else 0
         return self.curvature.folds
 
     def unlearn(self, request: ForgetRequest, context: MethodContext, retained: Retained = None) -> UnlearningResult:
         """Estimate, choose, decide and step, batch by batch if there are several.
 
-        The step is skipped, and the head returned untouched and without noise, if the forget set is unlike a random
-        sample of the training data, the step is predicted to be no better than nothing, or the solver failed.
-        ``curvature.force`` applies it all the same.
+        The less the forget set is like a random sample of the training data, the more cautious is the step, up to one
+        that can do no harm (:mod:`sfu.curvature.caution`). It is skipped, and the head returned untouched and without
+        noise, if the forget set is no random sample and nothing is known that bounds the step, if noise or a fixed
+        damping make it no better than nothing, or if the solver failed. ``curvature.force`` takes the forget set for a
+        random sample and applies the step in any case.
 
         Raises:
             SingularHessianError: The estimate cannot be inverted.
@@ -143,18 +139,20 @@ class Newton(UnlearningMethod, name="newton"):
     def _unlearn_at_once(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
         from sfu.curvature.span import reduce_request  # imports PyTorch
 
-        given, request = request.head, request.in_float64()
-        reduction = reduce_request(request) if self.estimator.is_forget_hessian(request) else None
-        whole, request = request, request if reduction is None else reduction.request
-        ratio = sampling_ratio(request) if self.estimator.needs_validation else None
-        hopeless = check_sample(ratio, self.curvature.force)
-        if hopeless is not None:
-            return hopeless.skipped(given, {"sampling_ratio": ratio})
-        validation = self._estimate(request, context, retained)
-        chosen = self._choose(validation, request, context)
+        given, whole = request.head, self._with_unlabelled(request.in_float64(), context)
+        assessment = None
+        if self.estimator.needs_validation:
+            assess_once = partial(assess, whole, force=self.curvature.force)
+            assessment = self._cached("assessment", context, assess_once)
+            if (refused := withheld(assessment, self.curvature.force)) is not None:
+                return refused.skipped(given, {"sampling_ratio": assessment.ratio})
+        reduction = reduce_request(whole) if self.estimator.is_forget_hessian(whole) else None
+        request = whole if reduction is None else reduction.request
+        validation = self._estimate(request, context, retained, assessment)
+        chosen = self._choose(validation, request, assessment)
         first = self._first_step(chosen, request)
-        decision = self._decide(ratio, validation, chosen, first, request)
-        details = self._details(ratio, chosen, first, request)
+        decision = self._decide(assessment, validation, chosen, first, request)
+        details = self._details(assessment, validation, chosen, first, request)
         if reduction is not None:
             details["reduced_features"] = request.head.n_features
         if decision.objections:
@@ -171,14 +169,26 @@ class Newton(UnlearningMethod, name="newton"):
             note="; ".join(decision.remarks) or None,
         )
 
-    def _estimate(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> Validation:
+    def _with_unlabelled(self, request: ForgetRequest, context: MethodContext) -> ForgetRequest:
+        files = self.curvature.files()
+        if not files or not self.estimator.needs_validation:
+            return request
+        read = partial(read_unlabelled, files, request.head.n_features, normalize_rows=context.normalize_rows)
+        return replace(request, unlabelled=(*request.unlabelled, *self._cached("unlabelled", context, read)))
+
+    def _estimate(
+        self, request: ForgetRequest, context: MethodContext, retained: Retained, assessment: Assessment | None
+    ) -> Validation:
         """Observe the forget set, fold by fold if there are enough rows."""
-        estimator, n_folds = self.estimator, self._n_folds(request.n_forget)
+        estimator = self.estimator
+        n_unlabelled = sum(len(rows_UD) for rows_UD in request.unlabelled)
+        n_folds = self._n_folds(request.n_forget, n_unlabelled)
         if n_folds > 0:
-            return self._cached("folds", context, lambda: cross_validate(estimator, request, context, n_folds))
-        rows = request.for_curvature() if estimator.needs_validation else request
-        observation = self._cached("observation", context, lambda: estimator.observe(rows, context, retained))
-        return Validation(observation, [], 0)
+            trust = 0.0 if assessment is None else assessment.trust
+            trust = 1.0 if n_unlabelled and request.n_forget < n_folds else trust
+            return self._cached("folds", context, lambda: cross_validate(estimator, request, context, n_folds, trust))
+        observe = partial(estimator.observe, request, context, retained)
+        return self._cached("observation", context, lambda: observe_once(estimator, request, observe()))
 
     def _cached(self, what: str, context: MethodContext, make: Callable[[], Any]) -> Any:
         """Return ``make()``, cached for all settings tried on one request that differ only in the regularisation."""
@@ -187,85 +197,95 @@ class Newton(UnlearningMethod, name="newton"):
         estimated_from = replace(self.curvature, regularization=Regularization.none, rho=0.0, force=False)
         return context.remember(f"newton {what} {estimated_from}", make)
 
-    def _choose(self, validation: Validation, request: ForgetRequest, context: MethodContext) -> Candidate:
-        """Choose the estimator's weight, rho and c of the largest predicted gain."""
-        estimator, folds = self.estimator, validation.folds
-        noise = noise_factor(len(folds[0]), request.n_forget / request.head.n_train) if folds else 1.0
-        needs_inverse = estimator.needs_validation or self.curvature.regularization not in (
-            Regularization.none, Regularization.fixed,
-        )  # fmt: skip
-        candidates = []
-        for index, weight in enumerate(estimator.weights if folds else (estimator.default_weight,)):
-            make = partial(estimator.estimate, validation.observation, request, weight)
-            estimate = self._cached(f"estimate {weight}", context, make)
-            inverse = estimate.operator.damped() if needs_inverse else None
-            choice = self._damping(inverse, folds[index] if folds else [], noise, self._floor(request.head))
-            candidates.append(Candidate(choice, estimate, inverse))
-        return max(candidates, key=lambda candidate: candidate.choice.gain)
+    def _choose(self, validation: Validation, request: ForgetRequest, assessment: Assessment | None) -> Candidate:
+        """Choose the weights of the sources, rho and c."""
+        folds, head, rule = validation.folds, request.head, self.curvature.regularization
+        caution = Caution() if assessment is None else assessment.caution
+        noise = noise_factor(len(folds), request.n_forget / head.n_train) if folds else 1.0
+        if rule is Regularization.cross_validated and folds:
+            choice = choose_step(validation, noise, caution, head.l2)
+            return Candidate(
+                choice, validation.sources.mixed(choice.weights), validation.sources.damped(choice.weights)
+            )
+        weights = pooled_weights(validation.sources)
+        operator = validation.sources.mixed(weights)
+        needs_inverse = self.estimator.needs_validation or rule not in (Regularization.none, Regularization.fixed)
+        inverse = operator.damped() if needs_inverse else None
+        rho = self.curvature.rho if rule is Regularization.fixed else 0.0
+        if rule is Regularization.mean_eigenvalue and inverse is not None:
+            rho = inverse.mean_eigenvalue
+        if rule is Regularization.cross_validated:  # too few rows for folds
+            return Candidate(StepChoice(math.inf, 1 / (caution.bound + head.l2), 0.0, weights), operator, inverse)
+        choice = StepChoice(rho, 1.0, 0.0, weights)
+        if folds:
+            choice = replace(choice, gain=expected_gain(folds, choice, noise, floor=self._floor(head)))
+        return Candidate(choice, operator, inverse)
 
     def _floor(self, head: Head) -> float:
         return head.l2 if self.curvature.regularization is Regularization.none else 0.0
 
-    def _damping(self, inverse: DampedInverse | None, folds: list[Any], noise: float, floor: float) -> StepChoice:
-        rule = self.curvature.regularization
-        if rule is Regularization.cross_validated and folds:
-            return choose_step(folds, noise)
-        rho = self.curvature.rho if rule is Regularization.fixed else 0.0
-        if inverse is not None and rule in (Regularization.mean_eigenvalue, Regularization.cross_validated):
-            rho = inverse.mean_eigenvalue  # cross_validated: too few rows for folds
-        return predict_gain(folds, rho, noise, floor=floor) if folds else StepChoice(rho, 1.0, 0.0)
-
     def _first_step(self, chosen: Candidate, request: ForgetRequest) -> StepResult:
         head, gradient_CE = request.head, request.newton_gradient()
         length = chosen.choice.scale * request.step_ratio
+        if chosen.choice.is_safe:
+            return StepResult(head.parameters_CE + length * gradient_CE, {"solver": "bound"})
         if chosen.inverse is not None:
             step_CE = chosen.inverse.solve(gradient_CE, chosen.choice.rho, floor=self._floor(head))
             return StepResult(head.parameters_CE + length * step_CE, chosen.inverse.account())
-        solution = chosen.estimate.operator.solve(gradient_CE, chosen.choice.rho)
+        solution = chosen.operator.solve(gradient_CE, chosen.choice.rho)
         return StepResult.solved(head.parameters_CE + length * solution.value_CE, solution)
 
     def _decide(
-        self, ratio: float | None, validation: Validation, chosen: Candidate, first: StepResult, request: ForgetRequest
-    ) -> Decision:
+        self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
+        request: ForgetRequest,
+    ) -> Decision:  # fmt: skip
         """Predict the gain, and decide from it whether to apply the step."""
         gain, remarks = None, []
-        if validation.folds and not is_unlike(ratio):
+        if validation.folds and (assessment is None or assessment.predictable):
             # the trace is the expected squared distance that noise adds
-            noise_cost = self.noise_sigma**2 * chosen.estimate.operator.trace()
+            noise_cost = self.noise_sigma**2 * chosen.operator.trace()
             gain = chosen.choice.gain * request.step_ratio**2 - noise_cost
-        cross_validated = self.curvature.regularization is Regularization.cross_validated
-        if cross_validated and self.estimator.needs_validation and not validation.folds:
-            few = f"{request.n_forget} rows are too few to cross-validate"
-            remarks.append(f"{few}: damped by the mean eigenvalue instead")
-        remarks += [note for note in (chosen.estimate.note, first.note) if note]
+        if (note := validation.estimate.note) is not None:
+            remarks.append(note)
+        if first.note is not None:
+            remarks.append(first.note)
         if validation.failed_fits:
-            fits = f"{validation.failed_fits} of the fits to {len(validation.folds[0])} folds"
+            fits = f"{validation.failed_fits} of the fits to {len(validation.folds)} folds"
             remarks.append(f"{fits} did not converge, so the choice may be off")
-        return decide(ratio, gain, first, remarks, self.curvature.force)
+        return decide(assessment, gain, first, remarks, self.curvature.force)
 
     def _details(
-        self, ratio: float | None, chosen: Candidate, first: StepResult, request: ForgetRequest
-    ) -> dict[str, Any]:
-        choice, estimate = chosen.choice, chosen.estimate
+        self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
+        request: ForgetRequest,
+    ) -> dict[str, Any]:  # fmt: skip
+        choice, estimate = chosen.choice, validation.estimate
         details = {
-            "rho": choice.rho, "step_scale": choice.scale, "damped": choice.rho > 0,
+            "rho": None if choice.is_safe else choice.rho, "step_scale": choice.scale, "damped": choice.rho > 0,
             "structure": estimate.operator.structure, **estimate.details, **first.details,
         }  # fmt: skip
+        if len(choice.weights) > 1:
+            names = validation.sources.operators
+            details |= {f"weight_{name}": weight for name, weight in zip(names, choice.weights, strict=True)}
         plan = self.estimator.plan(request, max(1, request.n_forget // max(1, self._n_folds(request.n_forget))))
         if plan.structure.value == estimate.operator.structure:
             details["structure_reason"] = plan.reason
-        return details | ({"sampling_ratio": ratio} if self.estimator.needs_validation else {})
+        if assessment is not None:
+            details |= {
+                "sampling_ratio": assessment.ratio, "unseen_share": assessment.caution.share,
+                "effective_rows": assessment.evidence.effective_rows,
+            }  # fmt: skip
+        return details
 
     def _step(
         self, first: StepResult, chosen: Candidate, request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> StepResult:
         """Take further steps, if the curvature changes at all."""
         further = self.steps - 1
-        if further > 0 and request.head.loss.constants.curvature_lipschitz > 0:
+        if further > 0 and not chosen.choice.is_safe and request.head.loss.constants.curvature_lipschitz > 0:
             if retained is not None:
                 rho = chosen.choice.rho
                 return steps_on_retained(first, further, self.estimator, request, context, retained, rho)
-            floor, operator = self._floor(request.head), chosen.estimate.operator
+            floor, operator = self._floor(request.head), chosen.operator
             return steps_along_path(first, further, operator, request, chosen.choice, floor)
         return first
 

@@ -83,6 +83,9 @@ def test_exact_training_is_the_dense_solution(layers):
     torch.testing.assert_close(head.gradient_CE[0], measured, rtol=1e-3, atol=1e-12)
     assert seen
     assert seen[-1][1] == 3000
+    largest = float(torch.linalg.eigvalsh(case.hessian(torch.arange(N)))[-1]) - 1e-2
+    assert largest <= head.kept.bound <= 1.5 * largest
+    assert head.kept.shares_C.tolist() == (case.labels.bincount().double() / N).tolist()
 
 
 def test_any_convex_loss_can_be_trained_exactly():

@@ -1,0 +1,179 @@
+r"""Decide from the evidence how cautious a step must be, before anything is estimated.
+
+The forget set's curvature can stand for the retained data's if it is a random sample. Where it is not, the step still
+cannot do harm if it is short enough: with the gradient of the training objective known and :math:`M \ge H_r / 2`, the
+step :math:`M^{-1} (g_f - \frac{V}{V_f} g)` brings a quadratic head nearer to Retrained, whatever the forget set. Since
+:math:`V_r S_r \le V S`, half the largest eigenvalue of the training rows' curvature, times V / V_r, is such a bound.
+
+Significance is not harm: a large set shows a shift that is too small to matter, and a small one hides a shift that does
+not. So the *size* of a shift decides how much of the curvature is taken to be unseen, delta
+(:class:`sfu.curvature.source_fit.Caution`), and nothing jumps at a threshold. Few rows leave much unseen, too. With
+unlabelled rows like the training rows there is a better answer: they show the curvature. How far they take the place of
+the forget rows is decided by significance, because both show the same if the forget set is a random sample.
+
+Shapes: F forget rows, D features, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sfu.curvature.evidence import Evidence, examine
+from sfu.curvature.source_fit import Caution
+from sfu.data.settings import RANDOM
+from sfu.lazy import torch
+from sfu.operators.structure import Structure
+from sfu.request import ForgetRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_UNSEEN = {"gradient": 3.0, "classes": 2.0, "mean": 1.0}
+"""Share of the curvature taken to be unseen for a shift of size 1; chosen on 2,124 requests, see docs/limits.md."""
+_FEW = 60.0
+"""At N_f rows, this over their square is unseen."""
+_FEW_UNLABELLED = 25.0
+"""So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
+_SURE = (0.05, 1e-3)
+"""Between these p-values, unlabelled rows take the place of the forget rows."""
+_MISTAKEN = 0.15
+"""Shares of predicted classes may differ from those of the labels by so much, since predictions err."""
+_EQUAL = 1e-3
+"""Largest relative deviation of the squared norms of rows that are taken to be normalised."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What the evidence asks for.
+
+    Attributes:
+        caution: How far to rely on held-out rows.
+        trust: How far unlabelled rows take the place of the forget rows, 0 to 1.
+        evidence: The findings.
+        reasons: Why the forget set is not taken for a random sample of the training data; none if it may be one.
+        bounded: Whether a bound of the training rows' curvature is known.
+    """
+
+    caution: Caution
+    trust: float
+    evidence: Evidence
+    reasons: tuple[str, ...]
+    bounded: bool
+
+    @property
+    def predictable(self) -> bool:
+        """Whether a gain can be predicted: the forget set may be a random sample, or there are unlabelled rows."""
+        return not self.reasons or self.trust > 0
+
+    @property
+    def ratio(self) -> float | None:
+        """The sampling ratio of the gradient."""
+        return self.evidence["gradient"].value
+
+
+def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
+    """Weigh the evidence; ``force`` takes the forget set for a random sample all the same."""
+    unlabelled = torch.cat([*request.unlabelled]) if request.unlabelled else None
+    kept = request.head.kept
+    evidence = examine(request, unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D)
+    declared = "class" if request.classes is not None else request.kind
+    telling = [finding for finding in evidence.findings if finding.name in _UNSEEN]
+    if kept.mean_D is None:  # a mean unlike that of unlabelled rows may be their fault
+        telling = [finding for finding in telling if finding.name != "mean"]
+    alarms = [finding for finding in telling if finding.alarm]
+    reasons = [] if declared == RANDOM else [f"the request is for {_DECLARED[declared]}"]
+    reasons += [finding.reason for finding in alarms]
+    bound = curvature_bound(request)
+    if force:
+        return Assessment(Caution(), 0.0, evidence, tuple(reasons), bound is not None)
+    shift = 1.0 if declared != RANDOM else 0.0
+    trust = shift
+    for finding in telling:
+        sure = _significance(finding.p)
+        shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
+        trust = max(trust, sure)
+    rows = evidence.effective_rows
+    if unlabelled is not None:
+        trust *= 1 - _unlike(request, unlabelled, evidence)
+        rows += trust * len(unlabelled)
+        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / len(unlabelled)) ** 2)
+    few = min(1.0, _FEW / max(rows, 1.0) ** 2)
+    known = bound if bound is not None else _of_rows(request)
+    half = known * request.head.total_weight / request.retained_weight / 2
+    caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
+    return Assessment(caution, trust if unlabelled is not None else 0.0, evidence, tuple(reasons), bound is not None)
+
+
+_DECLARED = {
+    "class": "rows of one class", "person": "one person's rows", "selected": "rows that were selected",
+}  # fmt: skip
+
+
+def curvature_bound(request: ForgetRequest) -> float | None:
+    """Return an upper bound of the largest eigenvalue of the training data term's Hessian, at any parameters.
+
+    It is the one kept with the head, or follows from rows that are all of norm 1; ``None`` if neither is there.
+    """
+    head = request.head
+    if head.kept.bound is not None:
+        return head.kept.bound
+    squares_F = _squares(request)
+    if head.feature_weights_CD is None or len(squares_F) < 2 or head.weight is not None:
+        return None
+    one = 2.0 if head.bias else 1.0
+    equal = float((squares_F - one).abs().max()) <= _EQUAL
+    return one * (1 + _EQUAL) * head.loss.constants.curvature_bound if equal else None
+
+
+def _of_rows(request: ForgetRequest) -> float:
+    """Return what the bound would be if no training row were larger than the largest forget row."""
+    head = request.head
+    if head.feature_weights_CD is None:  # no eigenvalue of the forget rows' Hessian is above its trace
+        return request.hessian(Structure.products).trace() - head.l2 * float(head.regularized_E.sum())
+    return float(_squares(request).max()) * head.loss.constants.curvature_bound
+
+
+def _squares(request: ForgetRequest) -> Tensor:
+    return request.design_FE.double().square().sum(1)
+
+
+def _stretch(request: ForgetRequest) -> float:
+    """Return by how much the mean squared norm of the retained rows exceeds that of the forget rows; at least 1."""
+    kept, own = request.head.kept.mean_square, request.mean_square
+    if kept is None or not own:
+        return 1.0
+    return max(1.0, (request.head.total_weight * kept - request.weight * own) / (request.retained_weight * own))
+
+
+def _of_few_retained(evidence: Evidence) -> float:
+    """Return by how much the retained rows' curvature along a step exceeds that of other rows of the same kind.
+
+    The gradient of N_r retained rows is a mean of gradients of just these rows, so the step points along them:
+    :math:`u^T H_r u` exceeds that of as many other rows by a factor of about ``1 + d / N_r``, with d effective
+    dimensions.
+    """
+    rows_of_a_dimension = evidence["few_retained"].value
+    return 1.0 if rows_of_a_dimension is None else 1 + 1 / rows_of_a_dimension
+
+
+def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -> float:
+    """Return how unlike the training rows the unlabelled rows are, 0 to 1, as far as the head can tell."""
+    drift, shares_C = evidence["drift"], request.head.kept.shares_C
+    if drift.p is not None:
+        return min(1.0, _significance(drift.p) * (drift.effect or 0.0))
+    if shares_C is None:
+        return 0.0
+    predicted_U = request.head.logits(unlabelled_UD).argmax(1)
+    found_C = predicted_U.bincount(minlength=len(shares_C)).to(shares_C) / len(predicted_U)
+    chance = float((shares_C * (1 - shares_C) / len(predicted_U)).sqrt().sum())
+    return min(1.0, max(0.0, float((found_C - shares_C).abs().sum()) / 2 - chance - _MISTAKEN) / (1 - _MISTAKEN))
+
+
+def _significance(p: float | None) -> float:
+    """Return 0 for p-values that random sets have, 1 for those they almost never have, and something between."""
+    if p is None:
+        return 0.0
+    doubtful, sure = (math.log(level) for level in _SURE)
+    return min(1.0, max(0.0, (math.log(max(p, 1e-300)) - doubtful) / (sure - doubtful)))
