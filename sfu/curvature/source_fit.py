@@ -42,6 +42,7 @@ import numpy as np
 
 from sfu.curvature.cross_validation import FORGET, RETAINED, VIEWS, Fold, Sources, Validation
 from sfu.lazy import torch
+from sfu.operators.galerkin import refine
 
 if TYPE_CHECKING:
     pass
@@ -144,7 +145,7 @@ def expected_gain(folds: Sequence[Fold], choice: StepChoice, noise: float, *, fl
     for fold in folds:
         inverse = fold.sources.damped(choice.weights)
         for _ in range(0 if choice.is_safe else _REFINEMENTS):
-            if not inverse.refine(fold.gradient_CE, choice.rho):
+            if not refine([inverse], [fold.gradient_CE], choice.rho):
                 break
         for of_signal, right_CE in ((False, fold.gradient_CE), (True, fold.signal_CE)):
             if of_signal and float(right_CE.norm()) <= _NO_SIGNAL * float(fold.gradient_CE.norm()):
@@ -197,8 +198,7 @@ def _on_grid(
         return StepChoice(rhos[-1], 0.0, 0.0, weights)
     gains_M = torch.where(usable_M, along_M.square() / curved_M, -1.0)
     best = int(gains_M.argmax())
-    refined = [fold.sources.damped(weights).refine(fold.gradient_CE, rhos[best]) for fold in folds]
-    if any(refined) and refinements > 0:
+    if refinements > 0 and refine(inverses, [fold.gradient_CE for fold in folds], rhos[best]):
         return _on_grid(folds, weights, caution, l2, refinements - 1)
     return StepChoice(rhos[best], float(along_M[best] / curved_M[best]), float(gains_M[best]), weights)
 

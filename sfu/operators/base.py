@@ -67,10 +67,6 @@ class DampedInverse(ABC):
     def mean_eigenvalue(self) -> float:
         """Mean of the eigenvalues (of their positive parts, where they are known): the natural unit of rho."""
 
-    def refine(self, right_CE: Tensor, rho: float) -> bool:
-        """Improve what :meth:`scores` returns for one rho, if it is approximate; return whether anything changed."""
-        return False
-
     @property
     @abstractmethod
     def invertible(self) -> bool:

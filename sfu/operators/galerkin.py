@@ -40,7 +40,7 @@ _SINGLE = 2e9
 """Multiplications of a product from which it is float32."""
 _LARGEST = 1 << 28
 """Numbers of a basis (1 GiB in float32)."""
-_STEPS = 100
+_STEPS, _REMEMBERED = 100, 32
 
 
 class SharedSubspace:
@@ -60,6 +60,7 @@ class SharedSubspace:
         self._operators = [operator.to_float32() for operator in operators] if self.work > _SINGLE else self.given
         self._regularized_E = self._operators[0].regularized_E
         self.basis_MCE = self._regularized_E.new_zeros(0, first.n_classes, len(first.regularized_E))
+        self._coordinates: list[tuple[Tensor, Tensor]] = []
         self._matrices_JMM = torch.zeros(len(operators), 0, 0, dtype=torch.float64, device=self.basis_MCE.device)
 
     @property
@@ -79,21 +80,27 @@ class SharedSubspace:
 
     def extend(self, vectors_NCE: Tensor) -> bool:
         """Add what vectors have outside the subspace; return whether there was anything."""
-        before = len(self.basis_MCE)
-        for vector_CE in vectors_NCE.to(self.basis_MCE):
-            left_CE, size = vector_CE, float((vector_CE * self._regularized_E).norm())
-            for _ in range(2):
-                inside_M = self.basis_MCE.flatten(1) @ (left_CE * self._regularized_E).flatten()
-                left_CE = left_CE - torch.einsum("m,mce->ce", inside_M, self.basis_MCE)
-            norm = float((left_CE * self._regularized_E).norm())
+        left_NCE = vectors_NCE.to(self.basis_MCE)
+        sizes = (left_NCE * self._regularized_E).flatten(1).norm(dim=1).tolist()
+        left_NCE, found_NCE = self._outside(left_NCE, self.basis_MCE), self.basis_MCE[:0]
+        for left_CE, size in zip(left_NCE, sizes, strict=True):
+            alone_CE = self._outside(left_CE[None], found_NCE)[0]
+            norm = float((alone_CE * self._regularized_E).norm())
             if norm > _NOTHING * size:
-                self.basis_MCE = torch.cat([self.basis_MCE, left_CE[None] / norm])
-        added_NCE = self.basis_MCE[before:]
-        if len(added_NCE):
+                found_NCE = torch.cat([found_NCE, alone_CE[None] / norm])
+        if len(found_NCE):
+            added_NCE = self._outside(found_NCE, self.basis_MCE)
+            added_NCE /= (added_NCE * self._regularized_E).flatten(1).norm(dim=1)[:, None, None]
+            self.basis_MCE = torch.cat([self.basis_MCE, added_NCE])
             images_JNCE = torch.stack([operator.matmul(added_NCE) for operator in self._operators])
             images_JNCE -= self._operators[0].ridge_E * added_NCE
             self._matrices_JMM = self._bordered(images_JNCE)
-        return len(added_NCE) > 0
+        return len(found_NCE) > 0
+
+    def _outside(self, vectors_NCE: Tensor, basis_MCE: Tensor) -> Tensor:
+        """Return what vectors have outside the span of orthonormal ones."""
+        inside_NM = (vectors_NCE * self._regularized_E).flatten(1) @ basis_MCE.flatten(1).T
+        return vectors_NCE - (inside_NM @ basis_MCE.flatten(1)).view_as(vectors_NCE)
 
     def _bordered(self, images_JNCE: Tensor) -> Tensor:
         """Return the restricted matrices with rows and columns for the new directions."""
@@ -104,8 +111,16 @@ class SharedSubspace:
         return torch.cat([above, torch.cat([new_JNM[..., :before], corner_JNN], 2)], 1)
 
     def coordinates(self, right_CE: Tensor) -> Tensor:
-        """Return ``V^T b``, ``[1, M]`` in float64."""
-        return (self.basis_MCE.flatten(1) @ right_CE.to(self.basis_MCE).flatten()).double()[None]
+        """Return ``V^T b``, ``[1, M]`` in float64; those of a tensor that was given before are extended."""
+        known = next((pair for pair in self._coordinates if pair[0] is right_CE), None)
+        if known is None:
+            known = (right_CE, self._matrices_JMM.new_zeros(1, 0))
+        new_MCE = self.basis_MCE[known[1].shape[1] :]
+        added_1M = (new_MCE.flatten(1) @ right_CE.to(self.basis_MCE).flatten()).double()[None]
+        found_1M = torch.cat([known[1], added_1M], 1)
+        others = [pair for pair in self._coordinates if pair[0] is not right_CE]
+        self._coordinates = [*others[-_REMEMBERED:], (right_CE, found_1M)]
+        return found_1M
 
     def lift(self, coordinates_1M: Tensor) -> Tensor:
         """Return ``V c``, ``[C, E]`` in float64."""
@@ -117,40 +132,47 @@ class SharedSubspace:
         ones_M = data_MM.new_ones(len(data_MM))
         return ExplicitOperator(data_MM + self.ridge * torch.diag(ones_M), 1, ones_M)
 
-    def residual(self, weights: Sequence[float], rho: float, coordinates_1M: Tensor, right_CE: Tensor) -> Tensor:
-        """Return ``b - (sum_j w_j H_j + rho R) V c``, ``[C, E]``, for weights that sum to 1."""
-        lifted_CE = self.lift(coordinates_1M)
-        left_CE = right_CE - rho * self._regularized_E * lifted_CE
-        for weight, operator in zip(weights, self._operators, strict=True):
-            if weight != 0:
-                left_CE -= weight * operator.matmul(lifted_CE.to(self.basis_MCE))
-        return left_CE
+    def residuals(self, weights_KJ: Tensor, rho: float, coordinates_KM: Tensor, rights_KCE: Tensor) -> Tensor:
+        """Return ``b_k - (sum_j w_kj H_j + rho R) V c_k`` of each system, ``[K, C, E]``, for weights that sum to 1."""
+        lifted_KCE = torch.einsum("km,mce->kce", coordinates_KM.to(self.basis_MCE), self.basis_MCE)
+        left_KCE = rights_KCE - rho * self._regularized_E * lifted_KCE
+        for weights_K, operator in zip(weights_KJ.T, self._operators, strict=True):
+            with_it = weights_K != 0
+            if bool(with_it.any()):
+                left_KCE[with_it] -= weights_K[with_it, None, None] * operator.matmul(lifted_KCE[with_it])
+        return left_KCE
 
 
 class SubspaceInverse(DampedInverse):
-    """The damped inverses of one weighted sum of operators, in a subspace that several sums share."""
+    """The damped inverses of one weighted sum of operators, in a subspace that several sums share.
+
+    Attributes:
+        error: Squared error of the last solution in the norm of the sum, relative to the solution's own square.
+    """
 
     def __init__(self, subspace: SharedSubspace, weights: Sequence[float], preconditioner: Kronecker) -> None:
         """Take weights that sum to 1, and the preconditioner of a similar sum."""
-        self._subspace, self._weights, self._preconditioner = subspace, list(weights), preconditioner
+        self.subspace, self.weights, self.preconditioner = subspace, list(weights), preconditioner
+        self.error = 0.0
         self._known: SpectralInverse | None = None
-        self._steps, self._error = 0, 0.0
+        self._steps = 0
 
     @property
     def mean_eigenvalue(self) -> float:
         """That of the union of all operators."""
-        return self._subspace.unit
+        return self.subspace.unit
 
     @property
     def invertible(self) -> bool:
-        return self._subspace.ridge > 0
+        return self.subspace.ridge > 0
 
     def account(self) -> dict[str, float | int | str]:
-        return {"solver": "subspace", "solve_residual": self._error**0.5, "solve_iterations": self._steps}
+        return {"solver": "subspace", "solve_residual": self.error**0.5, "solve_iterations": self._steps}
 
-    def _small(self) -> SpectralInverse:
-        if self._known is None or self._known.eigenvalues_BD.shape[1] != len(self._subspace.basis_MCE):
-            operator = self._subspace.combined(self._weights)
+    def small(self) -> SpectralInverse:
+        """Return the inverses restricted to the subspace."""
+        if self._known is None or self._known.eigenvalues_BD.shape[1] != len(self.subspace.basis_MCE):
+            operator = self.subspace.combined(self.weights)
             self._known = SpectralInverse(operator.blocks_BKK, operator.regularized_K)
         return self._known
 
@@ -159,31 +181,46 @@ class SubspaceInverse(DampedInverse):
         solved = []
         for rho in rhos:
             self._steps = 0
-            while self._steps < _STEPS and self._improve(right_CE, rho, self._subspace.step_tolerance):
+            while self._steps < _STEPS and self.improve(right_CE, rho, self.subspace.step_tolerance):
                 self._steps += 1
-            small_1M = self._small().solve(self._subspace.coordinates(right_CE), rho, floor=floor)
-            solved.append(self._subspace.lift(small_1M))
+            small_1M = self.small().solve(self.subspace.coordinates(right_CE), rho, floor=floor)
+            solved.append(self.subspace.lift(small_1M))
         return torch.stack(solved)
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Score in the subspace; ``held_out`` is one of its operators."""
-        small = self._subspace.combined([float(own is held_out) for own in self._subspace.given])
-        return self._small().scores(self._subspace.coordinates(right_CE), rhos, small, floor=floor)
+        small = self.subspace.combined([float(own is held_out) for own in self.subspace.given])
+        return self.small().scores(self.subspace.coordinates(right_CE), rhos, small, floor=floor)
 
-    def refine(self, right_CE: Tensor, rho: float) -> bool:
-        return self._improve(right_CE, rho, self._subspace.tolerance)
+    def improve(self, right_CE: Tensor, rho: float, tolerance: float) -> bool:
+        """Extend the subspace unless the error at one rho is below the tolerance already; return whether it grew."""
+        return _improve([self], [right_CE], rho, tolerance)
 
-    def _improve(self, right_CE: Tensor, rho: float, tolerance: float) -> bool:
-        """Extend the subspace by the preconditioned residual, unless the error is small already."""
-        subspace, right_1M = self._subspace, self._subspace.coordinates(right_CE)
-        solved_1M = self._small().solve(right_1M, rho)
-        residual_CE = subspace.residual(self._weights, rho, solved_1M, right_CE)
-        direction_CE = self._preconditioner.inverse(subspace.ridge + rho)(residual_CE)
-        size = float((right_1M * solved_1M).sum())
-        self._error = float((residual_CE * direction_CE).sum()) / size if size > 0 else 0.0
-        return self._error > tolerance and not subspace.full and subspace.extend(direction_CE[None])
+
+def _improve(inverses: Sequence[SubspaceInverse], rights: Sequence[Tensor], rho: float, tolerance: float) -> bool:
+    """Extend the subspace by the preconditioned residuals of the systems whose error is above the tolerance."""
+    subspace, solve = inverses[0].subspace, inverses[0].preconditioner.inverse(inverses[0].subspace.ridge + rho)
+    rights_KM = torch.cat([subspace.coordinates(right_CE) for right_CE in rights])
+    solved_KM = torch.cat(
+        [inverse.small().solve(b_M[None], rho) for inverse, b_M in zip(inverses, rights_KM, strict=True)]
+    )
+    weights_KJ = torch.stack([rights_KM.new_tensor(inverse.weights) for inverse in inverses])
+    residuals_KCE = subspace.residuals(weights_KJ, rho, solved_KM, torch.stack(list(rights)))
+    sizes_K, directions = (rights_KM * solved_KM).sum(1), []
+    for inverse, residual_CE, size in zip(inverses, residuals_KCE, sizes_K.tolist(), strict=True):
+        direction_CE = solve(residual_CE)
+        inverse.error = float((residual_CE * direction_CE).sum()) / size if size > 0 else 0.0
+        if inverse.error > tolerance:
+            directions.append(direction_CE)
+    return len(directions) > 0 and not subspace.full and subspace.extend(torch.stack(directions))
+
+
+def refine(inverses: Sequence[DampedInverse], rights: Sequence[Tensor], rho: float) -> bool:
+    """Improve what the inverses of folds return for one rho; ``False`` if they are exact, or good enough."""
+    shared = [inverse for inverse in inverses if isinstance(inverse, SubspaceInverse)]
+    return len(shared) == len(inverses) > 0 and _improve(shared, rights, rho, shared[0].subspace.tolerance)
 
 
 @dataclass(frozen=True)

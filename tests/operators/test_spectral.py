@@ -38,10 +38,11 @@ def test_scores_are_those_of_the_solutions(width, count, seed, bias, floor):
     held_out, _, _ = problem(width, seed + 1, bias)
     right, rhos = torch.randn(count, width, dtype=torch.float64), [0.0, 0.1]
     inverse = SpectralInverse(hessian, mask)
-    along, curved = inverse.scores(right, rhos, ExplicitOperator(held_out, count, mask), floor=floor)
+    along, curved, square = inverse.scores(right, rhos, ExplicitOperator(held_out, count, mask), floor=floor)
     solved = inverse.solve_many(right, rhos, floor=floor)
     torch.testing.assert_close(along, (solved * right).sum((1, 2)), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(curved, ((solved @ held_out) * solved).sum((1, 2)), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(square, solved.square().sum((1, 2)), rtol=1e-9, atol=1e-9)
 
 
 def test_many_rhos_equal_one_at_a_time(device):
