@@ -75,6 +75,11 @@ class Assessment:
         return (not self.reasons or self.trust > 0) and self.caution.few < _TOO_FEW
 
     @property
+    def harmless(self) -> bool:
+        """Whether the bound alone makes the step, which a quadratic head cannot be harmed by."""
+        return self.bounded and self.caution.share == 1
+
+    @property
     def ratio(self) -> float | None:
         """The sampling ratio of the gradient."""
         return self.evidence["gradient"].value
@@ -90,8 +95,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     if kept.mean_D is None:  # a mean unlike that of unlabelled rows may be their fault
         telling = [finding for finding in telling if finding.name != "mean"]
     alarms = [finding for finding in telling if finding.alarm]
-    reasons = [] if declared == RANDOM else [f"the request is for {_DECLARED[declared]}"]
-    reasons += [finding.reason for finding in alarms]
+    reasons = [finding.reason for finding in alarms] if declared == RANDOM else [_DECLARED[declared]]
     bound = curvature_bound(request)
     if force:
         return Assessment(Caution(), 0.0, evidence, tuple(reasons), bound is not None)
@@ -116,8 +120,10 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
 
 
 _DECLARED = {
-    "class": "rows of one class", "person": "one person's rows", "selected": "rows that were selected",
-}  # fmt: skip
+    "class": "the request is for whole classes or rows of one class",
+    "person": "the request is for one person's rows",
+    "selected": "the request is for rows that were selected",
+}
 
 
 def curvature_bound(request: ForgetRequest) -> float | None:
