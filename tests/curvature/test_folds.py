@@ -1,13 +1,11 @@
-"""Folds of a forget set: of equal weight, with near-duplicates together, at random or as parts of their own."""
+"""Folds of a forget set: random, of equal weight, with near-duplicates together."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import pytest
 import torch
 
-from sfu.curvature.folds import cluster_folds, fold_indices, possible_folds, random_folds
+from sfu.curvature.folds import fold_indices, random_folds
 from sfu.curvature.near_duplicates import effective_rows, near_groups
 from sfu.heads.linear import LinearHead
 from sfu.losses.base import make_loss
@@ -62,50 +60,10 @@ def test_near_duplicates_stay_in_one_fold():
     parts = random_folds(asked, 4, seeded())
     assert partition(parts, 60)
     assert [len(part) for part in parts] == [15] * 4
-    for part in [*parts, *(part for parts in cluster_folds(asked, 4).values() for part in parts)]:
+    for part in parts:
         originals = part % 20
         assert all(int((originals == original).sum()) == 3 for original in originals)
     assert len(random_folds(request(30, copies=15), 5, seeded())) == 2  # two groups
-
-
-def test_the_number_of_folds_by_effective_rows():
-    assert [possible_folds(request(count), 5) for count in (40, 20, 19, 12, 8, 7, 3)] == [5, 5, 4, 3, 2, 0, 0]
-    assert possible_folds(request(40), 3) == 3
-    assert possible_folds(request(40, copies=4), 5) == 2
-    few = torch.ones(40)
-    few[:2] = 1000.0
-    assert possible_folds(request(40, few), 5) == 0
-
-
-def test_clusters_are_parts_of_their_own():
-    asked = request(60)
-    found = cluster_folds(asked, 4)
-    assert set(found) == {"neighbours", "classes", "norms"}
-    scores = {"classes": asked.labels_F.double(), "norms": asked.features_FD.double().norm(dim=1)}
-    centred = asked.features_FD.double() - asked.features_FD.double().mean(0)
-    along = centred @ torch.linalg.svd(centred, full_matrices=False).Vh[0]
-    ends = found["neighbours"][0][0], found["neighbours"][-1][0]
-    scores["neighbours"] = along if along[ends[0]] < along[ends[1]] else -along
-    for name, parts in found.items():
-        assert partition(parts, 60)
-        assert [len(part) for part in parts] == [15] * 4
-        for lower, upper in pairwise(parts):
-            assert scores[name][lower].max() <= scores[name][upper].min()
-
-
-def test_clusters_that_cannot_be_made_are_left_out():
-    unit_rows = torch.nn.functional.normalize(torch.randn(20, D), dim=1)
-    one_class = ForgetRequest(request().head, unit_rows, torch.ones(20, dtype=torch.int64))
-    assert set(cluster_folds(one_class, 4)) == {"neighbours"}
-    assert cluster_folds(request(20, copies=20), 4) == {}
-
-
-def test_clusters_have_equal_weight():
-    weights = torch.ones(60)
-    weights[:10] = 6.0
-    for parts in cluster_folds(request(60, weights), 5).values():
-        for part in parts:
-            assert float(weights[part].sum()) == pytest.approx(110 / 5, abs=6)
 
 
 @pytest.mark.parametrize("width", [5, 300])
