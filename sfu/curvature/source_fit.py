@@ -19,9 +19,9 @@ How far the held-out rows can be relied on decides the curvature that scores a s
 
 .. math:: \tilde H_k = (1 - \delta) \bigl((1 - \phi)\, s\, H_k + \phi\, r\bigr) + \delta\, (\beta + l_2)
 
-where :math:`2\beta` bounds the curvature of any retained data. r is twice the curvature that the held-out rows show along
-their gradient, since what a few rows do not show is more of the same kind; it is at most :math:`\beta + l_2`, and the
-nearer to that the larger phi is. At delta = 1 the best M is a multiple of the identity, and the step
+where :math:`2\beta` bounds the curvature of any retained data. r is twice the curvature that the held-out rows show
+along their gradient, since what a few rows do not show is more of the same kind; it is at most :math:`\beta + l_2`, and
+the nearer to that the larger phi is. At delta = 1 the best M is a multiple of the identity, and the step
 :math:`g_f / (\beta + l_2)` brings a quadratic head nearer to Retrained whatever the forget set.
 
 At the optimum the forget gradient is sampling noise, of which K - 1 folds have more (squared) than the whole set, by a
