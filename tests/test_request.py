@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from sfu.errors import DataError
+from sfu.errors import ConfigError, DataError
 from sfu.heads.kept import Kept
 from sfu.heads.linear import LinearHead
 from sfu.request import ForgetRequest, RetainedSet, merge_requests
@@ -72,18 +72,35 @@ def test_the_unlearned_head_is_that_of_the_retained_data_and_holds_nothing_of_th
     assert (left.n_train, left.weight) == (16, 23.5)
 
 
-def test_views_are_further_rows_for_the_curvature_alone():
-    views = torch.randn(2, 4, 20, generator=torch.Generator().manual_seed(1))
-    request = weighted_request(views_VFD=views)
-    whole = request.for_curvature()
-    torch.testing.assert_close(whole.features_FD, torch.cat([request.features_FD, views[0], views[1]]))
-    assert torch.equal(whole.labels_F, request.labels_F.repeat(3))
-    assert torch.equal(whole.weights_F, request.weights_F.repeat(3))
-    assert (whole.views_VFD, whole.n_forget, whole.weight) == (None, 4, 6.5)
-    assert weighted_request().for_curvature().copies == 1
+def test_views_go_with_their_rows_and_unlabelled_rows_stay_whole():
+    views, rows = (torch.randn(2, 4, 20, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    request = weighted_request(views_VFD=views, unlabelled=(rows[0], rows[1, :3]))
+    assert (request.n_forget, request.weight) == (4, 6.5)
+    for mine, source in zip(request.unlabelled, (rows[0], rows[1, :3]), strict=True):
+        assert torch.equal(mine, source)
+        assert mine.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
     part = request.rows(torch.tensor([2, 0]))
     assert torch.equal(part.views_VFD, views[:, [2, 0]])
+    assert [len(part_rows) for part_rows in part.unlabelled] == [4, 3]
     assert part.weight == 4.0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"kind": "randomly"}, ConfigError, "request='randomly' is no kind of request. Choose one of random, class"),
+        (
+            {"unlabelled": (torch.zeros(3, 19),)},
+            DataError,
+            r"unlabelled rows are \[3, 19\]. Give features \[rows, 20\]",
+        ),
+        ({"unlabelled": (torch.zeros(0, 20),)}, DataError, r"unlabelled rows are \[0, 20\]"),
+        ({"unlabelled": (torch.full((3, 20), torch.nan),)}, DataError, "unlabelled rows have NaN or infinite values"),
+    ],
+)
+def test_kinds_and_unlabelled_rows_that_cannot_work(change, error, message):
+    with pytest.raises(error, match=message):
+        weighted_request(**change)
 
 
 def test_parts_of_a_request_merge_into_the_whole():

@@ -47,6 +47,8 @@ _SURE = (0.05, 1e-3)
 """Between these p-values, unlabelled rows take the place of the forget rows."""
 _MISTAKEN = 0.15
 """Shares of predicted classes may differ from those of the labels by so much, since predictions err."""
+_NORMS = 1.5
+"""Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of mean squared norms."""
 _EQUAL = 1e-3
 """Largest relative deviation of the squared norms of rows that are taken to be normalised."""
 
@@ -97,8 +99,10 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     alarms = [finding for finding in telling if finding.alarm]
     reasons = [finding.reason for finding in alarms] if declared == RANDOM else [_DECLARED[declared]]
     bound = curvature_bound(request)
+    known = bound if bound is not None else _of_rows(request)
+    half = known * request.head.total_weight / request.retained_weight / 2
     if force:
-        return Assessment(Caution(), 0.0, evidence, tuple(reasons), bound is not None)
+        return Assessment(Caution(bound=half), 0.0, evidence, tuple(reasons), bound is not None)
     shift = 1.0 if declared != RANDOM else 0.0
     trust = shift
     for finding in telling:
@@ -106,14 +110,13 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         trust = max(trust, sure)
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few = min(1.0, (_FEW / rows) ** 3)
+    few = _of_few(rows)
     if unlabelled is not None:
-        more = curved_rows(request.head, request.head.unlabelled_rows(unlabelled))
-        trust = max(trust, few) * (1 - _unlike(request, unlabelled, evidence))
-        few = min(1.0, (_FEW / (rows + trust * more)) ** 3)
-        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / max(more, 1e-9)) ** 2)
-    known = bound if bound is not None else _of_rows(request)
-    half = known * request.head.total_weight / request.retained_weight / 2
+        more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
+        like = 1 - _unlike(request, unlabelled, evidence)
+        trust = max(trust, few) * like
+        few = (1 - like) * few + like * _of_few(rows + trust * more)
+        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
     caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
     trust = trust if unlabelled is not None else 0.0
     return Assessment(caution, trust, evidence, tuple(reasons), bound is not None)
@@ -199,15 +202,33 @@ def _of_few_retained(evidence: Evidence) -> float:
 
 def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -> float:
     """Return how unlike the training rows the unlabelled rows are, 0 to 1, as far as the head can tell."""
+    unlike = _unlike_in_norm(request, unlabelled_UD)
     drift, shares_C = evidence["drift"], request.head.kept.shares_C
     if drift.p is not None:
-        return min(1.0, _significance(drift.p) * (drift.effect or 0.0))
+        return min(1.0, max(unlike, _significance(drift.p) * (drift.effect or 0.0)))
     if shares_C is None:
-        return 0.0
+        return unlike
     predicted_U = request.head.logits(unlabelled_UD).argmax(1)
     found_C = predicted_U.bincount(minlength=len(shares_C)).to(shares_C) / len(predicted_U)
     chance = float((shares_C * (1 - shares_C) / len(predicted_U)).sqrt().sum())
-    return min(1.0, max(0.0, float((found_C - shares_C).abs().sum()) / 2 - chance - _MISTAKEN) / (1 - _MISTAKEN))
+    far = max(0.0, float((found_C - shares_C).abs().sum()) / 2 - chance - _MISTAKEN) / (1 - _MISTAKEN)
+    return min(1.0, max(unlike, far))
+
+
+def _unlike_in_norm(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
+    """Compare the mean squared norm with that of the training rows, or of the forget rows if it is not known."""
+    head, squares_U = request.head, unlabelled_UD.double().square().sum(1)
+    if head.feature_weights_CD is None:
+        return 0.0
+    known = head.kept.mean_square
+    wanted = float(request.features_FD.double().square().sum(1).mean()) if known is None else known - head.bias
+    found, chance = float(squares_U.mean()), 3 * float(squares_U.std(correction=0)) / len(squares_U) ** 0.5
+    nearest = min(max(wanted, found - chance), found + chance)
+    return min(1.0, _NORMS * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
+
+
+def _of_few(rows: float) -> float:
+    return min(1.0, (_FEW / rows) ** 3)
 
 
 def _significance(p: float | None) -> float:

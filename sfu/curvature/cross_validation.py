@@ -124,7 +124,8 @@ def cross_validate(
     """Split all sources at random (seed ``folds``) and, for every fold, estimate the curvatures from the others.
 
     A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise. A
-    forget set of fewer rows than folds stays whole, and only unlabelled rows are held out.
+    forget set of fewer rows than folds, or of copies of one row, stays whole: only unlabelled rows are held out, and
+    without any there are no folds.
 
     Raises:
         ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
@@ -132,6 +133,9 @@ def cross_validate(
     head, drawn = request.head, context.generator("folds")
     indices = random_folds(request, n_folds, drawn) if request.n_forget >= n_folds else []
     divided = len(indices) > 1
+    if not divided and not request.unlabelled:
+        return observe_once(estimator, request, estimator.observe(request, context))
+    trust = trust if divided else 1.0
     parts = [request.rows(index) for index in indices] if divided else [request]
     n_folds = len(parts) if divided else n_folds
     steps = len(parts) + n_folds

@@ -77,12 +77,14 @@ class Caution(NamedTuple):
     along: float = 0.0
 
     def of(self, folds: Sequence[Fold], l2: float) -> Caution:
-        """Return it with the r of these folds."""
+        """Return it with the r of these folds, nearer to beta + l2 the fewer the rows are."""
         square = sum(float(fold.gradient_CE.square().sum()) for fold in folds)
+        if self.few == 0 or square == 0:
+            return self
         curved = sum(float(fold.held_out.quadratic(fold.gradient_CE)) for fold in folds)
         most = self.bound + l2
-        seen = min(most, 2 * self.stretch * curved / square) if square > 0 else most
-        return self._replace(along=seen if self.few == 0 else max(seen, 0.0) ** (1 - self.few) * most**self.few)
+        seen = min(most, max(0.0, 2 * self.stretch * curved / square))
+        return self._replace(along=seen ** (1 - self.few) * most**self.few)
 
     def curved(self, held_out: Any, square: Any, l2: float) -> Any:
         """Return ``u^T H~ u`` from ``u^T H u`` and ``|u|^2``, or ``H~ u`` from ``H u`` and u."""
@@ -128,6 +130,8 @@ def pooled_weights(sources: Sources) -> tuple[float, ...]:
 def choose_step(validation: Validation, noise: float, caution: Caution, l2: float) -> StepChoice:
     """Return weights, rho and c of the smallest error on held-out folds; ``noise`` is :func:`noise_factor`."""
     folds, sources = validation.folds, validation.sources
+    if validation.trust == 1:  # the forget rows are held out nowhere, so they show nothing along their gradient
+        caution = caution._replace(share=max(caution.share, caution.few), few=0.0)
     caution = caution.of(folds, l2)
     found = [_on_grid(folds, weights, caution, l2) for weights in _starts(sources, validation.trust)]
     best = max(found, key=lambda one: one.gain)
@@ -160,9 +164,10 @@ def expected_gain(folds: Sequence[Fold], choice: StepChoice, noise: float, *, fl
 
 
 def _starts(sources: Sources, trust: float) -> list[tuple[float, ...]]:
-    """Return weights to start from: all rows alike, and with unlabelled rows that are trusted, those alone."""
-    names, pooled = list(sources.rows), pooled_weights(sources)
-    starts = [pooled]
+    """Return weights to start from: all rows alike, the forget rows alone, and unlabelled rows that are trusted."""
+    names, starts = list(sources.rows), [pooled_weights(sources)]
+    if len(names) > 1:
+        starts.append(tuple(float(name == FORGET) for name in names))
     if trust > 0:
         further = [RETAINED] if RETAINED in names else []
         for alone in ([name for name in names if name not in (FORGET, VIEWS, RETAINED)], further):

@@ -1,165 +1,25 @@
+"""What the folds are: everything without their rows, and the Hessian that they show."""
+
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
 
-from sfu.curvature.cross_validation import Fold, choose_step, cross_validate, fold_indices, noise_factor, predict_gain
+from sfu.curvature.cross_validation import FORGET, RETAINED, UNLABELLED, VIEWS, Sources, cross_validate, observe_once
 from sfu.curvature.estimators.base import make_estimator
+from sfu.curvature.settings import curvature_settings
+from sfu.errors import ConfigError
 from sfu.heads.settings import Training
-from sfu.operators.explicit import ExplicitOperator
-from sfu.operators.spectral import SpectralInverse
 from sfu.operators.structure import Structure
 from tests.unlearning.cases import CONTEXT, FORGET_CURVATURE, situation
 
-
-def shared(block: torch.Tensor) -> ExplicitOperator:
-    """One block for however many classes."""
-    return ExplicitOperator(block, 1, torch.ones(block.shape[0], dtype=block.dtype))
+CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
 
-def folds_of(n_folds: int = 4, width: int = 6, rows: int = 40):
-    generator = torch.Generator().manual_seed(3)
-    parts = [torch.randn(rows // n_folds, width, generator=generator, dtype=torch.float64) for _ in range(n_folds)]
-    gradient = torch.randn(n_folds, 2, width, generator=generator, dtype=torch.float64)
-    mask = torch.ones(width, dtype=torch.float64)
-    folds = []
-    for k, part in enumerate(parts):
-        others = torch.cat([p for j, p in enumerate(parts) if j != k])
-        estimate = others.T @ others / others.shape[0]
-        folds.append(
-            Fold(SpectralInverse(estimate, mask), gradient[k], 0 * gradient[k], shared(part.T @ part / part.shape[0]))
-        )
-    return folds, parts, gradient
-
-
-def held_out_error(folds, parts, gradient, rho, scale):
-    """The score by its definition, with dense solves."""
-    total = 0.0
-    for k, part in enumerate(parts):
-        others = torch.cat([p for j, p in enumerate(parts) if j != k])
-        damped = others.T @ others / others.shape[0] + rho * torch.eye(6).double()
-        step = scale * torch.linalg.solve(damped, gradient[k].T).T
-        held_out = part.T @ part / part.shape[0]
-        total += float(((step @ held_out) * step).sum() - 2 * (step * gradient[k]).sum()) / len(parts)
-    return total
-
-
-def test_the_choice_is_the_best_of_its_neighbourhood_by_the_definition():
-    folds, parts, gradient = folds_of()
-    choice = choose_step(folds, 0.75)
-    best = held_out_error(folds, parts, gradient, choice.rho, choice.scale)
-    assert choice.gain == pytest.approx(-best * 3 / 4, rel=1e-10)
-    for rho in (choice.rho * 0.5, choice.rho * 2.0):
-        for scale in (choice.scale * 0.9, choice.scale, choice.scale * 1.1):
-            assert held_out_error(folds, parts, gradient, rho, scale) > best
-
-
-def test_the_choice_is_the_best_of_the_whole_grid():
-    """Each rho with the c that is best for it, by the definition; so also where small steps score well by ratio."""
-    folds, parts, gradient = folds_of()
-    choice = choose_step(folds, 0.75)
-    best = held_out_error(folds, parts, gradient, choice.rho, choice.scale)
-    mean = sum(fold.inverse.mean_eigenvalue for fold in folds) / len(folds)
-    for rho in (mean * torch.logspace(-6, 4, 81, dtype=torch.float64)).tolist():
-        full, half = (held_out_error(folds, parts, gradient, rho, scale) for scale in (1.0, 0.5))
-        curved, along = 2 * full - 4 * half, (full - 4 * half) / 2  # error = c^2 curved - 2 c along
-        assert best <= -(along**2) / curved + 1e-12
-
-
-def test_a_given_rho_is_scored_at_full_length_and_may_be_worse_than_nothing():
-    folds, parts, gradient = folds_of()
-    for rho in (0.0, 0.3):
-        expected = -held_out_error(folds, parts, gradient, rho, 1.0) * 3 / 4
-        assert predict_gain(folds, rho, 0.75).gain == pytest.approx(expected, rel=1e-10)
-    tiny = [
-        Fold(
-            SpectralInverse(1e-3 * torch.eye(6).double(), torch.ones(6).double()),
-            f.gradient_CE,
-            f.signal_CE,
-            f.held_out,
-        )
-        for f in folds
-    ]
-    assert predict_gain(tiny, 0.0, 0.75).gain < 0
-
-
-def test_a_singular_estimate_is_never_used_undamped():
-    folds, _, _ = folds_of()
-    flat = torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0]).double())
-    singular = [
-        Fold(SpectralInverse(flat, torch.ones(6).double()), f.gradient_CE, f.signal_CE, f.held_out) for f in folds
-    ]
-    assert choose_step(singular, 0.75).rho > 0
-
-
-def test_folds_partition_the_rows():
-    parts = fold_indices(23, 5, torch.Generator().manual_seed(0))
-    assert sorted(p.numel() for p in parts) == [4, 4, 5, 5, 5]
-    assert torch.equal(torch.cat(parts).sort().values, torch.arange(23))
-
-
-def test_the_noise_factor_is_that_of_draws_without_replacement():
-    """Var of a mean of n of N rows is proportional to 1/n - 1/N."""
-    for folds, n_forget, total in ((5, 100, 1000), (3, 900, 1000), (10, 10, 10**6)):
-        left = n_forget * (folds - 1) / folds
-        expected = (1 / n_forget - 1 / total) / (1 / left - 1 / total)
-        assert noise_factor(folds, n_forget / total) == pytest.approx(expected)
-
-
-def test_a_zero_gradient_has_nothing_to_gain():
-    folds, _, _ = folds_of()
-    nothing = [Fold(f.inverse, 0 * f.gradient_CE, f.signal_CE, f.held_out) for f in folds]
-    choice = choose_step(nothing, 0.75)
-    assert (choice.scale, choice.gain) == (0.0, 0.0)
-
-
-def test_a_known_signal_is_not_scaled_as_if_it_were_noise():
-    folds, parts, gradient = folds_of()
-    known = [Fold(f.inverse, f.gradient_CE, f.gradient_CE, f.held_out) for f in folds]
-    assert predict_gain(known, 0.3, 0.75).gain == pytest.approx(
-        -held_out_error(folds, parts, gradient, 0.3, 1.0), rel=1e-10
-    )
-
-
-@pytest.mark.parametrize(("n_forget", "allowed"), [(200, 0.1), (2000, 0.1), (3200, 0.15)])
-def test_the_predicted_gain_is_unbiased_at_the_optimum(n_forget, allowed):
-    """Over many random forget sets of one population, predicted and true gain agree on average."""
-    generator = torch.Generator().manual_seed(0)
-    n, width, n_folds = 4000, 8, 5
-    scale = torch.logspace(0, -1, width, dtype=torch.float64)
-    rows = torch.randn(n, width, generator=generator, dtype=torch.float64) * scale
-    noise = torch.randn(n, generator=generator, dtype=torch.float64)
-    second = rows.T @ rows / n
-    optimum = torch.linalg.solve(second, rows.T @ noise / n)
-    mask = torch.ones(width, dtype=torch.float64)
-    predicted, true = [], []
-    for _ in range(60):
-        forget = torch.randperm(n, generator=generator)[:n_forget]
-        keep = torch.ones(n, dtype=torch.bool)
-        keep[forget] = False
-        hessian = rows[keep].T @ rows[keep] / (n - n_forget)
-        per_row = (rows @ optimum - noise)[:, None] * rows
-        parts = forget.tensor_split(n_folds)
-        folds = []
-        for k, part in enumerate(parts):
-            others = torch.cat([p for j, p in enumerate(parts) if j != k])
-            estimate = SpectralInverse(rows[others].T @ rows[others] / others.numel(), mask)
-            folds.append(
-                Fold(
-                    estimate,
-                    per_row[others].mean(0)[None],
-                    torch.zeros(1, width).double(),
-                    shared(rows[part].T @ rows[part] / part.numel()),
-                )
-            )
-        choice = choose_step(folds, noise_factor(n_folds, n_forget / n))
-        gradient = per_row[forget].mean(0)
-        whole = SpectralInverse(rows[forget].T @ rows[forget] / n_forget, mask)
-        step = choice.scale * whole.solve(gradient[None], choice.rho)[0]
-        exact = torch.linalg.solve(hessian, gradient)
-        true.append(float(exact @ hessian @ exact - (step - exact) @ hessian @ (step - exact)))
-        predicted.append(choice.gain)
-    assert sum(predicted) / sum(true) == pytest.approx(1.0, abs=allowed)
+def second_moments(rows: torch.Tensor) -> torch.Tensor:
+    return rows.double().T @ rows.double() / rows.shape[0] + 1e-3 * torch.eye(rows.shape[1]).double()
 
 
 @pytest.mark.parametrize("training", list(Training))
@@ -167,23 +27,117 @@ def test_a_fold_is_the_curvature_of_the_others_and_is_scored_by_its_own(training
     request, _, _ = situation(training=training, n_forget=50)
     head = request.head
     validation = cross_validate(make_estimator(FORGET_CURVATURE), request, CONTEXT, 5)
-    (folds,) = validation.folds
     correction = 400 / 50 * head.gradient_CE
     order = torch.randperm(50, generator=CONTEXT.generator("folds")).tensor_split(5)
     assert float(head.gradient_CE.norm()) > 0.01 or training is Training.exact
-    for k, fold in enumerate(folds):
+    for k, fold in enumerate(validation.folds):
         others = request.rows(torch.cat([part for j, part in enumerate(order) if j != k]))
-        own = request.rows(order[k])
-        drawn = torch.randn(4, 12, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
-        expected = torch.linalg.solve(
-            others.hessian(Structure.shared).blocks_BKK[0] + 0.1 * torch.eye(12).double(), drawn.T
-        ).T
-        torch.testing.assert_close(fold.inverse.solve(drawn, 0.1), expected, rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(fold.gradient_CE, others.forget_gradient() - correction, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(fold.signal_CE, head.gradient_CE - correction, rtol=1e-9, atol=1e-12)
+        assert list(fold.sources.rows) == [FORGET]
+        found = fold.sources.operators[FORGET].blocks_BKK
+        torch.testing.assert_close(found, others.hessian(Structure.shared).blocks_BKK, **CLOSE)
+        torch.testing.assert_close(fold.gradient_CE, others.forget_gradient() - correction, **CLOSE)
+        torch.testing.assert_close(fold.signal_CE, head.gradient_CE - correction, **CLOSE)
         torch.testing.assert_close(
-            fold.held_out.matmul(drawn), own.hessian(Structure.shared).matmul(drawn), rtol=1e-9, atol=1e-12
+            fold.held_out.blocks_BKK, request.rows(order[k]).hessian(Structure.shared).blocks_BKK, **CLOSE
         )
+        assert fold.training is None
     whole = request.hessian(Structure.shared).blocks_BKK
-    torch.testing.assert_close(validation.observation.operator.blocks_BKK, whole, rtol=1e-9, atol=1e-12)
-    assert validation.failed_fits == 0
+    torch.testing.assert_close(validation.sources.operators[FORGET].blocks_BKK, whole, **CLOSE)
+    assert (len(validation.folds), validation.failed_fits) == (5, 0)
+
+
+def with_others(n_forget: int = 50, views: int = 2, sets: int = 1):
+    """A request with views of its rows and sets of unlabelled rows."""
+    request, retained, _ = situation(n_forget=n_forget)
+    shifts = 0.1 * torch.randn(views, n_forget, 12, generator=torch.Generator().manual_seed(0))
+    unlabelled = tuple(retained.features_RD[:100].split(100 // sets))
+    return dataclasses.replace(request, views_VFD=request.features_FD + shifts, unlabelled=unlabelled)
+
+
+def test_views_and_unlabelled_rows_are_split_too():
+    request = with_others()
+    (rows,) = request.unlabelled
+    estimator = make_estimator(FORGET_CURVATURE)
+    validation = cross_validate(estimator, request, CONTEXT, 5, trust=0.5)
+    drawn = CONTEXT.generator("folds")
+    order, split = (torch.randperm(count, generator=drawn).tensor_split(5) for count in (50, 100))
+    own = second_moments(request.features_FD)
+    for k, fold in enumerate(validation.folds):
+        kept, left = (torch.cat([part for j, part in enumerate(parts) if j != k]) for parts in (order, split))
+        expected = {
+            FORGET: second_moments(request.features_FD[kept]),
+            VIEWS: second_moments(request.views_VFD[:, kept].flatten(0, 1)),
+            UNLABELLED: second_moments(rows[left]),
+        }
+        assert list(fold.sources.rows.items()) == [(FORGET, 50), (VIEWS, 80), (UNLABELLED, 80), (RETAINED, 0)]
+        for name, block in expected.items():
+            torch.testing.assert_close(fold.sources.operators[name].blocks_BKK[0], block, **CLOSE)
+        retained = (400 * expected[UNLABELLED] - 50 * expected[FORGET]) / 350
+        values, vectors = torch.linalg.eigh(retained - 1e-3 * torch.eye(12).double())
+        raised = vectors * values.clamp(min=0) @ vectors.T + 1e-3 * torch.eye(12).double()
+        torch.testing.assert_close(fold.sources.operators[RETAINED].blocks_BKK[0], raised, rtol=1e-6, atol=1e-9)
+        training = second_moments(rows[split[k]])
+        torch.testing.assert_close(fold.training.blocks_BKK[0], training, **CLOSE)
+        shown = (400 * training - 50 * own) / 350
+        mean = 0.5 * shown + 0.5 * second_moments(request.features_FD[order[k]])
+        torch.testing.assert_close(fold.held_out.blocks_BKK[0], mean, **CLOSE)
+    whole = observe_once(estimator, request, estimator.observe(request, CONTEXT)).sources
+    for name in (FORGET, VIEWS, UNLABELLED):
+        torch.testing.assert_close(
+            validation.sources.operators[name].blocks_BKK, whole.operators[name].blocks_BKK, **CLOSE
+        )
+    assert validation.sources.rows == {FORGET: 50, VIEWS: 100, UNLABELLED: 100, RETAINED: 0}
+
+
+def test_without_trust_unlabelled_rows_are_a_source_and_no_judge():
+    validation = cross_validate(make_estimator(FORGET_CURVATURE), with_others(sets=2), CONTEXT, 5)
+    alone = cross_validate(make_estimator(FORGET_CURVATURE), situation(n_forget=50)[0], CONTEXT, 5)
+    assert list(validation.sources.rows) == [FORGET, VIEWS, f"{UNLABELLED}_1", f"{UNLABELLED}_2"]
+    for fold, other in zip(validation.folds, alone.folds, strict=True):
+        assert fold.training is None
+        torch.testing.assert_close(fold.held_out.blocks_BKK, other.held_out.blocks_BKK, **CLOSE)
+
+
+def test_fewer_rows_than_folds_stay_whole_and_unlabelled_rows_are_held_out():
+    request = with_others(n_forget=3)
+    validation = cross_validate(make_estimator(FORGET_CURVATURE), request, CONTEXT, 5, trust=1.0)
+    assert len(validation.folds) == 5
+    own = second_moments(request.features_FD)
+    for fold in validation.folds:
+        assert fold.sources.rows == {FORGET: 3, VIEWS: 6, UNLABELLED: 80, RETAINED: 0}
+        torch.testing.assert_close(fold.sources.operators[FORGET].blocks_BKK[0], own, **CLOSE)
+        expected = (400 * fold.training.blocks_BKK[0] - 3 * own) / 397
+        torch.testing.assert_close(fold.held_out.blocks_BKK[0], expected, **CLOSE)
+        torch.testing.assert_close(fold.gradient_CE, request.newton_gradient(), **CLOSE)
+
+
+def test_copies_of_one_row_cannot_be_split():
+    request, _, _ = situation(n_forget=30)
+    copies = type(request)(request.head, request.features_FD[:1].repeat(30, 1), request.labels_F)
+    validation = cross_validate(make_estimator(FORGET_CURVATURE), copies, CONTEXT, 5)
+    assert validation.folds == ()
+    torch.testing.assert_close(
+        validation.sources.operators[FORGET].blocks_BKK, copies.hessian(Structure.shared).blocks_BKK, **CLOSE
+    )
+
+
+def test_a_mixture_of_sources_by_hand():
+    request = with_others()
+    sources = cross_validate(make_estimator(FORGET_CURVATURE), request, CONTEXT, 5).sources
+    weights = (0.25, 0.0, 0.75)
+    expected = 0.25 * second_moments(request.features_FD) + 0.75 * second_moments(request.unlabelled[0])
+    torch.testing.assert_close(sources.mixed(weights).blocks_BKK[0], expected, **CLOSE)
+    assert sources.damped(weights) is sources.damped(weights)
+    drawn = torch.randn(4, 12, generator=torch.Generator().manual_seed(0)).double()
+    for pair in ((1.0, 0.0, 0.0), weights):  # the inverse is that of the weights asked for
+        step = sources.damped(pair).solve(drawn, 0.1)
+        damped = sources.mixed(pair).blocks_BKK[0] + 0.1 * torch.eye(12).double()
+        torch.testing.assert_close(step, torch.linalg.solve(damped, drawn.T).T, rtol=1e-8, atol=1e-10)
+    alone = Sources({FORGET: sources.operators[FORGET]}, {FORGET: 50.0})
+    assert alone.mixed((1.0,)) is sources.operators[FORGET]
+
+
+def test_curvature_that_cannot_be_mixed_is_refused():
+    estimator = make_estimator(curvature_settings(estimator="diagonal", perturbations=20))
+    with pytest.raises(ConfigError, match=r"held as diagonal and cannot be mixed .* Use curvature\.estimator=closed_"):
+        cross_validate(estimator, with_others(), CONTEXT, 5)

@@ -22,6 +22,7 @@ from sfu.curvature.settings import (
     Solver,
     curvature_settings,
 )
+from sfu.curvature.unlabelled import read_unlabelled
 from sfu.errors import ConfigError, DataError, SolverError
 from sfu.heads.kept import Kept
 from sfu.operators.structure import Structure
@@ -35,9 +36,9 @@ def second_moments(rows: torch.Tensor) -> torch.Tensor:
     return rows.double().T @ rows.double() / rows.shape[0]
 
 
-def estimate(config: CurvatureSettings, request, weight=None):
+def estimate(config: CurvatureSettings, request):
     estimator = make_estimator(config)
-    return estimator.estimate(estimator.observe(request, CONTEXT), request, weight)
+    return estimator.estimate(estimator.observe(request, CONTEXT), request)
 
 
 def test_every_estimator_is_registered_and_has_a_config():
@@ -243,69 +244,74 @@ def test_training_stores_the_curvature_when_asked():
         )
 
 
-def reference(tmp_path, rows: np.ndarray, **settings) -> CurvatureSettings:
-    np.savez(tmp_path / "public.npz", features=rows)
-    return curvature_settings(estimator="reference", reference_path=str(tmp_path / "public.npz"), **settings)
+def unlabelled(tmp_path, *sets: np.ndarray, **settings) -> CurvatureSettings:
+    """Settings whose unlabelled rows come from a file for each set."""
+    files = [tmp_path / f"rows_{n}.npz" for n in range(len(sets))]
+    for file, rows in zip(files, sets, strict=True):
+        np.savez(file, features=rows)
+    return curvature_settings(**{"estimator": "closed_form", **settings}, unlabelled=[str(file) for file in files])
 
 
-def test_public_features_like_the_training_data_help_and_unlike_ones_are_ignored(tmp_path):
-    gains = {"alone": [], "alike": [], "unlike": []}
+def test_unlabelled_rows_like_the_training_data_help_and_unlike_ones_are_ignored(tmp_path):
+    """Without a shift, the forget rows are what the sources are scored by."""
+    left = {"alone": [], "alike": [], "unlike": [], "both": []}
     weights = {"alike": [], "unlike": []}
-    for seed in range(5):
+    for seed in range(8):
         request, retained, config = situation(n_forget=30, seed=seed)
         alike = retained.features_RD.numpy()[:200]
         unlike = np.random.default_rng(seed).normal(size=(200, 12)).astype(np.float32) * np.geomspace(0.1, 30, 12)
-        gains["alone"].append(
-            distance(
-                Newton(curvature_settings(estimator="closed_form")).unlearn(request, CONTEXT).head,
-                request,
-                retained,
-                config,
-            )
-        )
-        for name, rows in (("alike", alike), ("unlike", unlike)):
-            result = Newton(reference(tmp_path, rows)).unlearn(request, CONTEXT)
-            gains[name].append(distance(result.head, request, retained, config))
-            weights[name].append(result.details["reference_weight"])
-    mean = {name: float(np.mean(values)) for name, values in gains.items()}
+        for name, sets in (("alone", []), ("alike", [alike]), ("unlike", [unlike]), ("both", [alike, unlike])):
+            given = unlabelled(tmp_path, *sets) if sets else curvature_settings(estimator="closed_form")
+            result = Newton(given).unlearn(request, CONTEXT)
+            left[name].append(distance(result.head, request, retained, config))
+            if name in weights:
+                weights[name].append(result.details["weight_unlabelled"])
+    mean = {name: float(np.mean(values)) for name, values in left.items()}
     assert mean["alike"] < 0.8 * mean["alone"]
-    assert mean["unlike"] < 1.1 * mean["alone"]
+    assert mean["both"] < 1.02 * mean["alone"]
+    assert mean["unlike"] < 1.02 * mean["alone"]
     assert np.mean(weights["alike"]) > 0.5 > np.mean(weights["unlike"])
 
 
-def test_the_mixture_by_hand_and_row_normalization(tmp_path):
-    request, _, _ = situation()
+def test_files_of_unlabelled_rows_are_read_and_normalised_like_the_dataset(tmp_path):
     rows = np.random.default_rng(0).normal(size=(50, 12)).astype(np.float32)
-    config = reference(tmp_path, rows, reference_weight=0.25)
-    estimator = make_estimator(config)
-    assert estimator.weights == (0.25,)
-    mixed = estimator.estimate(estimator.observe(request, CONTEXT), request).operator.blocks_BKK[0]
-    public = torch.from_numpy(rows).double()
-    expected = (
-        0.75 * second_moments(request.features_FD) + 0.25 * public.T @ public / 50 + 1e-3 * torch.eye(12).double()
+    np.savez(tmp_path / "split.npz", train_features=rows, test_features=rows[:20])
+    np.savez(tmp_path / "both.npz", features=rows[:30], test_features=rows)
+    files = [str(tmp_path / name) for name in ("split.npz", "both.npz")]
+    first, second = read_unlabelled(files, 12)
+    np.testing.assert_array_equal(first.numpy(), rows[:20])
+    np.testing.assert_array_equal(second.numpy(), rows[:30])
+    (unit,) = read_unlabelled(files[:1], 12, normalize_rows=True)
+    np.testing.assert_allclose(unit.numpy(), rows[:20] / np.linalg.norm(rows[:20], axis=1, keepdims=True), rtol=1e-6)
+    request, _, _ = situation(n_forget=30)
+    given, as_they_are = (
+        Newton(curvature_settings(estimator="closed_form", unlabelled=files[0])).unlearn(request, context)
+        for context in (MethodContext(CONTEXT.seeds, normalize_rows=True), CONTEXT)
     )
-    torch.testing.assert_close(mixed, expected, rtol=1e-9, atol=1e-12)
-    unit = make_estimator(dataclasses.replace(config, reference_weight=1.0))
-    unit_hessian = unit.estimate(
-        unit.observe(request, MethodContext(normalize_rows=True)), request
-    ).operator.blocks_BKK[0]
-    assert float(unit_hessian.trace()) == pytest.approx(1 + 12e-3, rel=1e-6)
+    alone = Newton(curvature_settings(estimator="closed_form"))
+    by_hand = alone.unlearn(dataclasses.replace(request, unlabelled=(unit,)), CONTEXT)
+    assert torch.equal(given.head.parameters_CE, by_hand.head.parameters_CE)
+    assert not torch.equal(given.head.parameters_CE, as_they_are.head.parameters_CE)
 
 
-def test_reference_files_that_cannot_work(tmp_path):
+def test_files_of_unlabelled_rows_that_cannot_work(tmp_path):
     request, _, _ = situation()
-    with pytest.raises(ConfigError, match=r"needs curvature\.reference_path"):
-        make_estimator(curvature_settings(estimator="reference"))
-    with pytest.raises(DataError, match=r"reference_path=.*does not exist"):
-        make_estimator(curvature_settings(estimator="reference", reference_path="nowhere.npz"))
+    for named, message in ((3, r"unlabelled=3 names no files"), ([""], r"unlabelled=\[''\] names no files")):
+        with pytest.raises(ConfigError, match=message):
+            curvature_settings(unlabelled=named)
+    for files in ("nowhere.npz", ["nowhere.npz"]):
+        with pytest.raises(DataError, match=r"curvature\.unlabelled=nowhere\.npz does not exist"):
+            Newton(curvature_settings(unlabelled=files))
     for rows, message in (
-        (np.zeros((5, 3), np.float32), "3 wide but the head takes 12"),
+        (np.zeros((5, 3), np.float32), r"rows_0\.npz: features is 3 wide but the head takes 12"),
         (np.full((5, 12), np.nan, np.float32), "NaN or infinite"),
+        (np.zeros((0, 12), np.float32), r"rows_0\.npz"),
     ):
         with pytest.raises(DataError, match=message):
-            Newton(reference(tmp_path, rows)).unlearn(request, CONTEXT)
-    with pytest.raises(DataError, match=r"no array 'x'\. Set curvature\.reference_key"):
-        Newton(reference(tmp_path, np.zeros((5, 12), np.float32), reference_key="x")).unlearn(request, CONTEXT)
+            Newton(unlabelled(tmp_path, rows)).unlearn(request, CONTEXT)
+    np.savez(tmp_path / "other.npz", rows=np.zeros((5, 12), np.float32))
+    with pytest.raises(DataError, match=r"no array 'features'\. Save the rows \[rows, 12\] under that name"):
+        Newton(curvature_settings(unlabelled=str(tmp_path / "other.npz"))).unlearn(request, CONTEXT)
 
 
 def test_a_forget_hessian_of_rank_one_still_gives_a_step():
@@ -320,15 +326,20 @@ def test_a_forget_hessian_of_rank_one_still_gives_a_step():
 
 
 def test_copies_of_one_row_are_not_taken_for_a_sample():
+    """There is nothing to hold out, so the step is the one that can do no harm."""
     request, _, _ = situation(n_forget=30)
     copies = type(request)(request.head, request.features_FD[:1].repeat(30, 1), request.labels_F[:1].repeat(30))
     for kind in ("closed_form", "psd_fit"):
         result = Newton(curvature_settings(estimator=kind)).unlearn(copies, CONTEXT)
-        assert not result.applied
-        assert "unlike a random sample" in result.note
+        assert "no random sample of the training data" in result.note
+        assert result.details["solver"] == "bound"
+        assert result.predicted_distance_gain is None
+        largest = request.head.kept.bound * 400 / 370 / 2 + request.head.l2
+        step = 30 / 370 * copies.newton_gradient() / largest
+        torch.testing.assert_close(result.head.parameters_CE, request.head.parameters_CE + step, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", sorted({*CurvatureSettings.names()} - {"exact", "reference", "hutchinson"}))
+@pytest.mark.parametrize("kind", sorted({*CurvatureSettings.names()} - {"exact", "hutchinson"}))
 def test_a_float32_head_gets_the_float64_step(kind):
     request, _, _ = situation()
     head = dataclasses.replace(request.head, kept=Kept(data_hessian=second_moments(request.features_FD)))
@@ -340,16 +351,17 @@ def test_a_float32_head_gets_the_float64_step(kind):
     assert relative(rounded.double() - double, double) < 1e-4
 
 
-def test_with_few_rows_public_data_speak_for_themselves(tmp_path):
-    left = {"alone": [], "public": []}
+def test_with_few_rows_unlabelled_data_speak_for_themselves(tmp_path):
+    left = {"alone": [], "given": []}
     for seed in range(10):
-        request, retained, config = situation(n_forget=5, seed=seed)
-        public = Newton(reference(tmp_path, retained.features_RD.numpy()[:200])).unlearn(request, CONTEXT)
-        assert public.details["reference_weight"] == 1.0
-        left["public"].append(distance(public.head, request, retained, config))
+        request, retained, config = situation(n_forget=3, seed=seed)
+        given = Newton(unlabelled(tmp_path, retained.features_RD.numpy()[:200])).unlearn(request, CONTEXT)
+        assert given.details["weight_forget"] < 0.1
+        assert given.predicted_distance_gain > 0
+        left["given"].append(distance(given.head, request, retained, config))
         alone = Newton(curvature_settings(estimator="closed_form")).unlearn(request, CONTEXT)
         left["alone"].append(distance(alone.head, request, retained, config))
-    assert np.mean(left["public"]) < np.mean(left["alone"])
+    assert np.mean(left["given"]) < 0.6 * np.mean(left["alone"])
 
 
 def test_more_gradients_than_can_tell_anything_are_not_drawn():
@@ -374,14 +386,12 @@ def test_perturbations_that_would_not_fit_in_memory_are_refused():
 
 
 @pytest.mark.parametrize("name", CurvatureEstimator.names())
-def test_every_estimator_returns_a_symmetric_positive_operator(name, tmp_path):
+def test_every_estimator_returns_a_symmetric_positive_operator(name):
     """Whoever registered it: products that are symmetric, and at least ``l2`` along every direction."""
     request, retained, _ = situation(n_forget=100)
     head = dataclasses.replace(request.head, kept=Kept(data_hessian=second_moments(request.features_FD)))
     request = dataclasses.replace(request, head=head)
-    np.savez(tmp_path / "public.npz", features=retained.features_RD.numpy()[:50])
-    more = {"reference_path": str(tmp_path / "public.npz")} if name == "reference" else {}
-    estimator = make_estimator(curvature_settings(estimator=name, **more))
+    estimator = make_estimator(curvature_settings(estimator=name))
     given = retained if estimator.access is Access.RETAINED else None
     observation = estimator.observe(request, CONTEXT, given)
     operator = estimator.estimate(estimator.merge([observation]), request).operator

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sfu.curvature.sampling import sampling_ratio
 from sfu.curvature.settings import LowerBound, Measurement, Pairs, Prior, Regularization, curvature_settings
 from sfu.errors import ConfigError, SourceFreeError
+from sfu.heads.kept import Kept
 from sfu.heads.settings import LinearSettings, Training
 from sfu.heads.train import train_head
 from sfu.operators.structure import Structure
@@ -152,19 +153,35 @@ def class_request(request_seed: int = 0):
 
 
 def test_a_forget_set_unlike_a_random_sample_is_noticed():
+    """The step is as short as it must be to do no harm, and no gain is predicted."""
     request, retained, config = class_request()
     for curvature in (curvature_settings(), FORGET_CURVATURE):
-        withheld = Newton(curvature).unlearn(request, CONTEXT)
-        assert not withheld.applied
-        assert withheld.predicted_distance_gain is None
-        assert "unlike a random sample" in withheld.note
-        assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
+        careful = Newton(curvature).unlearn(request, CONTEXT)
+        assert careful.applied
+        assert careful.predicted_distance_gain is None
+        assert "the forget set is no random sample" in careful.note
+        assert "so short that it can do little harm" in careful.note
+        assert careful.details["unseen_share"] == 1
+        assert distance(careful.head, request, retained, config) < 1
         forced = Newton(dataclasses.replace(curvature, force=True)).unlearn(request, CONTEXT)
         assert forced.applied
-        assert "although the forget set is unlike" in forced.note
+        assert "curvature.force=true, although the forget set is no random sample" in forced.note
+        assert forced.details["unseen_share"] == 0
     assert (
         distance(Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head, request, retained, config) < 1e-6
     )
+
+
+def test_without_a_bound_a_step_on_such_a_set_is_withheld():
+    request, _, _ = class_request()
+    unknown = dataclasses.replace(request, head=dataclasses.replace(request.head, kept=Kept()))
+    withheld = Newton(FORGET_CURVATURE).unlearn(unknown, CONTEXT)
+    assert not withheld.applied
+    assert withheld.predicted_distance_gain is None
+    assert "No bound of the training rows' curvature is known" in withheld.note
+    assert "Give the head's bound" in withheld.note
+    assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
+    assert withheld.details["sampling_ratio"] > 50
 
 
 @pytest.mark.slow
@@ -210,15 +227,23 @@ def test_the_noise_is_counted_in_the_prediction():
     assert not drowned.applied
 
 
-@pytest.mark.parametrize("n_forget", [1, 2, 3, 10])
+@pytest.mark.parametrize("n_forget", [1, 2, 3, 5, 8, 12])
 def test_very_few_rows_are_forgotten_without_settings(n_forget):
+    """The fewer the rows, the more cautious the step; fewer than folds take the one that needs no curvature."""
     left = []
     for seed in range(10):
         request, retained, config = situation(n_forget=n_forget, seed=seed)
         result = Newton(curvature_settings()).unlearn(request, CONTEXT)
         left.append(distance(result.head, request, retained, config))
-        assert f"{n_forget} rows are too few to cross-validate" in result.note
-        assert result.predicted_distance_gain is None
+        assert result.details["solver"] == "bound" if n_forget < 5 else True
+        assert (result.predicted_distance_gain is None) == (n_forget < 5)
+        if n_forget < 5:
+            assert result.details["rho"] is None
+            length = n_forget / (400 - n_forget) * result.details["step_scale"]
+            step = result.head.parameters_CE - request.head.parameters_CE
+            torch.testing.assert_close(step, length * request.newton_gradient(), rtol=1e-9, atol=1e-12)
+            bound = request.head.kept.bound * 400 / (400 - n_forget) / 2
+            assert result.details["step_scale"] == pytest.approx(1 / (bound + request.head.l2))
     assert max(left) < 1
 
 

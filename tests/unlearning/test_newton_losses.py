@@ -190,14 +190,14 @@ def test_shrinkage_serves_every_loss(loss, kind):
 
 
 @every_loss
-def test_public_features_serve_every_loss(loss, tmp_path):
+def test_unlabelled_rows_serve_every_loss(loss, tmp_path):
     request, retained, config = situation(loss, n_forget=60)
-    np.savez(tmp_path / "public.npz", features=retained.features_RD.numpy()[:400])
-    reference = curvature_settings(estimator="reference", reference_path=str(tmp_path / "public.npz"))
-    result = Newton(reference).unlearn(request, CONTEXT)
+    np.savez(tmp_path / "rows.npz", features=retained.features_RD.numpy()[:400])
+    given = dataclasses.replace(FORGET_CURVATURE, unlabelled=str(tmp_path / "rows.npz"))
+    result = Newton(given).unlearn(request, CONTEXT)
     alone = distance(Newton(FORGET_CURVATURE).unlearn(request, CONTEXT).head, request, retained, config)
     assert distance(result.head, request, retained, config) < 1.02 * alone
-    assert result.details["reference_weight"] > 0
+    assert result.details["weight_unlabelled"] > 0
 
 
 @every_smooth_loss

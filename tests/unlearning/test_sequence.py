@@ -79,7 +79,7 @@ def test_unlabelled_rows_make_requests_one_after_another_almost_as_good(tmp_path
     pixels, _ = load_digits(return_X_y=True)
     others = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))[1437:]  # those of no training row
     np.savez(tmp_path / "rows.npz", features=pixels[others] / np.linalg.norm(pixels[others], axis=1, keepdims=True))
-    known = {"estimator": "reference", "reference_path": tmp_path / "rows.npz"}
+    known = {**CURVATURE, "unlabelled": str(tmp_path / "rows.npz")}
     one_by_one, once, _ = distances(0, known)
     assert abs(one_by_one - 0.33) < 3 * 0.023  # figures of docs/limits.md, and standard deviations over splits
     assert abs(once - 0.26) < 3 * 0.020

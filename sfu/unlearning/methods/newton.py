@@ -185,7 +185,6 @@ class Newton(UnlearningMethod, name="newton"):
         n_folds = self._n_folds(request.n_forget, n_unlabelled)
         if n_folds > 0:
             trust = 0.0 if assessment is None else assessment.trust
-            trust = 1.0 if n_unlabelled and request.n_forget < n_folds else trust
             return self._cached("folds", context, lambda: cross_validate(estimator, request, context, n_folds, trust))
         observe = partial(estimator.observe, request, context, retained)
         return self._cached("observation", context, lambda: observe_once(estimator, request, observe()))
@@ -194,7 +193,7 @@ class Newton(UnlearningMethod, name="newton"):
         """Return ``make()``, cached for all settings tried on one request that differ only in the regularisation."""
         if self.batches > 1:  # every batch is another request
             return make()
-        estimated_from = replace(self.curvature, regularization=Regularization.none, rho=0.0, force=False)
+        estimated_from = replace(self.curvature, regularization=Regularization.none, rho=0.0)
         return context.remember(f"newton {what} {estimated_from}", make)
 
     def _choose(self, validation: Validation, request: ForgetRequest, assessment: Assessment | None) -> Candidate:
@@ -215,7 +214,9 @@ class Newton(UnlearningMethod, name="newton"):
         if rule is Regularization.mean_eigenvalue and inverse is not None:
             rho = inverse.mean_eigenvalue
         if rule is Regularization.cross_validated:  # too few rows for folds
-            return Candidate(StepChoice(math.inf, 1 / (caution.bound + head.l2), 0.0, weights), operator, inverse)
+            largest = caution.bound + head.l2  # 0 if all rows are 0
+            scale = 1 / largest if largest > 0 else 0.0
+            return Candidate(StepChoice(math.inf, scale, 0.0, weights), operator, inverse)
         choice = StepChoice(rho, 1.0, 0.0, weights)
         if folds:
             choice = replace(choice, gain=expected_gain(folds, choice, noise, floor=self._floor(head)))
@@ -240,7 +241,7 @@ class Newton(UnlearningMethod, name="newton"):
         request: ForgetRequest,
     ) -> Decision:  # fmt: skip
         """Predict the gain, and decide from it whether to apply the step."""
-        gain, remarks = None, []
+        gain, remarks = 0.0 if chosen.choice.scale == 0 else None, []
         if validation.folds and (assessment is None or assessment.predictable):
             # the trace is the expected squared distance that noise adds
             noise_cost = self.noise_sigma**2 * chosen.operator.trace()
