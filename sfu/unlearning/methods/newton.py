@@ -201,6 +201,8 @@ class Newton(UnlearningMethod, name="newton"):
         folds, head, rule = validation.folds, request.head, self.curvature.regularization
         caution = Caution() if assessment is None else assessment.caution
         noise = noise_factor(len(folds), request.n_forget / head.n_train) if folds else 1.0
+        if assessment is not None:  # the gradient of a set that is no random sample is no noise
+            noise += (1 - noise) * assessment.unlike
         if rule is Regularization.cross_validated and folds:
             choice = choose_step(validation, noise, caution, head.l2)
             return Candidate(
@@ -241,11 +243,11 @@ class Newton(UnlearningMethod, name="newton"):
         request: ForgetRequest,
     ) -> Decision:  # fmt: skip
         """Predict the gain, and decide from it whether to apply the step."""
-        gain, remarks = 0.0 if chosen.choice.scale == 0 else None, []
-        if validation.folds and (assessment is None or assessment.predictable):
-            # the trace is the expected squared distance that noise adds
-            noise_cost = self.noise_sigma**2 * chosen.operator.trace()
-            gain = chosen.choice.gain * request.step_ratio**2 - noise_cost
+        # the trace is the expected squared distance that noise adds
+        noise_cost = self.noise_sigma**2 * chosen.operator.trace() if self.noise_sigma > 0 else 0.0
+        assumed = chosen.choice.gain * request.step_ratio**2 - noise_cost
+        gain = assumed if validation.folds and (assessment is None or assessment.predictable) else None
+        remarks = []
         if (note := validation.estimate.note) is not None:
             remarks.append(note)
         if first.note is not None:
@@ -253,7 +255,8 @@ class Newton(UnlearningMethod, name="newton"):
         if validation.failed_fits:
             fits = f"{validation.failed_fits} of the fits to {len(validation.folds)} folds"
             remarks.append(f"{fits} did not converge, so the choice may be off")
-        return decide(assessment, gain, first, remarks, self.curvature.force)
+        drowned = noise_cost > 0 and assumed <= 0
+        return decide(assessment, gain, first, remarks, self.curvature.force, drowned=drowned)
 
     def _details(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
