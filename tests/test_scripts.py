@@ -16,3 +16,16 @@ def test_every_script_can_be_imported_and_is_described(name):
     script = load_script(name)
     assert callable(script.main)
     assert script.__doc__
+
+
+def test_the_cost_of_a_step_is_held_against_a_limit(monkeypatch, capsys):
+    script = load_script("bench_cost")
+    monkeypatch.setattr(script, "QUICK", [("quadratic", 2, 40, 400, 20), ("softmax", 3, 8, 400, 40)])
+    assert script.main(["--quick", "--limit", "1e9"]) == 0
+    printed = capsys.readouterr().out
+    assert "in 22 features" in printed
+    assert "SLOWER" not in printed
+    assert script.main(["--quick", "--limit", "0", "--least", "0", "--only", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("SLOWER") == 1
+    assert "1 of the steps took longer" in printed

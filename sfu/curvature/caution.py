@@ -24,16 +24,23 @@ from sfu.curvature.evidence import Evidence, examine
 from sfu.curvature.source_fit import Caution
 from sfu.data.settings import RANDOM
 from sfu.lazy import torch
+from sfu.losses.chunks import LinearChunk
+from sfu.losses.rows import Rows
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sfu.heads.base import Head
+
 _UNSEEN = {"gradient": 3.0, "classes": 2.0, "mean": 1.0}
 """Share of the curvature taken to be unseen for a shift of size 1; chosen on 2,124 requests, see docs/limits.md."""
-_FEW = 60.0
-"""At N_f rows, this over their square is unseen."""
+_FEW = 8.5
+"""Of this many rows all is taken to be unseen, of more the cube of this over their number."""
+_TOO_FEW = 0.08
+"""No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
+_PROBES = 4  # random vectors
 _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
 _SURE = (0.05, 1e-3)
@@ -67,7 +74,7 @@ class Assessment:
     @property
     def predictable(self) -> bool:
         """Whether a gain can be predicted: the forget set may be a random sample, or there are unlabelled rows."""
-        return not self.reasons or self.trust > 0
+        return (not self.reasons or self.trust > 0) and self.caution.few < _TOO_FEW
 
     @property
     def ratio(self) -> float | None:
@@ -98,15 +105,17 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         sure = _significance(finding.p)
         shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         trust = max(trust, sure)
-    rows = evidence.effective_rows
-    few = _of_few(rows)
+    rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
+    few = min(1.0, (_FEW / rows) ** 3)
     if unlabelled is not None:
+        more = curved_rows(request.head, request.head.unlabelled_rows(unlabelled))
         like = 1 - _unlike(request, unlabelled, evidence)
         trust = max(trust, few) * like
-        few = (1 - like) * few + like * _of_few(rows + trust * len(unlabelled))
-        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / len(unlabelled)) ** 2)
+        few = (1 - like) * few + like * min(1.0, (_FEW / (rows + trust * more)) ** 3)
+        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / max(more, 1e-9)) ** 2)
     caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
-    return Assessment(caution, trust if unlabelled is not None else 0.0, evidence, tuple(reasons), bound is not None)
+    trust = trust if unlabelled is not None else 0.0
+    return Assessment(caution, trust, evidence, tuple(reasons), bound is not None)
 
 
 _DECLARED = {
@@ -128,6 +137,30 @@ def curvature_bound(request: ForgetRequest) -> float | None:
     one = 2.0 if head.bias else 1.0
     equal = float((squares_F - one).abs().max()) <= _EQUAL
     return one * (1 + _EQUAL) * head.loss.constants.curvature_bound if equal else None
+
+
+def curved_rows(head: Head, rows: Rows) -> float:
+    r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
+
+    With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |a_i|^2` is the trace of
+    what it adds to the Hessian. Random vectors estimate it where the classes share all parameters. It is 0 where no row
+    is curved.
+    """
+    found, probes = [], None
+    for chunk in rows.chunks():
+        hessian = head.loss.curvature(chunk.outputs(head.parameters_CE), chunk.labels_B)
+        if rows.shared:
+            if probes is None:
+                drawn = torch.Generator().manual_seed(0)
+                probes = torch.randn(_PROBES, *head.parameters_CE.shape, generator=drawn).to(head.parameters_CE)
+            pushed_BPC = chunk.push(probes)
+            size_B = (hessian.unsqueeze().apply(pushed_BPC) * pushed_BPC).sum((1, 2))
+        else:
+            assert isinstance(chunk, LinearChunk), "only linear heads have parameters of each class"
+            size_B = hessian.trace() * chunk.design_BE.square().sum(1)
+        found.append((chunk.share_B * size_B).double())
+    size_N = torch.cat(found)
+    return float(size_N.sum()) ** 2 / max(float(size_N.square().sum()), 1e-300)
 
 
 def _of_rows(request: ForgetRequest) -> float:
@@ -186,10 +219,6 @@ def _unlike_in_norm(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
     found, chance = float(squares_U.mean()), 3 * float(squares_U.std(correction=0)) / len(squares_U) ** 0.5
     nearest = min(max(wanted, found - chance), found + chance)
     return min(1.0, _NORMS * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
-
-
-def _of_few(rows: float) -> float:
-    return min(1.0, _FEW / max(rows, 1.0) ** 2)
 
 
 def _significance(p: float | None) -> float:

@@ -19,7 +19,7 @@ Shapes: K folds, J sources, C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
@@ -28,9 +28,12 @@ from sfu.curvature.observations import HessianObservation, merge_hessians
 from sfu.errors import ConfigError
 from sfu.lazy import torch
 from sfu.losses.base import Layout
+from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator, DampedInverse
 from sfu.operators.build import build_operator
 from sfu.operators.explicit import ExplicitOperator
+from sfu.operators.galerkin import share_subspace
+from sfu.operators.products import ProductOperator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext
 
@@ -144,20 +147,58 @@ def cross_validate(
     estimate = estimator.estimate(observation, request)
     splits = [fold_indices(rows_UD.shape[0], min(n_folds, rows_UD.shape[0]), drawn) for rows_UD in request.unlabelled]
     further = _Further(request, estimate.operator, parts, splits, trust)
+    held_out = [further.held_out(k, observations) for k in range(n_folds)]
     sums = torch.stack([part.forget_gradient() * part.weight for part in parts])
     correction = (head.total_weight / request.weight) * head.gradient_CE
+    signal_CE = head.rows_gradient_CE - correction
+    gradients = [sums.sum(0) / request.weight - correction] * n_folds
+    if divided:
+        gradients = [
+            (sums.sum(0) - own_CE) / (request.weight - part.weight) - correction
+            for own_CE, part in zip(sums, parts, strict=True)
+        ]
+    if divided and further.is_empty and estimator.is_forget_hessian(request):
+        found = _in_a_subspace(observations, gradients, [own for own, _ in held_out])
+        if found is not None:
+            inverses, whole = found
+            rows = {FORGET: request.weight}
+            folds = [
+                Fold(Sources({FORGET: whole}, rows, {(1.0,): inverse}), gradient_CE, signal_CE, own)
+                for inverse, gradient_CE, (own, _) in zip(inverses, gradients, held_out, strict=True)
+            ]
+            sources = Sources({FORGET: whole}, rows, {(1.0,): whole.damped()})
+            return Validation(observation, replace(estimate, operator=whole), sources, folds)
     folds, failed_fits = [], 0
-    for k in range(n_folds):
-        others, gradient_CE = estimate, sums.sum(0) / request.weight
+    for k, gradient_CE in enumerate(gradients):
+        others = estimate
         if divided:
             others = estimator.estimate(estimator.merge([observations[j] for j in range(n_folds) if j != k]), request)
-            gradient_CE = (sums.sum(0) - sums[k]) / (request.weight - parts[k].weight)
             failed_fits += others.note is not None
-        signal_CE = head.rows_gradient_CE - correction
-        held_out = further.held_out(k)
-        folds.append(Fold(further.without(k, others), gradient_CE - correction, signal_CE, *held_out))
+        folds.append(Fold(further.without(k, others), gradient_CE, signal_CE, *held_out[k]))
         context.report(len(parts) + k + 1, steps)
     return Validation(observation, estimate, further.with_all(estimate), folds, trust, failed_fits)
+
+
+def _in_a_subspace(
+    observations: Sequence[HessianObservation], gradients: Sequence[Tensor], held_out: Sequence[CurvatureOperator]
+) -> tuple[Sequence[DampedInverse], ProductOperator] | None:
+    """Return the folds' inverses and the whole set's Hessian by products in one subspace, if they are products.
+
+    Where the classes share all parameters, they need another way.
+    """
+    own = [part.operator for part in observations if isinstance(part.operator, ProductOperator)]
+    scored = [operator for operator in held_out if isinstance(operator, ProductOperator)]
+    if len(own) < len(observations) or own[0].shared:
+        return None
+    return share_subspace(own, [part.weight for part in observations], gradients, scored)
+
+
+def _own_hessian(part: ForgetRequest, observation: Any) -> CurvatureOperator:
+    """Return the Hessian of a fold's own rows; the observation may be it already."""
+    seen = observation.operator if isinstance(observation, HessianObservation) else None
+    by_products = isinstance(seen, ProductOperator) or part.head.layout is not Layout.shared
+    structure = Structure.products if by_products else Structure.shared
+    return seen if seen is not None and seen.structure == structure.value else part.hessian(structure)
 
 
 class _Further:
@@ -173,7 +214,8 @@ class _Further:
     ) -> None:
         """Compute the Hessians; ``parts`` are those of the forget rows, and ``splits`` those of the unlabelled rows."""
         self._request, self._parts, self._trust = request, parts, trust
-        self._scored_by = Structure.shared if request.head.layout is Layout.shared else Structure.products
+        by_products = like.structure == Structure.products.value or request.head.layout is not Layout.shared
+        self._scored_by = Structure.products if by_products else Structure.shared
         self._found: dict[str, list[HessianObservation]] = {}
         self._splits = dict(zip(_names(request.unlabelled), splits, strict=True))
         self._own = request.hessian(self._scored_by) if trust > 0 else None
@@ -188,27 +230,22 @@ class _Further:
         self._structure = Structure(like.structure)
         if request.views_VFD is not None:
             self._found[VIEWS] = [self._views(part) for part in parts]
+        head = request.head
         for name, rows_UD in zip(self._splits, request.unlabelled, strict=True):
-            self._found[name] = [self._unlabelled(rows_UD[index], self._structure) for index in self._splits[name]]
+            parts_UD = [rows_UD[index] for index in self._splits[name]]
+            self._found[name] = [self._hessian(head.unlabelled_rows(part), self._structure) for part in parts_UD]
 
     def _views(self, part: ForgetRequest) -> HessianObservation:
         views_VFD, weights_F = part.views_VFD, part.weights_F
         assert views_VFD is not None, "the request has views, so its parts have"
         count = len(views_VFD)
         weights_N = None if weights_F is None else weights_F.repeat(count)
-        return self._hessian(views_VFD.flatten(0, 1), part.labels_F.repeat(count), self._structure, weights_N)
+        rows = part.head.rows(views_VFD.flatten(0, 1), part.labels_F.repeat(count), weights_N, cache=True)
+        return self._hessian(rows, self._structure)
 
-    def _unlabelled(self, features_ND: Tensor, structure: Structure) -> HessianObservation:
-        """Return the Hessian of unlabelled rows; where it depends on labels, the head's predictions stand for them."""
-        return self._hessian(features_ND, self._request.head.logits(features_ND).argmax(1), structure)
-
-    def _hessian(
-        self, features_ND: Tensor, labels_N: Tensor, structure: Structure, weights_N: Tensor | None = None
-    ) -> HessianObservation:
+    def _hessian(self, rows: Rows, structure: Structure) -> HessianObservation:
         head = self._request.head
-        rows = head.rows(features_ND, labels_N, weights_N, cache=True)
-        operator = build_operator(head.objective(), rows, head.parameters_CE, structure)
-        return HessianObservation(operator, rows.weight)
+        return HessianObservation(build_operator(head.objective(), rows, head.parameters_CE, structure), rows.weight)
 
     def without(self, k: int, estimate: CurvatureEstimate) -> Sources:
         """Join the estimate of fold k with the Hessians of the other folds."""
@@ -237,14 +274,19 @@ class _Further:
         request = self._request
         return training.combine([forget], [request.head.total_weight / request.retained_weight, -request.step_ratio])
 
-    def held_out(self, k: int) -> tuple[CurvatureOperator, CurvatureOperator | None]:
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no sources but the forget rows."""
+        return not self._found
+
+    def held_out(self, k: int, observations: Sequence[Any]) -> tuple[CurvatureOperator, CurvatureOperator | None]:
         """Return what fold k shows of the retained data's Hessian, and of the training data's."""
-        own = self._parts[k].hessian(self._scored_by) if len(self._parts) > 1 else None
+        own = _own_hessian(self._parts[k], observations[k]) if len(self._parts) > 1 else None
         if self._own is None:
             assert own is not None, "without unlabelled rows, a fold has forget rows"
             return own, None
         training = merge_hessians([
-            self._unlabelled(rows_UD[split[k % len(split)]], self._scored_by)
+            self._hessian(self._request.head.unlabelled_rows(rows_UD[split[k % len(split)]]), self._scored_by)
             for rows_UD, split in zip(self._request.unlabelled, self._splits.values(), strict=True)
         ])  # fmt: skip
         retained = self._retained(training.operator, self._own)

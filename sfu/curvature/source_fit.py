@@ -19,9 +19,9 @@ How far the held-out rows can be relied on decides the curvature that scores a s
 
 .. math:: \tilde H_k = (1 - \delta) \bigl((1 - \phi)\, s\, H_k + \phi\, r\bigr) + \delta\, (\beta + l_2)
 
-where :math:`2\beta` bounds the curvature of any retained data. r is twice the curvature that the held-out rows show
-along their gradient, since what a few rows do not show is more of the same kind; it is at most :math:`\beta + l_2`, and
-the nearer to that the larger phi is. At delta = 1 the best M is a multiple of the identity, and the step
+where :math:`2\beta` bounds the curvature of any retained data. What a few rows do not show is more of the same kind:
+:math:`r = (2 g^T H g / g^T g)^{1-\phi} (\beta + l_2)^\phi` goes from twice the curvature that the held-out rows show
+along their gradient to the bound. At delta = 1 the best M is a multiple of the identity, and the step
 :math:`g_f / (\beta + l_2)` brings a quadratic head nearer to Retrained whatever the forget set.
 
 At the optimum the forget gradient is sampling noise, of which K - 1 folds have more (squared) than the whole set, by a
@@ -42,13 +42,16 @@ import numpy as np
 
 from sfu.curvature.cross_validation import FORGET, RETAINED, VIEWS, Fold, Sources, Validation
 from sfu.lazy import torch
+from sfu.operators.galerkin import refine
 
 if TYPE_CHECKING:
     pass
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
-_LITTLE = 1e-3  # weight of a source that a start leaves out, so that L-BFGS can bring it in
+_REFINEMENTS = 30
+_NO_SIGNAL = 1e-6  # of the gradient; it counts by its square
+_LITTLE = 0.05  # weight of a source that a start leaves out, so that L-BFGS can bring it in
 _LEAST = 0.5
 """At least this share of the training rows' curvature, along a step, is taken to be that of the retained rows."""
 _ITERATIONS = 40
@@ -74,14 +77,12 @@ class Caution(NamedTuple):
     along: float = 0.0
 
     def of(self, folds: Sequence[Fold], l2: float) -> Caution:
-        """Return it with the r of these folds, nearer to beta + l2 the fewer the rows are."""
+        """Return it with the r of these folds."""
         square = sum(float(fold.gradient_CE.square().sum()) for fold in folds)
-        if self.few == 0 or square == 0:
-            return self
         curved = sum(float(fold.held_out.quadratic(fold.gradient_CE)) for fold in folds)
         most = self.bound + l2
-        seen = min(most, 2 * self.stretch * curved / square)
-        return self._replace(along=(1 - self.few) * seen + self.few * most)
+        seen = min(most, 2 * self.stretch * curved / square) if square > 0 else most
+        return self._replace(along=seen if self.few == 0 else max(seen, 0.0) ** (1 - self.few) * most**self.few)
 
     def curved(self, held_out: Any, square: Any, l2: float) -> Any:
         """Return ``u^T H~ u`` from ``u^T H u`` and ``|u|^2``, or ``H~ u`` from ``H u`` and u."""
@@ -145,8 +146,11 @@ def expected_gain(folds: Sequence[Fold], choice: StepChoice, noise: float, *, fl
     whole = signal = 0.0
     for fold in folds:
         inverse = fold.sources.damped(choice.weights)
+        for _ in range(0 if choice.is_safe else _REFINEMENTS):
+            if not refine([inverse], [fold.gradient_CE], choice.rho):
+                break
         for of_signal, right_CE in ((False, fold.gradient_CE), (True, fold.signal_CE)):
-            if of_signal and not right_CE.any():
+            if of_signal and float(right_CE.norm()) <= _NO_SIGNAL * float(fold.gradient_CE.norm()):
                 continue
             if choice.is_safe:
                 along, curved = right_CE.square().sum()[None], fold.held_out.quadratic(right_CE)[None]
@@ -171,8 +175,13 @@ def _starts(sources: Sources, trust: float) -> list[tuple[float, ...]]:
     return starts
 
 
-def _on_grid(folds: Sequence[Fold], weights: tuple[float, ...], caution: Caution, l2: float) -> StepChoice:
-    """Return the best rho of a wide grid for given weights; its gain is that of the scores, noise and all."""
+def _on_grid(
+    folds: Sequence[Fold], weights: tuple[float, ...], caution: Caution, l2: float, refinements: int = _REFINEMENTS
+) -> StepChoice:
+    """Return the best rho of a wide grid for given weights; its gain is that of the scores, noise and all.
+
+    Inverses that are approximate are refined at the best rho, until that changes nothing.
+    """
     inverses = [fold.sources.damped(weights) for fold in folds]
     mean = sum(inverse.mean_eigenvalue for inverse in inverses) / len(folds)
     rhos = (mean * torch.logspace(*_GRID_DECADES, _GRID_POINTS, dtype=torch.float64)).tolist()
@@ -192,6 +201,8 @@ def _on_grid(folds: Sequence[Fold], weights: tuple[float, ...], caution: Caution
         return StepChoice(rhos[-1], 0.0, 0.0, weights)
     gains_M = torch.where(usable_M, along_M.square() / curved_M, -1.0)
     best = int(gains_M.argmax())
+    if refinements > 0 and refine(inverses, [fold.gradient_CE for fold in folds], rhos[best]):
+        return _on_grid(folds, weights, caution, l2, refinements - 1)
     return StepChoice(rhos[best], float(along_M[best] / curved_M[best]), float(gains_M[best]), weights)
 
 

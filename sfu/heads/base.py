@@ -216,6 +216,10 @@ class Head(Registered, ABC, kind="head"):
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
         """Return labelled rows for this head's loss, on its device and in its dtype (:class:`sfu.losses.rows.Rows`)."""
 
+    def unlabelled_rows(self, features_ND: Tensor) -> Rows:
+        """Return unlabelled rows; where curvature depends on labels, the head's own predictions stand for them."""
+        return self.rows(features_ND, self.logits(features_ND).argmax(1), cache=True)
+
     @abstractmethod
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
         """Return the outputs ``[N, C]`` at any parameters; autograd can differentiate them in both arguments."""

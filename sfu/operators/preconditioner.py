@@ -20,22 +20,38 @@ from sfu.operators.spectral import SpectralInverse
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MANY_CLASSES = 256
+"""Beyond, the diagonal of the mean output Hessian takes its place: with 100 classes it needs as many iterations."""
 _ROWS = 8192
 _SMALLEST = 1e-4  # of the largest eigenvalue
 _NOTHING = 1e-12  # for rows without any curvature
 
 
-def kronecker_inverse(moments: SpectralInverse, output_CC: Tensor, damping: float) -> Callable[[Tensor], Tensor]:
-    """Return the function ``r -> P^-1 r`` on ``[C, E]``, from decomposed moments; the damping is ``l2 + rho``."""
-    values_C, vectors_CC = torch.linalg.eigh((output_CC + output_CC.T) / 2)
-    values_C = values_C.clamp(min=max(_SMALLEST * float(values_C[-1]), damping, _NOTHING))
-    damping_C = damping / values_C
+class Kronecker:
+    """Decomposed mean output Hessian and second moments, from which any damping's inverse follows."""
 
-    def apply(residual_CE: Tensor) -> Tensor:
-        rotated_CE = (vectors_CC.T @ residual_CE) / values_C[:, None]
-        return vectors_CC @ moments.solve_rows(rotated_CE, damping_C)
+    _vectors_CC: Tensor | None
 
-    return apply
+    def __init__(self, moments: SpectralInverse, output_CC: Tensor) -> None:
+        """Decompose the mean output Hessian, or take its diagonal if there are many classes."""
+        self._moments, self._vectors_CC = moments, None
+        if output_CC.shape[0] > _MANY_CLASSES:
+            self._values_C = output_CC.diagonal().clone()
+        else:
+            self._values_C, self._vectors_CC = torch.linalg.eigh((output_CC + output_CC.T) / 2)
+
+    def inverse(self, damping: float) -> Callable[[Tensor], Tensor]:
+        """Return the function ``r -> P^-1 r`` on ``[C, E]``; the damping is ``l2 + rho``."""
+        values_C = self._values_C.clamp(min=max(_SMALLEST * float(self._values_C.max()), damping, _NOTHING))
+        damping_C = damping / values_C
+
+        def apply(residual_CE: Tensor) -> Tensor:
+            vectors_CC = self._vectors_CC
+            if vectors_CC is None:
+                return self._moments.solve_rows(residual_CE / values_C[:, None], damping_C)
+            return vectors_CC @ self._moments.solve_rows(vectors_CC.T @ residual_CE / values_C[:, None], damping_C)
+
+        return apply
 
 
 def second_moments(rows: Rows) -> Tensor:

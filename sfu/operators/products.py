@@ -30,7 +30,7 @@ from sfu.operators.conjugate_gradients import (
     multishift_conjugate_gradients,
     multishift_in_coordinates,
 )
-from sfu.operators.preconditioner import kronecker_inverse, second_moments
+from sfu.operators.preconditioner import Kronecker, second_moments
 from sfu.operators.spectral import SpectralInverse, bias_inverse
 
 if TYPE_CHECKING:
@@ -81,6 +81,14 @@ class ProductOperator(CurvatureOperator):
     def tolerance(self) -> float:
         """Relative residual that the precision of the products allows a solve to reach."""
         return max(TOLERANCE, _UNITS * max(torch.finfo(part.rows.precision).eps for part in self.parts))
+
+    def to_float32(self) -> ProductOperator:
+        """Return the operator with rows and products in float32."""
+        parts = tuple(
+            Part(part.rows.to_float32(), [hessian.to_float32() for hessian in part.hessians], part.coefficient)
+            for part in self.parts
+        )
+        return replace(self, parts=parts, ridge_E=self.ridge_E.float(), regularized_E=self.regularized_E.float())
 
     def _chunks(self) -> Iterator[tuple[Chunk, OutputHessian, Tensor]]:
         """Yield all chunks with their output Hessians and the shares of their rows in the combination."""
@@ -183,7 +191,7 @@ class ProductOperator(CurvatureOperator):
         """Return the inverse of mean output Hessian times second moments; the identity without moments."""
         if moments is None:
             return lambda residual_CE: residual_CE
-        return kronecker_inverse(moments, self.output_mean(), self.ridge + rho)
+        return Kronecker(moments, self.output_mean()).inverse(self.ridge + rho)
 
     def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
         """Solve by preconditioned conjugate gradients to a relative residual of :attr:`tolerance`."""
@@ -220,15 +228,20 @@ class KrylovInverse(DampedInverse):
     """
 
     def __init__(self, operator: ProductOperator, in_coordinates: int = IN_COORDINATES) -> None:
-        """Invert the curvature of the biases alone; nothing else is formed."""
+        """Note the operator; the curvature of the biases is inverted when it is needed, and nothing else is formed."""
         self._operator, self._limit = operator, in_coordinates
         self._has_bias = bool(operator.regularized_E[-1] == 0)
         self._ridge = operator.ridge
         self._tolerance = max(_SHIFTED_TOLERANCE, _LOOSER * operator.tolerance)
         self.iterations, self.residual = 0, 0.0
-        if self._has_bias:
-            self._own_CC = operator.output_mean()
-            self._bias_inverse_CC = bias_inverse(self._own_CC)
+
+    @cached_property
+    def _own_CC(self) -> Tensor:
+        return self._operator.output_mean()
+
+    @cached_property
+    def _bias_inverse_CC(self) -> Tensor:
+        return bias_inverse(self._own_CC)
 
     @cached_property
     def mean_eigenvalue(self) -> float:

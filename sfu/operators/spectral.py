@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sfu.errors import SingularHessianError
 from sfu.lazy import torch
-from sfu.operators.base import NOTHING_UNSEEN, DampedInverse, Unseen
+from sfu.operators.base import NOTHING_UNSEEN, CurvatureOperator, DampedInverse, Unseen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,12 +85,53 @@ class SpectralInverse(DampedInverse):
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
         count, width = self.eigenvalues_BD.shape
         right_BNK = right_CE.reshape(count, -1, width + self._biases.numel())
-        damped_MBD = self.eigenvalues_BD.clamp(min=floor) + self.eigenvalues_BD.new_tensor(rhos)[:, None, None]
-        cutoff = width * torch.finfo(damped_MBD.dtype).eps * damped_MBD.abs().amax(2, keepdim=True)
-        inverse_MBD = torch.where(damped_MBD > cutoff, 1.0 / damped_MBD.clamp(min=cutoff), 0.0)
-        scaled_MBND = (self._reduce(right_BNK) @ self._vectors_BDD) * inverse_MBD[:, :, None]
+        scaled_MBND = (self._reduce(right_BNK) @ self._vectors_BDD) * self._inverses(rhos, floor)[:, :, None]
         solved_MBND = torch.einsum("mbnd,bed->mbne", scaled_MBND, self._vectors_BDD)  # @ would copy the vectors M times
         return self._with_biases(solved_MBND, right_BNK).reshape(len(rhos), *right_CE.shape)
+
+    def _inverses(self, rhos: list[float], floor: float) -> Tensor:
+        """Return the inverse of each damped eigenvalue, ``[M, B, D]``; 0 for one that is 0 to working precision."""
+        damped_MBD = self.eigenvalues_BD.clamp(min=floor) + self.eigenvalues_BD.new_tensor(rhos)[:, None, None]
+        cutoff = damped_MBD.shape[2] * torch.finfo(damped_MBD.dtype).eps * damped_MBD.abs().amax(2, keepdim=True)
+        return torch.where(damped_MBD > cutoff, 1.0 / damped_MBD.clamp(min=cutoff), 0.0)
+
+    def scores(
+        self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Score; where there are many solutions of one block, without forming any of them."""
+        blocks_BKK = getattr(held_out, "blocks_BKK", None)
+        side = self.eigenvalues_BD.shape[1] + self._biases.numel()
+        if blocks_BKK is None or blocks_BKK.shape != (1, side, side) or len(self.eigenvalues_BD) > 1:
+            return super().scores(right_CE, rhos, held_out, floor=floor)
+        right_NK = right_CE.reshape(-1, side)
+        if len(right_NK) * len(rhos) <= side:
+            return super().scores(right_CE, rhos, held_out, floor=floor)
+        inverse_MD, held_out_KK = self._inverses(rhos, floor)[:, 0], blocks_BKK[0]
+        _, square_M = self._scores(right_NK, inverse_MD, torch.eye(side).to(held_out_KK))
+        return (*self._scores(right_NK, inverse_MD, held_out_KK), square_M)
+
+    def _scores(self, right_NK: Tensor, inverse_MD: Tensor, held_out_KK: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Score ``u_n = V (d * r_n)`` for the diagonals d, with r the right-hand sides in eigenvectors V.
+
+        .. math:: \sum_n u_n^T H u_n = d^T \bigl((V^T H V) \odot \sum_n r_n r_n^T\bigr) d
+
+        Biases are affine in u: what they add to the regularised parameters is put into H, a linear term and a constant.
+        """
+        vectors_DD, features, biases = self._vectors_BDD[0], self._regularized, self._biases
+        rotated_ND = self._reduce(right_NK[None])[0] @ vectors_DD
+        curvature_DD = held_out_KK[features][:, features]
+        along, linear_D, constant = right_NK.new_zeros(()), torch.zeros_like(inverse_MD[0]), right_NK.new_zeros(())
+        if biases.numel():
+            coupling_UD, cross_UD = self._coupling_BUD[0], held_out_KK[biases][:, features]
+            own_UU, own_NU = held_out_KK[biases][:, biases], right_NK[:, biases] @ self._bias_inverse_BUU[0]
+            mixed_DD = cross_UD.T @ coupling_UD
+            curvature_DD = curvature_DD - mixed_DD - mixed_DD.T + coupling_UD.T @ own_UU @ coupling_UD
+            along = (own_NU * right_NK[:, biases]).sum()
+            linear_D = 2 * ((own_NU @ (cross_UD - own_UU @ coupling_UD) @ vectors_DD) * rotated_ND).sum(0)
+            constant = (own_NU @ own_UU * own_NU).sum()
+        weighed_DD = (vectors_DD.T @ curvature_DD @ vectors_DD) * (rotated_ND.T @ rotated_ND)
+        curved_M = ((inverse_MD @ weighed_DD) * inverse_MD).sum(1) + inverse_MD @ linear_D + constant
+        return inverse_MD @ rotated_ND.square().sum(0) + along, curved_M
 
     def solve_rows(self, right_CE: Tensor, rho_C: Tensor) -> Tensor:
         """Solve with a single block and one rho for each row of the right-hand side, ``[C, E]``."""

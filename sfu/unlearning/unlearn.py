@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +91,8 @@ def unlearn(
             "augmented features as views."
         )
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
-    with torch.device("cpu"):  # whatever torch.set_default_device says: the rest follows the head's device
+    default = torch.get_default_device().type
+    with nullcontext() if default == "cpu" else torch.device("cpu"):  # the rest follows the head's device
         features_FD, labels_F = as_examples(features, labels)
         more = _sets_of(unlabelled)
         made = ForgetRequest(

@@ -272,7 +272,7 @@ def test_weights_that_let_few_rows_carry_everything():
 
 def test_few_retained_rows(made):
     everything = torch.arange(N)
-    for left, warned in ((1, True), (30, True), (60, False)):
+    for left, warned in ((1, True), (15, True), (60, False)):
         finding = examine(made.request(everything[left:]))["few_retained"]
         assert finding.alarm == warned
         second = made.request(everything[left:]).design_FE

@@ -1,4 +1,4 @@
-"""Folds of a forget set: random, of equal weight, with near-duplicates together."""
+"""Random folds of a forget set: of equal weight, with near-duplicates together."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from sfu.curvature.estimators.base import make_estimator
 from sfu.curvature.settings import curvature_settings
 from sfu.errors import ConfigError, DataError
 from sfu.heads import summary
@@ -155,6 +156,20 @@ def test_after_a_request_it_is_that_of_the_retained_rows(name, keep):
         exact = moments(features[40:], True)
         errors = [float((one.sketch.decode()[0] - exact).norm() / exact.norm()) for one in (left, retained)]
         assert 0 < errors[1] < errors[0] < 3 * errors[1] < 0.02
+
+
+@pytest.mark.parametrize("kind", SketchKind)
+def test_what_rounding_leaves_below_nothing_becomes_nothing(kind):
+    """After nearly all rows are taken out of a sketch, its rounding is larger than what is left of some directions."""
+    features, labels = tensors()
+    full = fit(features, labels, keep=Keep.full)
+    sketch = Sketch.encode(full.kept.data_hessian, kind)
+    request = request_of(dataclasses.replace(full, kept=Kept(sketch=sketch)), features, labels, 395)
+    estimator = make_estimator(STORED)
+    operator = estimator.estimate(estimator.observe(request, MethodContext()), request).operator
+    assert float(operator.damped().eigenvalues_BD.min()) == pytest.approx(full.l2)
+    foreign = request_of(full, 10 * features, labels).unlearned_head(full.parameters_CE).kept.data_hessian
+    assert float(torch.linalg.eigvalsh(foreign)[0]) >= -1e-12
 
 
 def test_rows_of_weights_are_taken_out_by_weight():

@@ -133,3 +133,17 @@ def test_class_weights_from_the_configuration():
             make_loss("logistic", class_weights=given_).for_labels(labels, 3)
     with pytest.raises(ConfigError, match="has 2 entries but a label is 2"):
         Rows(torch.zeros(6, 2), labels, make_loss("softmax", class_weights=[1, 2]), bias=False, device=CPU)
+
+
+def test_second_moments_are_computed_once_for_each_set_of_rows():
+    features, labels = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    rows = Rows(features, labels, Quadratic(), bias=False, device=torch.device("cpu"))
+    assert not rows.has_moments
+    whole = rows.moments()
+    assert rows.has_moments
+    assert rows.moments() is whole
+    some = features.double()[::4]
+    for twin in (rows.thinned(4), rows.batch(torch.arange(0, 40, 4))):
+        assert not twin.has_moments
+        torch.testing.assert_close(twin.moments(), some.T @ some / 10, rtol=1e-12, atol=1e-14)
+    assert rows.to_float32().moments().dtype == torch.float32

@@ -197,3 +197,23 @@ def test_what_will_not_fit_is_refused_before_it_starts_and_the_cheaper_is_named(
     monkeypatch.setattr(plan_module, "available_memory", lambda device: 3 * need)
     assert plan_structure(Layout.blocks, 10, 512, 1000, CPU).structure is Structure.products
     assert plan_structure(Layout.blocks, 10, 512, 1000, CPU, Structure.blocks).structure is Structure.blocks
+
+
+@pytest.mark.parametrize(
+    ("layout", "classes", "width", "count", "expected"),
+    [
+        (Layout.shared, 10, 512, 1000, Structure.shared),
+        (Layout.shared, 10, 4096, 400, Structure.products),
+        (Layout.dense, 4, 12, 12, Structure.dense),
+        (Layout.dense, 2, 1000, 1000, Structure.products),
+        (Layout.blocks, 4, 12, 12, Structure.blocks),
+        (Layout.blocks, 100, 512, 1000, Structure.products),
+    ],
+)
+def test_the_quicker_structure_is_chosen_for_cross_validation_and_said(layout, classes, width, count, expected):
+    plan = plan_structure(layout, classes, width, count, CPU, validated=True)
+    assert plan.structure is expected
+    assert ("are quicker than" in plan.reason) == (expected is Structure.products)
+    assert plan_structure(layout, classes, width, count, CPU).structure is not Structure.products
+    asked = next(structure for structure in Structure if structure.value == layout.value)
+    assert plan_structure(layout, classes, width, count, CPU, asked, validated=True).structure is asked

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfu.errors import SingularHessianError
+from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.spectral import SpectralInverse
 
 
@@ -25,6 +26,23 @@ def test_equals_a_dense_solve(width, seed, bias, rho):
     hessian, mask, right = problem(width, seed, bias)
     expected = torch.linalg.solve(hessian + rho * torch.diag(mask), right.T).T
     torch.testing.assert_close(SpectralInverse(hessian, mask).solve(right, rho), expected, rtol=1e-7, atol=1e-9)
+
+
+@given(
+    width=st.integers(2, 9), count=st.sampled_from([1, 40]), seed=st.integers(0, 99), bias=st.booleans(),
+    floor=st.sampled_from([0.0, 0.5]),
+)  # fmt: skip
+def test_scores_are_those_of_the_solutions(width, count, seed, bias, floor):
+    """Whether the solutions are formed (one right-hand side) or not."""
+    hessian, mask, _ = problem(width, seed, bias)
+    held_out, _, _ = problem(width, seed + 1, bias)
+    right, rhos = torch.randn(count, width, dtype=torch.float64), [0.0, 0.1]
+    inverse = SpectralInverse(hessian, mask)
+    along, curved, square = inverse.scores(right, rhos, ExplicitOperator(held_out, count, mask), floor=floor)
+    solved = inverse.solve_many(right, rhos, floor=floor)
+    torch.testing.assert_close(along, (solved * right).sum((1, 2)), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(curved, ((solved @ held_out) * solved).sum((1, 2)), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(square, solved.square().sum((1, 2)), rtol=1e-9, atol=1e-9)
 
 
 def test_many_rhos_equal_one_at_a_time(device):

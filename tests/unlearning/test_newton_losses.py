@@ -158,7 +158,7 @@ def test_products_take_the_same_step_as_matrices(loss, bias):
         assert products.details["structure"] == "products" != matrices.details["structure"]
         moved = matrices.head.parameters_CE - request.head.parameters_CE
         # for products the unit of rho includes the biases' curvature, so the two grids lie a little apart
-        limit = 0.1 if bias and rest is None else 1e-5
+        limit = 1e-5 if rest is not None else 0.1 if bias else 1e-4
         assert relative(products.head.parameters_CE - matrices.head.parameters_CE, moved) < limit
 
 
@@ -168,8 +168,8 @@ def test_a_large_softmax_goes_by_products_and_says_so(monkeypatch):
     closed, fitted = (Newton(c).unlearn(request, CONTEXT) for c in (FORGET_CURVATURE, curvature_settings()))
     assert fitted.details["structure"] == closed.details["structure"] == "products"
     assert "products take the place of a dense matrix" in fitted.details["structure_reason"]
-    assert closed.details["solver"] == "multishift_conjugate_gradients"
-    assert 0 < closed.details["solve_residual"] <= 1e-8
+    assert closed.details["solver"] == "subspace"
+    assert 0 < closed.details["solve_residual"] <= 1e-4
     assert closed.details["solve_iterations"] > 0
     assert fitted.details["fit_status"] == CLOSED_FORM
     assert torch.equal(fitted.head.parameters_CE, closed.head.parameters_CE)

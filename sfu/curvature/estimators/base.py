@@ -65,15 +65,19 @@ class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind=
         return False
 
     def plan(self, request: ForgetRequest, count: int | None = None) -> Plan:
-        """Choose how to hold the Hessian of ``count`` rows (by default the forget rows).
+        """Choose how to hold the Hessian of ``count`` rows (by default those of the request) that are observed at once.
 
         Raises:
             ConfigError: ``curvature.structure`` does not fit the loss or the machine.
         """
+        return self._plan(request, count, validated=self.is_forget_hessian(request))
+
+    def _plan(self, request: ForgetRequest, count: int | None = None, *, validated: bool = False) -> Plan:
         head = request.head
         return plan_structure(
             head.layout, head.parameters_CE.shape[0], head.parameters_CE.shape[1], count or request.n_forget,
             head.parameters_CE.device, self.settings.structure, copies=20 if self.needs_validation else 3,
+            validated=validated,
         )  # fmt: skip
 
     @abstractmethod

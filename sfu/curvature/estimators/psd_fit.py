@@ -93,7 +93,7 @@ class PsdFit(CurvatureEstimator[PsdFitSettings, Observation], name="psd_fit"):
         change = head.loss.constants.curvature_lipschitz
         if change == math.inf or (change > 0 and settings.scale is not None):
             return False
-        (n_classes, width), structure = head.parameters_CE.shape, self.plan(request).structure
+        (n_classes, width), structure = head.parameters_CE.shape, self._plan(request).structure
         enough = count_perturbations(replace(settings, perturbations=None), n_classes, width, structure)
         return structure is Structure.products or (settings.perturbations or enough) >= enough
 

@@ -242,10 +242,12 @@ class Newton(UnlearningMethod, name="newton"):
     ) -> Decision:  # fmt: skip
         """Predict the gain, and decide from it whether to apply the step."""
         gain, remarks = 0.0 if chosen.choice.scale == 0 else None, []
-        if validation.folds and (assessment is None or assessment.predictable):
+        if validation.folds:
             # the trace is the expected squared distance that noise adds
             noise_cost = self.noise_sigma**2 * chosen.operator.trace()
-            gain = chosen.choice.gain * request.step_ratio**2 - noise_cost
+            predicted = chosen.choice.gain * request.step_ratio**2 - noise_cost
+            if predicted <= 0 or assessment is None or assessment.predictable:
+                gain = predicted
         if (note := validation.estimate.note) is not None:
             remarks.append(note)
         if first.note is not None:
@@ -267,7 +269,7 @@ class Newton(UnlearningMethod, name="newton"):
         if len(choice.weights) > 1:
             names = validation.sources.operators
             details |= {f"weight_{name}": weight for name, weight in zip(names, choice.weights, strict=True)}
-        plan = self.estimator.plan(request)
+        plan = self.estimator.plan(request, max(1, request.n_forget // max(1, self._n_folds(request.n_forget))))
         if plan.structure.value == estimate.operator.structure:
             details["structure_reason"] = plan.reason
         if assessment is not None:

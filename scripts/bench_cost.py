@@ -1,0 +1,129 @@
+"""Compare the default step with a warm retraining on the same rows: seconds of processor time, side by side in one run.
+
+    OMP_NUM_THREADS=1 python scripts/bench_cost.py [--quick]
+
+Rows are made up: N rows of norm 1 whose spectrum decays, classes from a noisy linear teacher. A head is trained to its
+optimum, N_f rows are drawn at random, and the step with default settings (source-free) is timed, then a retraining on
+the other rows that starts at the head: sfu's Newton method with conjugate gradients (:mod:`sfu.heads.newton_cg`), to
+--tolerance; under the quadratic loss the quicker of that and the normal equations. The script exits with 1 if a step
+took longer than --limit times the retraining and longer than --least seconds (below that, calls cost more than sums).
+--quick takes small problems only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sfu import LinearHead, unlearn
+from sfu.heads.exact import train_exact
+from sfu.heads.newton_cg import minimize
+from sfu.losses.base import make_loss
+
+Case = tuple[str, int, int, int, int]  # loss, C, D, N, N_f
+QUICK: list[Case] = [
+    ("quadratic", 2, 64, 2000, 20), ("quadratic", 10, 256, 4000, 400), ("softmax", 2, 64, 2000, 20),
+    ("softmax", 10, 256, 4000, 400), ("softmax", 100, 64, 4000, 400),
+]  # fmt: skip
+GRID: list[Case] = [
+    *QUICK,
+    ("quadratic", 2, 512, 50_000, 5000), ("quadratic", 10, 256, 200_000, 20_000), ("quadratic", 10, 1024, 50_000, 500),
+    ("quadratic", 10, 1024, 50_000, 5000), ("quadratic", 1000, 512, 20_000, 2000), ("quadratic", 10, 4096, 20_000, 200),
+    ("quadratic", 10, 2048, 20_000, 2000),
+    ("softmax", 2, 64, 200_000, 20_000), ("softmax", 2, 768, 20_000, 71), ("softmax", 10, 128, 50_000, 5000),
+    ("softmax", 10, 512, 20_000, 20), ("softmax", 10, 512, 20_000, 500), ("softmax", 10, 512, 20_000, 2000),
+    ("softmax", 100, 512, 20_000, 2000), ("softmax", 1000, 768, 20_000, 71), ("softmax", 1000, 256, 20_000, 2000),
+    ("softmax", 10, 2048, 20_000, 2000), ("softmax", 2, 4096, 10_000, 200),
+]  # fmt: skip
+
+
+class Timed(NamedTuple):
+    """Processor seconds of both, and how the step was computed."""
+
+    step: float
+    retraining: float
+    how: str
+
+
+def made_rows(classes: int, features: int, count: int) -> tuple[Tensor, Tensor]:
+    drawn = torch.Generator().manual_seed(0)
+    scales = torch.arange(1, features + 1) ** -0.5
+    rows_ND = torch.randn(count, features, generator=drawn) * scales
+    rows_ND = rows_ND / rows_ND.norm(dim=1, keepdim=True)
+    outputs_NC = 20 * rows_ND @ torch.randn(features, classes, generator=drawn)
+    noise_NC = -torch.rand(count, classes, generator=drawn).clamp(min=1e-9).log().neg().log()  # Gumbel
+    return rows_ND, (outputs_NC + noise_NC).argmax(1)
+
+
+def timed(work: Callable[[], object]) -> tuple[object, float]:
+    start = time.process_time()
+    return work(), time.process_time() - start
+
+
+def compare(case: Case, l2: float, tolerance: float) -> Timed:
+    name, classes, features, count, n_forget = case
+    loss = make_loss(name)
+    rows_ND, labels_N = made_rows(classes, features, count)
+    zero_CD = torch.zeros(classes, features, dtype=torch.float64)
+    blank = LinearHead(zero_CD, zero_CD, l2, count, False, loss)
+    objective = blank.objective()
+    limits = {"tolerance": tolerance, "max_iterations": 200}
+    roughly = limits | {"tolerance": 100 * tolerance}  # the rest is in the stored gradient
+    optimum = minimize(objective, blank.rows(rows_ND, labels_N, cache=True), zero_CD, **roughly)
+    head = LinearHead(optimum.parameters_CE, optimum.gradient_CE, l2, count, False, loss)
+    order_N = torch.randperm(count, generator=torch.Generator().manual_seed(1))
+    forget_F, keep_R = order_N[:n_forget], order_N[n_forget:]
+
+    def step() -> object:
+        return unlearn(head, rows_ND[forget_F], labels_N[forget_F], curvature={"force": True})
+
+    def retrain(train: Callable[..., object]) -> object:
+        rows = head.rows(rows_ND[keep_R], labels_N[keep_R], cache=True)
+        return train(objective, rows, head.parameters_CE, **limits)
+
+    result, seconds = timed(step)
+    ways = [minimize, train_exact] if name == "quadratic" else [minimize]
+    retraining = min(timed(lambda train=train: retrain(train))[1] for train in ways)
+    details = result.details
+    small = f" in {details['reduced_features']} features" if "reduced_features" in details else ""
+    return Timed(seconds, retraining, details["structure"] + small)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small problems only")
+    parser.add_argument("--l2", type=float, default=1e-4)
+    parser.add_argument("--tolerance", type=float, default=1e-8, help="gradient norm of training")
+    parser.add_argument("--limit", type=float, default=1.0, help="largest ratio of step to retraining")
+    parser.add_argument("--least", type=float, default=0.3, help="seconds that a step may always take")
+    parser.add_argument("--only", nargs="+", type=int, help="numbers of the cases to run")
+    given = parser.parse_args(arguments)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, l2 = {given.l2:g}")
+    print(f"{'':3s} {'loss':9s} {'C':>5s} {'D':>5s} {'N':>6s} {'N_f':>6s} {'step':>8s} {'retrain':>8s} {'ratio':>6s}")
+    cases, slow = QUICK if given.quick else GRID, 0
+    warm_up = ("softmax", 3, 8, 100, 30)
+    compare(warm_up, given.l2, given.tolerance)
+    for number, case in enumerate(cases):
+        if given.only and number not in given.only:
+            continue
+        found = compare(case, given.l2, given.tolerance)
+        ratio = found.step / max(found.retraining, 1e-9)
+        too_slow = ratio > given.limit and found.step > given.least
+        slow += too_slow
+        name, *sizes = case
+        shown = "{:5d} {:5d} {:6d} {:6d}".format(*sizes)
+        mark = "  SLOWER" if too_slow else ""
+        times = f"{found.step:8.2f} {found.retraining:8.2f} {ratio:6.2f}"
+        print(f"{number:3d} {name:9s} {shown} {times}  {found.how}{mark}", flush=True)
+    print(f"{slow} of the steps took longer than {given.limit:g} times the retraining and {given.least:g} s")
+    return int(slow > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
