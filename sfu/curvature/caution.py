@@ -110,7 +110,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     if unlabelled is not None:
         more = curved_rows(request.head, request.head.unlabelled_rows(unlabelled))
         like = 1 - _unlike(request, unlabelled, evidence)
-        trust = max(trust, few) * like
+        trust = max(trust, few ** (1 / 3)) * like
         few = (1 - like) * few + like * min(1.0, (_FEW / (rows + trust * more)) ** 3)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / max(more, 1e-9)) ** 2)
     caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))

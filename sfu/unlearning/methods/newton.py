@@ -246,7 +246,8 @@ class Newton(UnlearningMethod, name="newton"):
             # the trace is the expected squared distance that noise adds
             noise_cost = self.noise_sigma**2 * chosen.operator.trace()
             predicted = chosen.choice.gain * request.step_ratio**2 - noise_cost
-            if predicted <= 0 or assessment is None or assessment.predictable:
+            chosen_with_care = self.curvature.regularization is Regularization.cross_validated and noise_cost == 0
+            if assessment is None or assessment.predictable or (predicted <= 0 and not chosen_with_care):
                 gain = predicted
         if (note := validation.estimate.note) is not None:
             remarks.append(note)
