@@ -77,6 +77,11 @@ class Assessment:
         return (not self.reasons or self.trust > 0) and self.caution.few < _TOO_FEW
 
     @property
+    def harmless(self) -> bool:
+        """Whether the bound alone makes the step, which a quadratic head cannot be harmed by."""
+        return self.bounded and self.caution.share == 1
+
+    @property
     def ratio(self) -> float | None:
         """The sampling ratio of the gradient."""
         return self.evidence["gradient"].value
@@ -92,8 +97,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     if kept.mean_D is None:  # a mean unlike that of unlabelled rows may be their fault
         telling = [finding for finding in telling if finding.name != "mean"]
     alarms = [finding for finding in telling if finding.alarm]
-    reasons = [] if declared == RANDOM else [f"the request is for {_DECLARED[declared]}"]
-    reasons += [finding.reason for finding in alarms]
+    reasons = [finding.reason for finding in alarms] if declared == RANDOM else [_DECLARED[declared]]
     bound = curvature_bound(request)
     known = bound if bound is not None else _of_rows(request)
     half = known * request.head.total_weight / request.retained_weight / 2
@@ -106,21 +110,23 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         trust = max(trust, sure)
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few = min(1.0, (_FEW / rows) ** 3)
+    few = _of_few(rows)
     if unlabelled is not None:
-        more = curved_rows(request.head, request.head.unlabelled_rows(unlabelled))
+        more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
         like = 1 - _unlike(request, unlabelled, evidence)
         trust = max(trust, few ** (1 / 3)) * like
-        few = (1 - like) * few + like * min(1.0, (_FEW / (rows + trust * more)) ** 3)
-        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / max(more, 1e-9)) ** 2)
+        few = (1 - like) * few + like * _of_few(rows + trust * more)
+        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
     caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
     trust = trust if unlabelled is not None else 0.0
     return Assessment(caution, trust, evidence, tuple(reasons), bound is not None)
 
 
 _DECLARED = {
-    "class": "rows of one class", "person": "one person's rows", "selected": "rows that were selected",
-}  # fmt: skip
+    "class": "the request is for whole classes or rows of one class",
+    "person": "the request is for one person's rows",
+    "selected": "the request is for rows that were selected",
+}
 
 
 def curvature_bound(request: ForgetRequest) -> float | None:
@@ -219,6 +225,10 @@ def _unlike_in_norm(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
     found, chance = float(squares_U.mean()), 3 * float(squares_U.std(correction=0)) / len(squares_U) ** 0.5
     nearest = min(max(wanted, found - chance), found + chance)
     return min(1.0, _NORMS * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
+
+
+def _of_few(rows: float) -> float:
+    return min(1.0, (_FEW / rows) ** 3)
 
 
 def _significance(p: float | None) -> float:

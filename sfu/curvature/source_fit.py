@@ -77,12 +77,14 @@ class Caution(NamedTuple):
     along: float = 0.0
 
     def of(self, folds: Sequence[Fold], l2: float) -> Caution:
-        """Return it with the r of these folds."""
+        """Return it with the r of these folds, nearer to beta + l2 the fewer the rows are."""
         square = sum(float(fold.gradient_CE.square().sum()) for fold in folds)
+        if self.few == 0 or square == 0:
+            return self
         curved = sum(float(fold.held_out.quadratic(fold.gradient_CE)) for fold in folds)
         most = self.bound + l2
-        seen = min(most, 2 * self.stretch * curved / square) if square > 0 else most
-        return self._replace(along=seen if self.few == 0 else max(seen, 0.0) ** (1 - self.few) * most**self.few)
+        seen = min(most, max(0.0, 2 * self.stretch * curved / square))
+        return self._replace(along=seen ** (1 - self.few) * most**self.few)
 
     def curved(self, held_out: Any, square: Any, l2: float) -> Any:
         """Return ``u^T H~ u`` from ``u^T H u`` and ``|u|^2``, or ``H~ u`` from ``H u`` and u."""

@@ -77,9 +77,8 @@ def _limits(assessment: Assessment, force: bool) -> list[str]:
     if assessment.trust > 0:
         done = "the unlabelled rows stand for the training data, and the gain is predicted from them"
     else:
-        done = (
-            "the step is kept so short that it can do little harm, and no gain can be predicted; unlabelled rows help"
-        )
+        harm = "no harm" if assessment.harmless else "little harm"
+        done = f"the step is kept so short that it can do {harm}, and no gain can be predicted; unlabelled rows help"
     return [f"{_no_sample(assessment)}; {done}", *others]
 
 

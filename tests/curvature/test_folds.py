@@ -1,4 +1,4 @@
-"""Random folds of a forget set: of equal weight, with near-duplicates together."""
+"""Folds of a forget set: random, of equal weight, with near-duplicates together."""
 
 from __future__ import annotations
 
