@@ -51,7 +51,7 @@ _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
 _REFINEMENTS = 30
 _NO_SIGNAL = 1e-6  # of the gradient; it counts by its square
-_LITTLE = 1e-3  # weight of a source that a start leaves out, so that L-BFGS can bring it in
+_LITTLE = 0.05  # weight of a source that a start leaves out, so that L-BFGS can bring it in
 _LEAST = 0.5
 """At least this share of the training rows' curvature, along a step, is taken to be that of the retained rows."""
 _ITERATIONS = 40
@@ -211,8 +211,13 @@ def _on_grid(
 def _safe(folds: Sequence[Fold], other: StepChoice, caution: Caution, l2: float) -> StepChoice:
     """Return the step ``c g``, scored like the others; it is the best if nothing is seen (delta = 1)."""
     square = sum(float(fold.gradient_CE.square().sum()) for fold in folds) / len(folds)
-    held_out = sum(float(fold.held_out.quadratic(fold.gradient_CE)) for fold in folds) / len(folds)
-    along, curved = square, caution.curved(held_out, square, l2)
+    held_out, least = (
+        sum(float(shown.quadratic(fold.gradient_CE)) for fold in folds if (shown := getattr(fold, of)) is not None)
+        for of in ("held_out", "training")
+    )
+    along, curved = square, caution.curved(max(held_out, _LEAST * least) / len(folds), square, l2)
+    if not curved > 0:
+        return StepChoice(math.inf, 0.0, 0.0, other.weights)
     return StepChoice(math.inf, along / curved, along**2 / curved, other.weights)
 
 

@@ -49,25 +49,18 @@ def withheld(assessment: Assessment, force: bool) -> Decision | None:
 
 
 def decide(
-    assessment: Assessment | None,
-    gain: float | None,
-    first: StepResult,
-    further_remarks: Sequence[str],
-    force: bool,
-    *,
-    drowned: bool = False,
+    assessment: Assessment | None, gain: float | None, first: StepResult, further_remarks: Sequence[str], force: bool
 ) -> Decision:
     """Decide whether to apply the first step; ``force`` applies it whatever is predicted.
 
-    ``gain`` is the predicted reduction of the squared distance; ``None`` if it is unknown. ``drowned`` says that noise
-    outweighs whatever the step may gain.
+    ``gain`` is the predicted reduction of the squared distance; ``None`` if it is unknown.
     """
     remarks = list(further_remarks)
     if assessment is not None:
         remarks = [*_limits(assessment, force), *remarks]
     if force:
         return Decision(gain, remarks=[_ALTHOUGH + NO_GAIN, *remarks] if gain is not None and gain <= 0 else remarks)
-    if drowned or (gain is not None and gain <= 0):
+    if gain is not None and gain <= 0:
         return Decision(gain, [NO_GAIN, *remarks])
     if first.note is not None and not first.details["solve_residual"] < 1:
         return Decision(gain, [f"{first.note}, more than that of no step; raise head.l2"])

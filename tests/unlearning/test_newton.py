@@ -160,7 +160,7 @@ def test_a_forget_set_unlike_a_random_sample_is_noticed():
         assert careful.applied
         assert careful.predicted_distance_gain is None
         assert "the forget set is no random sample" in careful.note
-        assert "so short that it can do little harm" in careful.note
+        assert "so short that it can do" in careful.note
         assert careful.details["unseen_share"] == 1
         assert distance(careful.head, request, retained, config) < 1
         forced = Newton(dataclasses.replace(curvature, force=True)).unlearn(request, CONTEXT)
@@ -235,10 +235,10 @@ def test_very_few_rows_are_forgotten_without_settings(n_forget):
         request, retained, config = situation(n_forget=n_forget, seed=seed)
         result = Newton(curvature_settings()).unlearn(request, CONTEXT)
         left.append(distance(result.head, request, retained, config))
-        assert result.details["solver"] == "bound" if n_forget < 5 else True
-        assert (result.predicted_distance_gain is None) == (n_forget < 5)
+        assert result.applied
+        assert result.predicted_distance_gain is None
         if n_forget < 5:
-            assert result.details["rho"] is None
+            assert (result.details["solver"], result.details["rho"]) == ("bound", None)
             length = n_forget / (400 - n_forget) * result.details["step_scale"]
             step = result.head.parameters_CE - request.head.parameters_CE
             torch.testing.assert_close(step, length * request.newton_gradient(), rtol=1e-9, atol=1e-12)

@@ -246,7 +246,13 @@ class Newton(UnlearningMethod, name="newton"):
         # the trace is the expected squared distance that noise adds
         noise_cost = self.noise_sigma**2 * chosen.operator.trace() if self.noise_sigma > 0 else 0.0
         assumed = chosen.choice.gain * request.step_ratio**2 - noise_cost
+        known = bool(validation.folds) or chosen.choice.is_safe
         gain = assumed if validation.folds and (assessment is None or assessment.predictable) else None
+        if chosen.choice.scale == 0:
+            gain = 0.0
+        with_care = self.curvature.regularization is Regularization.cross_validated and noise_cost == 0
+        if known and not with_care and assumed <= 0:
+            gain = assumed
         remarks = []
         if (note := validation.estimate.note) is not None:
             remarks.append(note)
@@ -255,8 +261,7 @@ class Newton(UnlearningMethod, name="newton"):
         if validation.failed_fits:
             fits = f"{validation.failed_fits} of the fits to {len(validation.folds)} folds"
             remarks.append(f"{fits} did not converge, so the choice may be off")
-        drowned = noise_cost > 0 and assumed <= 0
-        return decide(assessment, gain, first, remarks, self.curvature.force, drowned=drowned)
+        return decide(assessment, gain, first, remarks, self.curvature.force)
 
     def _details(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
