@@ -60,6 +60,7 @@ class Assessment:
     Attributes:
         caution: How far to rely on held-out rows.
         trust: How far unlabelled rows take the place of the forget rows, 0 to 1.
+        unlike: How sure it is that the forget set is no random sample, 0 to 1.
         evidence: The findings.
         reasons: Why the forget set is not taken for a random sample of the training data; none if it may be one.
         bounded: Whether a bound of the training rows' curvature is known.
@@ -67,6 +68,7 @@ class Assessment:
 
     caution: Caution
     trust: float
+    unlike: float
     evidence: Evidence
     reasons: tuple[str, ...]
     bounded: bool
@@ -102,24 +104,25 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     known = bound if bound is not None else _of_rows(request)
     half = known * request.head.total_weight / request.retained_weight / 2
     if force:
-        return Assessment(Caution(bound=half), 0.0, evidence, tuple(reasons), bound is not None)
-    shift = 1.0 if declared != RANDOM else 0.0
-    trust = shift
+        return Assessment(Caution(bound=half), 0.0, 0.0, evidence, tuple(reasons), bound is not None)
+    shift = unlike = 1.0 if declared != RANDOM else 0.0
     for finding in telling:
         sure = _significance(finding.p)
         shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
-        trust = max(trust, sure)
+        unlike = max(unlike, sure)
+    trust = unlike
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
     few = _of_few(rows)
     if unlabelled is not None:
         more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
         like = 1 - _unlike(request, unlabelled, evidence)
-        trust = max(trust, few ** (1 / 3)) * like
-        few = (1 - like) * few + like * _of_few(rows + trust * more)
+        alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms"))
+        trust = max(trust, few, alike * more / (rows + more)) * like
+        few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
     caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
     trust = trust if unlabelled is not None else 0.0
-    return Assessment(caution, trust, evidence, tuple(reasons), bound is not None)
+    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None)
 
 
 _DECLARED = {

@@ -140,7 +140,7 @@ def choose_step(validation: Validation, noise: float, caution: Caution, l2: floa
     if len(sources.rows) > 1:
         best = _refine(folds, best, caution, l2)
     best = max(best, _safe(folds, best, caution, l2), key=lambda one: one.gain)
-    return replace(best, gain=expected_gain(folds, best, noise + (1 - noise) * validation.trust))
+    return replace(best, gain=expected_gain(folds, best, noise))
 
 
 def expected_gain(folds: Sequence[Fold], choice: StepChoice, noise: float, *, floor: float = 0.0) -> float:

@@ -201,6 +201,8 @@ class Newton(UnlearningMethod, name="newton"):
         folds, head, rule = validation.folds, request.head, self.curvature.regularization
         caution = Caution() if assessment is None else assessment.caution
         noise = noise_factor(len(folds), request.n_forget / head.n_train) if folds else 1.0
+        if assessment is not None:  # the gradient of a set that is no random sample is no noise
+            noise += (1 - noise) * assessment.unlike
         if rule is Regularization.cross_validated and folds:
             choice = choose_step(validation, noise, caution, head.l2)
             return Candidate(
@@ -241,14 +243,17 @@ class Newton(UnlearningMethod, name="newton"):
         request: ForgetRequest,
     ) -> Decision:  # fmt: skip
         """Predict the gain, and decide from it whether to apply the step."""
-        gain, remarks = 0.0 if chosen.choice.scale == 0 else None, []
-        if validation.folds:
-            # the trace is the expected squared distance that noise adds
-            noise_cost = self.noise_sigma**2 * chosen.operator.trace()
-            predicted = chosen.choice.gain * request.step_ratio**2 - noise_cost
-            chosen_with_care = self.curvature.regularization is Regularization.cross_validated and noise_cost == 0
-            if assessment is None or assessment.predictable or (predicted <= 0 and not chosen_with_care):
-                gain = predicted
+        # the trace is the expected squared distance that noise adds
+        noise_cost = self.noise_sigma**2 * chosen.operator.trace() if self.noise_sigma > 0 else 0.0
+        assumed = chosen.choice.gain * request.step_ratio**2 - noise_cost
+        known = bool(validation.folds) or chosen.choice.is_safe
+        gain = assumed if validation.folds and (assessment is None or assessment.predictable) else None
+        if chosen.choice.scale == 0:
+            gain = 0.0
+        with_care = self.curvature.regularization is Regularization.cross_validated and noise_cost == 0
+        if known and not with_care and assumed <= 0:
+            gain = assumed
+        remarks = []
         if (note := validation.estimate.note) is not None:
             remarks.append(note)
         if first.note is not None:
