@@ -5,7 +5,7 @@
 
 For every number of forget rows, l2 and seed: the distance to Retrained of the cross-validated closed-form step, that
 of the best (rho, c) chosen with the retained Hessian, their ratio, and predicted over measured gain. For the quadratic
-loss also `stored` (must be 0 to rounding) and `reference` with the test rows as public data.
+loss also `stored` (must be 0 to rounding) and `closed_form` with the test rows as unlabelled rows.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def main() -> None:
     data = load_dataset(Dataset.make(name="features", path=arguments.path), 0)
     public = Path(tempfile.mkdtemp()) / "public.npz"
     np.savez(public, features=data.test_features_TD.numpy())
-    reference = curvature_settings(estimator="reference", reference_path=str(public))
+    unlabelled = curvature_settings(estimator="closed_form", unlabelled=str(public))
     ratios, promises = [], []
-    more = "   stored  reference (weight)" if arguments.loss == "quadratic" else ""
+    more = "   stored  unlabelled (weight)" if arguments.loss == "quadratic" else ""
     print(f"forget     l2 seed   ours oracle ratio predicted/measured{more}")
     for n_forget in arguments.forget:
         for l2 in arguments.l2:
@@ -121,8 +121,8 @@ def main() -> None:
                 line = f"{n_forget:6d} {l2:6.0e} {seed:4d} {ours:6.4f} {best:6.4f} {ours / best:5.3f} {promise:18.3f}"
                 if arguments.loss == "quadratic":
                     stored, _, _ = outcome(STORED, request, context, truth)
-                    mixed, _, details = outcome(reference, request, context, truth)
-                    line += f" {stored:8.0e} {mixed:10.4f} ({details['reference_weight']:g})"
+                    mixed, _, details = outcome(unlabelled, request, context, truth)
+                    line += f" {stored:8.0e} {mixed:10.4f} ({1 - details['weight_forget']:.2g})"
                 print(line, flush=True)
     print(f"ratio to the oracle: worst {max(ratios):.3f}, mean {statistics.fmean(ratios):.3f}")
     low, high = min(promises), max(promises)

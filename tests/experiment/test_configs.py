@@ -31,7 +31,6 @@ def needed(group: str, option: str, feature_file: Path) -> list[str]:
         return [] if option == "none" else ["dataset=digits", *named.get(option, [])]
     return {
         "features": [f"dataset.path={feature_file}"],
-        "reference": [f"curvature.reference_path={feature_file}"],
         "image_folder": [f"dataset.path={folder / 'images'}", "backbone=pixels"],
         **dict.fromkeys(("linearised", "paper_table_4", "paper_table_s2"), LINEARISED),
     }.get(option, [])
@@ -56,8 +55,8 @@ def test_every_method_file_can_be_built(feature_file):
             make_methods(
                 composed(
                     f"methods={names}",
-                    "curvature=reference",
-                    f"curvature.reference_path={feature_file}",
+                    "curvature=closed_form",
+                    f"curvature.unlabelled={feature_file}",
                     "head.keep=full",
                     "head.objective_noise=1.0",
                 )

@@ -317,7 +317,7 @@ def test_no_secret_path_or_host_is_recorded(
         monkeypatch, "dataset=features", f"dataset.path='{tmp_path}/${{oc.env:PASSWORD}}/{group}/{person}.npz'",
         f"forget.indices='{rows}'", f"logger={name}", f"hydra.run.dir={out}", "backbone.cache=${oc.env:PASSWORD}",
         "methods=[original,retrained,public]",
-        "+variants.public={base:reference,curvature:{reference_path:'" + str(private) + "'}}",
+        "+variants.public={base:closed_form,curvature:{unlabelled:'" + str(private) + "'}}",
     )  # fmt: skip
     assert code == 1  # the row `public` fails, with a message that names the file
     assert str(private) in json.loads((out / "metrics.json").read_text())["rows"]["public"]["error"]
