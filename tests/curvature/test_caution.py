@@ -1,0 +1,206 @@
+"""How the evidence shortens a step: what it guarantees, that nothing jumps, and what unlabelled rows change."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sfu
+from sfu.curvature.caution import assess
+from sfu.data.settings import KINDS
+from sfu.heads.settings import LinearSettings
+from sfu.heads.train import train_head
+from sfu.losses.base import make_loss
+from sfu.request import ForgetRequest, RetainedSet
+from sfu.unlearning.methods.newton import Newton
+from tests.conftest import make_arrays
+from tests.unlearning.cases import CONTEXT, FORGET_CURVATURE, distance, situation
+
+SETS = ("random", "class", "largest", "smallest", "one side", "worst fitted", "large classes")
+
+
+def chosen(features: torch.Tensor, labels: torch.Tensor, kind: str, count: int, seed: int) -> torch.Tensor:
+    """Rows to forget that are of some kind; the rest of ``torch.arange`` is retained."""
+    drawn = torch.Generator().manual_seed(seed)
+    direction = torch.randn(features.shape[1], generator=drawn)
+    scores = {
+        "random": torch.rand(len(labels), generator=drawn),
+        "class": (labels == seed % 3).float() + 0.1 * torch.rand(len(labels), generator=drawn),
+        "largest": features.norm(dim=1), "smallest": -features.norm(dim=1), "one side": features @ direction,
+        "worst fitted": -(features @ direction) * (labels - 1.0), "large classes": labels.float(),
+    }  # fmt: skip
+    return scores[kind].argsort(descending=True)[:count]
+
+
+def made(kind: str, seed: int, *, loss: str = "quadratic", count: int = 40, bias=False, weighted=False, l2=1e-2):
+    """A head at its optimum and rows of some kind to forget."""
+    drawn = torch.Generator().manual_seed(seed)
+    features = torch.randn(160, 6, generator=drawn) * torch.logspace(0.5, -0.5, 6) + 0.5 * torch.randn(
+        6, generator=drawn
+    )
+    features *= torch.rand(160, 1, generator=drawn) + 0.5
+    labels = (features[:, :3] + torch.randn(160, 3, generator=drawn)).argmax(1)
+    weights = 0.2 + torch.rand(160, generator=drawn).double() if weighted else None
+    config = LinearSettings(l2=l2, bias=bias, tolerance=1e-10)
+    head = train_head(
+        features, labels, 3, config, make_loss(loss), seed=0, device=torch.device("cpu"), dtype=torch.float64,
+        weights_N=weights,
+    )  # fmt: skip
+    forget = chosen(features, labels, kind, count, seed)
+    keep = torch.ones(160, dtype=torch.bool)
+    keep[forget] = False
+    parts = [None if weights is None else weights[index] for index in (forget, keep)]
+    request = ForgetRequest(head, features[forget], labels[forget], weights_F=parts[0], kind="selected")
+    return request, RetainedSet(features[keep], labels[keep], parts[1]), config
+
+
+any_set = given(
+    kind=st.sampled_from(SETS), seed=st.integers(0, 999), count=st.sampled_from([1, 3, 10, 40, 100, 140]),
+    bias=st.booleans(), weighted=st.booleans(), l2=st.sampled_from([1e-4, 1e-2, 1.0]),
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@any_set
+def test_a_selected_set_never_moves_a_quadratic_head_away_from_retrained(kind, seed, count, bias, weighted, l2):
+    request, retained, config = made(kind, seed, count=count, bias=bias, weighted=weighted, l2=l2)
+    result = Newton(FORGET_CURVATURE).unlearn(request, CONTEXT)
+    assert result.applied
+    assert result.details["unseen_share"] == 1
+    assert distance(result.head, request, retained, config) <= 1 + 1e-9
+
+
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(SETS), seed=st.integers(0, 999), count=st.sampled_from([3, 40, 140]), bias=st.booleans(),
+    loss=st.sampled_from(["softmax", "logistic"]), weighted=st.booleans(),
+)  # fmt: skip
+def test_the_retained_objective_of_other_losses_does_not_rise(kind, seed, count, bias, loss, weighted):
+    request, retained, _ = made(kind, seed, count=count, bias=bias, loss=loss, weighted=weighted)
+    result = Newton(FORGET_CURVATURE).unlearn(request, CONTEXT)
+    rows = request.head.rows(retained.features_RD, retained.labels_R, retained.weights_R)
+    before, after = (request.head.objective().value(rows, head.parameters_CE) for head in (request.head, result.head))
+    assert result.applied
+    assert after <= before + 1e-9 * abs(before)
+    assert not torch.equal(result.head.parameters_CE, request.head.parameters_CE)
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_a_declaration_never_lets_a_step_count_on_more(kind):
+    for seed in range(4):
+        selected, _, _ = made(kind, seed)
+        found = {declared: assess(dataclasses.replace(selected, kind=declared)) for declared in KINDS}
+        assert all(one.caution.share >= found["random"].caution.share for one in found.values())
+        assert all(one.caution.share == 1 for declared, one in found.items() if declared != "random")
+        assert len({one.caution.bound for one in found.values()}) == 1
+        steps = [
+            Newton(FORGET_CURVATURE).unlearn(dataclasses.replace(selected, kind=declared), CONTEXT).head.parameters_CE
+            for declared in KINDS
+            if declared != "random"
+        ]
+        assert all(torch.equal(step, steps[0]) for step in steps)
+
+
+def test_few_rows_leave_everything_unseen_and_many_nothing():
+    shares = [assess(situation(n_forget=count)[0]).caution.few for count in (3, 7, 15, 20, 40, 100, 300)]
+    assert shares[:2] == [1, 1]
+    assert all(later < earlier for earlier, later in pairwise(shares[1:]))
+    assert shares[-1] < 1e-3
+
+
+def distances_by(make, points, seeds: int = 8) -> np.ndarray:
+    """Mean distances to Retrained over seeds, for each of the points."""
+    return np.mean([
+        [distance(Newton(FORGET_CURVATURE).unlearn(request, CONTEXT).head, request, retained, config)
+         for request, retained, config in (make(point, seed) for point in points)]
+        for seed in range(seeds)
+    ], axis=0)  # fmt: skip
+
+
+def test_nothing_jumps_with_the_number_of_rows():
+    left = distances_by(lambda count, seed: situation(n_forget=count, seed=seed), range(12, 32, 2))
+    assert np.abs(np.diff(left)).max() < 0.06
+    assert left[-1] < left[0]
+
+
+def with_share_of_one_class(share: float, seed: int):
+    """120 of 1,200 rows, of which a share more than at random is of one class."""
+    arrays = make_arrays(n_train=1200, seed=seed)
+    features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
+    config = LinearSettings(l2=1e-3)
+    where = {"device": torch.device("cpu"), "dtype": torch.float64}
+    head = train_head(features, labels, 4, config, make_loss("quadratic"), seed=1, **where)
+    order = torch.randperm(1200, generator=torch.Generator().manual_seed(seed))
+    of_class, others = order[labels[order] == 2], order
+    count = round(120 * share)
+    forget = torch.cat([of_class[:count], others[~torch.isin(others, of_class[:count])][: 120 - count]])
+    keep = torch.ones(1200, dtype=torch.bool)
+    keep[forget] = False
+    return ForgetRequest(head, features[forget], labels[forget]), RetainedSet(features[keep], labels[keep]), config
+
+
+def test_nothing_jumps_with_a_growing_share_of_one_class():
+    points = np.linspace(0, 1, 11)
+    left = distances_by(with_share_of_one_class, points, seeds=4)
+    assert np.abs(np.diff(left)).max() < 0.2
+    assert left.max() < 1
+    shares = [assess(with_share_of_one_class(point, 0)[0]).caution.share for point in points]
+    assert shares[0] < 0.1
+    assert shares[-1] == 1
+    assert all(later >= earlier - 0.02 for earlier, later in pairwise(shares))
+
+
+def unbounded(**changes) -> sfu.UnlearningResult:
+    """Forget one class from a head of which nothing is known but the weights; rows are of different norms."""
+    request, _, _ = with_share_of_one_class(1.0, 0)
+    layer = torch.nn.Linear(12, 4, bias=False, dtype=torch.float64)
+    request.head.copy_to(layer)
+    bound = changes.pop("bound", None)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=1200, **({} if bound is None else {"bound": bound}))
+    given = {"curvature": {"estimator": "closed_form"}, **changes}
+    return sfu.unlearn(head, request.features_FD, request.labels_F, **given)
+
+
+def test_without_a_bound_an_alarm_withholds_the_step_and_names_a_remedy():
+    withheld = unbounded()
+    assert not withheld.applied
+    assert "no random sample of the training data" in withheld.note
+    assert "Give the head's bound" in withheld.note
+    assert "unlabelled rows like the training rows" in withheld.note
+    rows = torch.from_numpy(make_arrays(n_train=1200)["test_features"])
+    for remedy in (
+        {"bound": 10.0}, {"unlabelled": rows}, {"curvature": {"estimator": "closed_form", "force": True}}
+    ):  # fmt: skip
+        result = unbounded(**remedy)
+        assert result.applied, remedy
+        assert "no random sample" in result.note
+    assert not unbounded(request="person").applied
+
+
+@pytest.mark.parametrize("kind", ["random", "selected"])
+def test_unlabelled_rows_like_the_training_rows_help_and_others_do_no_harm(kind):
+    """Rows of one class, of another size or of other features altogether, against no unlabelled rows."""
+    for count in (3, 8, 60):
+        left = {name: [] for name in ("none", "alike", "one class", "other", "small")}
+        for seed in range(5):
+            request, retained, config = situation(n_forget=count, seed=seed)
+            other = np.random.default_rng(seed).normal(size=(100, 12)) * np.geomspace(0.1, 30, 12)
+            rows = {
+                "none": None, "alike": retained.features_RD[:100],
+                "one class": retained.features_RD[retained.labels_R == 1][:100],
+                "other": torch.from_numpy(other), "small": 0.1 * retained.features_RD[:100],
+            }  # fmt: skip
+            for name, found in rows.items():
+                given = dataclasses.replace(request, kind=kind, unlabelled=() if found is None else (found,))
+                result = Newton(FORGET_CURVATURE).unlearn(given, CONTEXT)
+                left[name].append(distance(result.head, request, retained, config))
+        mean = {name: float(np.mean(found)) for name, found in left.items()}
+        assert mean["alike"] < 0.85 * mean["none"]
+        for name in ("one class", "other", "small"):
+            assert mean[name] < max(1.0, 1.02 * mean["none"]) + 1e-3, (name, count)
