@@ -103,7 +103,7 @@ class CurvatureSettings(Choice, kind="curvature"):
     regularization: Regularization = setting(Regularization.cross_validated, "How the Hessian is damped.")
     rho: float = setting(0.0, "Damping, for regularization=fixed.", at_least=0)
     folds: int | None = setting(
-        None, "Folds of the cross-validation; null: 5, or none below 20 rows to forget; 0: none.", at_least=0,
+        None, "Folds of the cross-validation; null: 5, or none below 5 rows; 0: none.", at_least=0,
         inherited=True,
     )  # fmt: skip
     force: bool = setting(False, "Apply a step even if it is predicted to do harm.", inherited=True)
