@@ -186,9 +186,9 @@ def test_without_a_bound_an_alarm_withholds_the_step_and_names_a_remedy():
 @pytest.mark.parametrize("kind", ["random", "selected"])
 def test_unlabelled_rows_like_the_training_rows_help_and_others_do_no_harm(kind):
     """Rows of one class, of another size or of other features altogether, against no unlabelled rows."""
-    for count in (3, 8, 60):
+    for count in (3, 60):
         left = {name: [] for name in ("none", "alike", "one class", "other", "small")}
-        for seed in range(5):
+        for seed in range(3):
             request, retained, config = situation(n_forget=count, seed=seed)
             other = np.random.default_rng(seed).normal(size=(100, 12)) * np.geomspace(0.1, 30, 12)
             rows = {

@@ -43,12 +43,14 @@ def test_a_run_from_images_to_the_table(tmp_path, folder):
         "closed_form",
         "unlearned_minus",
         "unlearned_plus_diagonal",
+        "with_views",
     ]
     config.forget.fraction = 0.4
-    config.curvature.dimension, config.curvature.augment = 4, ["flip"]
+    config.curvature.dimension = 4
+    config.variants = {"with_views": {"base": "closed_form", "curvature": {"augment": ["flip"]}}}
     metrics = run(config, tmp_path / "run")
     rows, about = metrics["rows"], metrics["run"]
-    assert not any(row.get("error") for row in rows.values())
+    assert not [row["error"] for row in rows.values() if row.get("error")]
     assert (about["data"]["n_train"], about["data"]["n_test"]) == (60, 30)
     assert about["data"]["images"]["n_public"] == 60
     assert about["head"]["layers"] == ["fc"]
