@@ -24,7 +24,6 @@ from sfu.curvature.evidence import Evidence, examine
 from sfu.curvature.source_fit import Caution
 from sfu.data.settings import RANDOM
 from sfu.lazy import torch
-from sfu.losses.chunks import LinearChunk
 from sfu.losses.rows import Rows
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest
@@ -40,7 +39,6 @@ _FEW = 8.5
 """Of this many rows all is taken to be unseen, of more the cube of this over their number."""
 _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
-_PROBES = 4  # random vectors
 _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
 _SURE = (0.05, 1e-3)
@@ -152,21 +150,16 @@ def curved_rows(head: Head, rows: Rows) -> float:
     r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
 
     With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |a_i|^2` is the trace of
-    what it adds to the Hessian. Random vectors estimate it where the classes share all parameters. It is 0 where no row
-    is curved.
+    what it adds to the Hessian; 0 where no row is curved. Where the classes share all parameters, it is the number of
+    rows: Jacobians have so heavy tails that few rows would count, and steps would end far short of what cross-validation
+    chooses.
     """
-    found, probes = [], None
-    for chunk in rows.chunks():
+    if rows.shared:
+        return float(rows.count)
+    found = []
+    for chunk in rows.linear_chunks():
         hessian = head.loss.curvature(chunk.outputs(head.parameters_CE), chunk.labels_B)
-        if rows.shared:
-            if probes is None:
-                drawn = torch.Generator().manual_seed(0)
-                probes = torch.randn(_PROBES, *head.parameters_CE.shape, generator=drawn).to(head.parameters_CE)
-            pushed_BPC = chunk.push(probes)
-            size_B = (hessian.unsqueeze().apply(pushed_BPC) * pushed_BPC).sum((1, 2))
-        else:
-            assert isinstance(chunk, LinearChunk), "only linear heads have parameters of each class"
-            size_B = hessian.trace() * chunk.design_BE.square().sum(1)
+        size_B = hessian.trace() * chunk.design_BE.square().sum(1)
         found.append((chunk.share_B * size_B).double())
     size_N = torch.cat(found)
     return float(size_N.sum()) ** 2 / max(float(size_N.square().sum()), 1e-300)
