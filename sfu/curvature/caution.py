@@ -150,9 +150,9 @@ def curved_rows(head: Head, rows: Rows) -> float:
     r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
 
     With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |a_i|^2` is the trace of
-    what it adds to the Hessian; 0 where no row is curved. Where the classes share all parameters, it is the number of
-    rows: Jacobians have so heavy tails that few rows would count, and steps would end far short of what cross-validation
-    chooses.
+    what it adds to the Hessian; 0 where no row is curved. Where the classes share all parameters, it is the number
+    of rows: Jacobians have so heavy tails that few rows would count, and steps would end far short of those that
+    cross-validation chooses.
     """
     if rows.shared:
         return float(rows.count)
