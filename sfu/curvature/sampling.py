@@ -15,9 +15,6 @@ from sfu.request import ForgetRequest
 
 UNLIKE_A_SAMPLE = 20.0
 """Above this ratio the forget set's curvature does not represent the retained data's."""
-DOUBTFUL = 5.0
-"""Random samples of digits and CIFAR-10 features stay below this 999 times in 1000 (fewer where one direction
-dominates); above it sfu warns."""
 
 
 def sampling_ratio(request: ForgetRequest) -> float | None:

@@ -46,7 +46,6 @@ class Sketch:
 
     @property
     def kind(self) -> SketchKind:
-        """How it is encoded."""
         return SketchKind.cholesky if self.codes.ndim == 2 else SketchKind.eigenpairs
 
     @classmethod

@@ -25,8 +25,9 @@ from sfu.curvature.settings import (
 from sfu.curvature.unlabelled import read_unlabelled
 from sfu.errors import ConfigError, DataError, SolverError
 from sfu.heads.kept import Kept
+from sfu.heads.linear import LinearHead
 from sfu.operators.structure import Structure
-from sfu.request import Access, MethodContext
+from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
 from tests.unlearning.cases import CONTEXT, LOSS, distance, relative, situation
@@ -399,3 +400,13 @@ def test_every_estimator_returns_a_symmetric_positive_operator(name):
     one, other = (operator.matmul(vector) for vector in drawn)
     assert float((drawn[1] * one).sum()) == pytest.approx(float((drawn[0] * other).sum()), rel=1e-9)
     assert float((drawn[0] * one).sum()) >= request.head.l2 * float(drawn[0].square().sum()) * (1 - 1e-9)
+
+
+def test_with_further_sources_the_structure_is_not_chosen_for_the_forget_rows_alone():
+    """Products of one source share a subspace between the folds, which those of several do not."""
+    zeros, rows = torch.zeros(10, 1024), torch.rand(50, 1024, generator=torch.Generator().manual_seed(0))
+    request = ForgetRequest(LinearHead(zeros, zeros, 1e-2, 300), rows, torch.arange(50) % 10)
+    estimator = make_estimator(curvature_settings(estimator="closed_form"))
+    assert estimator.plan(request).structure is Structure.products
+    for more in ({"unlabelled": (rows,)}, {"views_VFD": rows[None]}):
+        assert estimator.plan(dataclasses.replace(request, **more)).structure is Structure.shared

@@ -70,7 +70,8 @@ class CurvatureEstimator(Registered, ABC, Generic[SettingsT, Observation], kind=
         Raises:
             ConfigError: ``curvature.structure`` does not fit the loss or the machine.
         """
-        return self._plan(request, count, validated=self.is_forget_hessian(request))
+        alone = not request.unlabelled and request.views_VFD is None  # products of several sources share no subspace
+        return self._plan(request, count, validated=alone and self.is_forget_hessian(request))
 
     def _plan(self, request: ForgetRequest, count: int | None = None, *, validated: bool = False) -> Plan:
         head = request.head
