@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfu.data.datasets.features import read_feature_file
+from sfu.data.datasets.features import read_feature_file, require_suffix
 from sfu.data.raw_arrays import check_features
 from sfu.errors import DataError
 from sfu.lazy import torch
@@ -24,10 +24,16 @@ _KEY = "curvature.unlabelled"
 
 
 def check_unlabelled(files: Sequence[str]) -> None:
-    """Raise :class:`DataError` for files that do not exist."""
+    """Check, before long work starts, that the files are there and of a type that can be read.
+
+    Raises:
+        ConfigError: A file is of another type.
+        DataError: A file does not exist.
+    """
     for file in files:
         if not Path(file).expanduser().is_file():
             raise DataError(f"{_KEY}={file} does not exist (relative paths start at {Path.cwd()}). Give its path.")
+        require_suffix(Path(file), _KEY)
 
 
 def read_unlabelled(files: Sequence[str], n_features: int, *, normalize_rows: bool = False) -> tuple[Tensor, ...]:

@@ -64,11 +64,12 @@ class FeatureFile(FeatureDataset, name="features"):
                 f"dataset.path={path} does not exist (looked from {Path.cwd()}). Give the path of an .npz or "
                 ".safetensors file of features, from this folder or from the root."
             )
-        _require_suffix(path, "dataset.path")
+        require_suffix(path, "dataset.path")
         return path
 
 
-def _require_suffix(path: Path, setting: str) -> None:
+def require_suffix(path: Path, setting: str) -> None:
+    """Raise :class:`ConfigError` unless the file is of a type that holds features; ``setting`` names the key."""
     if path.suffix not in SUFFIXES:
         ends = f"ends in '{path.suffix}'" if path.suffix else "has no ending"
         raise ConfigError(
@@ -106,7 +107,7 @@ def read_feature_file(path: Path, keys: tuple[str, ...], setting: str) -> dict[s
         ConfigError: The file is of another type; ``setting`` names the config key in the message.
         DataError: It is damaged, holds something else than numbers, or unpacks to far more than its own size.
     """
-    _require_suffix(path, setting)
+    require_suffix(path, setting)
     with refusing(
         f"{setting}={path}", "Write it again with numpy.savez, safetensors or sfu-features export.", DataError
     ):
