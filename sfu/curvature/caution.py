@@ -114,7 +114,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     if unlabelled is not None:
         more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
         like = 1 - _unlike(request, unlabelled, evidence)
-        alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms"))
+        alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         trust = max(trust, few, alike * more / (rows + more)) * like
         few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)

@@ -204,3 +204,18 @@ def test_unlabelled_rows_like_the_training_rows_help_and_others_do_no_harm(kind)
         assert mean["alike"] < 0.85 * mean["none"]
         for name in ("one class", "other", "small"):
             assert mean[name] < max(1.0, 1.02 * mean["none"]) + 1e-3, (name, count)
+
+
+def test_unlabelled_rows_of_other_classes_are_a_source_but_score_no_random_set():
+    drawn = torch.Generator().manual_seed(0)
+    features = torch.randn(4000, 6, generator=drawn).double()
+    labels = (features[:, :3] + torch.randn(4000, 3, generator=drawn)).argmax(1)
+    head = train_head(
+        features, labels, 3, LinearSettings(l2=1e-2, keep="sketch"), make_loss("quadratic"), seed=0,
+        device=torch.device("cpu"), dtype=torch.float64,
+    )  # fmt: skip
+    more = torch.randn(2000, 6, generator=drawn).double()
+    like = ForgetRequest(head, features[:200], labels[:200], unlabelled=(more,))
+    shifted = dataclasses.replace(like, unlabelled=(more + 0.2,))
+    assert assess(like).trust > 0.5
+    assert assess(shifted).trust < 0.01
