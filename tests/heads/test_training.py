@@ -53,7 +53,7 @@ def logistic_regression(features, labels, l2, bias, weights=None):
     from sklearn.linear_model import LogisticRegression
 
     total = len(labels) if weights is None else float(weights.sum())
-    model = LogisticRegression(C=1 / (l2 * total), fit_intercept=bias, tol=1e-10, max_iter=20_000)
+    model = LogisticRegression(C=1 / (l2 * total), fit_intercept=bias, solver="newton-cholesky", tol=1e-8)
     return model.fit(features.numpy(), labels.numpy(), sample_weight=None if weights is None else weights.numpy())
 
 
@@ -96,7 +96,7 @@ def test_class_weights_are_scikit_learns():
     head = fit(Softmax(tuple(given.values())), features, labels)
     assert head.weight == pytest.approx(sum(given[int(c)] for c in labels))
     model = LogisticRegression(
-        C=1 / (1e-3 * head.total_weight), fit_intercept=False, tol=1e-10, max_iter=20_000, class_weight=given
+        C=1 / (1e-3 * head.total_weight), fit_intercept=False, solver="newton-cholesky", tol=1e-8, class_weight=given
     ).fit(features.numpy(), labels.numpy())
     close(head.weight_CD, model.coef_)
 
