@@ -55,7 +55,7 @@ def unlearn(
         unlabelled: Features of unlabelled rows like the training rows, ``[U, D]``, such as the model's traffic or
             related public data, or a list of several such sets. They show the curvature that the forget rows do not.
         request: What the rows are: ``random`` (a random sample of the training rows, as far as you know), ``class``,
-            ``person`` or ``selected``. A declaration can only make the step more cautious.
+            ``person`` or ``selected``. A declaration can only raise the share of curvature taken to be unseen.
         weights: Their sample weights, ``[F]``, if the head was trained with sample weights.
         curvature: Estimator and regularisation, as a ``CurvatureSettings`` or a mapping of its keys; the default is the
             cross-validated PSD fit.
