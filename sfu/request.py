@@ -338,6 +338,10 @@ class ForgetRequest:
         head = self.head
         return build_operator(head.objective(), self.data(cache=True), head.parameters_CE, structure)
 
+    def retained_hessian(self, training: CurvatureOperator, forget: CurvatureOperator) -> CurvatureOperator:
+        """``(V H - V_f H_f) / V_r``; Hessians of samples may give it negative eigenvalues."""
+        return training.combine([forget], [self.head.total_weight / self.retained_weight, -self.step_ratio])
+
     def forget_gradient(self) -> Tensor:
         """``g_f``: gradient of the mean objective of the forget rows at the head, ``[C, E]``."""
         return self.head.objective().gradient(self.data(), self.head.parameters_CE)

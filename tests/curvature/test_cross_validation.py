@@ -7,11 +7,14 @@ import dataclasses
 import pytest
 import torch
 
+from sfu import request as request_module
+from sfu.curvature import cross_validation
 from sfu.curvature.cross_validation import FORGET, RETAINED, UNLABELLED, VIEWS, Sources, cross_validate, observe_once
 from sfu.curvature.estimators.base import make_estimator
 from sfu.curvature.settings import curvature_settings
 from sfu.errors import ConfigError
 from sfu.heads.settings import Training
+from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from tests.unlearning.cases import CONTEXT, FORGET_CURVATURE, situation
 
@@ -87,6 +90,19 @@ def test_views_and_unlabelled_rows_are_split_too():
             validation.sources.operators[name].blocks_BKK, whole.operators[name].blocks_BKK, **CLOSE
         )
     assert validation.sources.rows == {FORGET: 50, VIEWS: 100, UNLABELLED: 100, RETAINED: 0}
+
+
+def test_every_row_is_looked_at_once(monkeypatch):
+    seen = []
+
+    def build(objective, rows, parameters_CE, structure):
+        seen.append(rows.count)
+        return build_operator(objective, rows, parameters_CE, structure)
+
+    for module in (cross_validation, request_module):
+        monkeypatch.setattr(module, "build_operator", build)
+    cross_validate(make_estimator(FORGET_CURVATURE), with_others(), CONTEXT, 5, trust=0.5)
+    assert sorted(seen) == 5 * [10] + 10 * [20]  # forget rows, two views of each, unlabelled rows
 
 
 def test_without_trust_unlabelled_rows_are_a_source_and_no_judge():
