@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.folds import fold_indices, random_folds
@@ -108,8 +108,8 @@ class Validation:
 def observe_once(estimator: CurvatureEstimator[Any, Any], request: ForgetRequest, observation: Any) -> Validation:
     """Return the sources of all rows, without folds."""
     estimate = estimator.estimate(observation, request)
-    whole = [[torch.arange(rows_UD.shape[0])] for rows_UD in request.unlabelled]
-    return Validation(estimate, _Further(request, estimate.operator, [request], whole).joined(estimate))
+    own, *others = [[torch.arange(len(rows_ND))] for rows_ND in (request.features_FD, *request.unlabelled)]
+    return Validation(estimate, _Further(request, estimate.operator, own, others).joined(estimate))
 
 
 def cross_validate(
@@ -140,9 +140,10 @@ def cross_validate(
         observations.append(estimator.observe(part, context))
         context.report(done, len(parts) + n_folds)
     estimate = estimator.estimate(estimator.merge(observations), request)
+    indices = indices if divided else [torch.arange(request.n_forget)]
     splits = [fold_indices(rows_UD.shape[0], min(n_folds, rows_UD.shape[0]), drawn) for rows_UD in request.unlabelled]
-    further = _Further(request, estimate.operator, parts, splits, trust)
-    held_out = further.held_out(observations, n_folds)
+    further = _Further(request, estimate.operator, indices, splits, trust)
+    held_out = further.held_out(parts, observations, n_folds)
     gradients, signal_CE = _gradients(request, parts, n_folds)
     found, failed_fits = None, 0
     if divided and further.is_empty and estimator.is_forget_hessian(request):
@@ -194,6 +195,13 @@ def _in_a_subspace(
     return of_folds, of_all
 
 
+class _Part(NamedTuple):
+    """The Hessian of some rows, and the folds of which they show something; none if the source is not divided."""
+
+    folds: frozenset[int]
+    hessian: HessianObservation
+
+
 class _Further:
     """The Hessians of views and unlabelled rows, fold by fold, to be joined with those of the estimator."""
 
@@ -201,15 +209,15 @@ class _Further:
         self,
         request: ForgetRequest,
         like: CurvatureOperator,
-        parts: Sequence[ForgetRequest],
+        indices: Sequence[Tensor],
         splits: Sequence[Sequence[Tensor]],
         trust: float = 0.0,
     ) -> None:
-        """Compute the Hessians; ``parts`` are those of the forget rows, and ``splits`` those of the unlabelled rows."""
-        self._request, self._parts, self._trust = request, parts, trust
+        """Compute the Hessians; ``indices`` divide the forget rows, and ``splits`` each set of unlabelled rows."""
+        self._request, self._trust = request, trust
         by_products = like.structure == Structure.products.value or request.head.layout is not Layout.shared
         self._scored_by = Structure.products if by_products else Structure.shared
-        self._found: dict[str, list[HessianObservation]] = {}
+        self._found: dict[str, list[_Part]] = {}
         if not request.unlabelled and request.views_VFD is None:
             return
         if like.structure not in {known.value for known in Structure}:
@@ -220,21 +228,44 @@ class _Further:
             )
         structure = Structure(like.structure)
         if request.views_VFD is not None:
-            self._found[VIEWS] = [self._hessian(_view_rows(part), structure) for part in parts]
+            self._found[VIEWS] = self._of_views(indices, structure)
         self._unlabelled = self._scored = self._of_unlabelled(splits, structure)
         self._found |= self._unlabelled
         if trust > 0 and structure is not self._scored_by:
             self._scored = self._of_unlabelled(splits, self._scored_by)
 
-    def _of_unlabelled(
-        self, splits: Sequence[Sequence[Tensor]], structure: Structure
-    ) -> dict[str, list[HessianObservation]]:
+    def _of_unlabelled(self, splits: Sequence[Sequence[Tensor]], structure: Structure) -> dict[str, list[_Part]]:
         """Return the Hessians of the folds of each set."""
         head, given = self._request.head, self._request.unlabelled
         return {
-            name: [self._hessian(head.unlabelled_rows(rows_UD[index]), structure) for index in split]
+            name: [
+                _Part(
+                    frozenset({k} if len(split) > 1 else ()),
+                    self._hessian(head.unlabelled_rows(rows_UD[index]), structure),
+                )
+                for k, index in enumerate(split)
+            ]
             for name, rows_UD, split in zip(_names(given), given, splits, strict=True)
         }
+
+    def _of_views(self, indices: Sequence[Tensor], structure: Structure) -> list[_Part]:
+        """Return the Hessians of the views of each fold, and of those that show rows of two folds."""
+        request, parts = self._request, []
+        views_VFD, partners_VF, weights_F = request.views_VFD, request.partners_VF, request.weights_F
+        assert views_VFD is not None, "it is asked for views only if there are some"
+        fold_F = torch.empty_like(request.labels_F)
+        for k, index in enumerate(indices):
+            fold_F[index] = k
+        own_VF = fold_F.expand(views_VFD.shape[:2])
+        other_VF = own_VF if partners_VF is None else fold_F[partners_VF]
+        lower_VF, upper_VF = torch.minimum(own_VF, other_VF), torch.maximum(own_VF, other_VF)
+        for lower, upper in torch.stack([lower_VF, upper_VF]).flatten(1).unique(dim=1).T.tolist():
+            here_VF = (lower_VF == lower) & (upper_VF == upper)
+            weights_N = None if weights_F is None else weights_F.expand_as(here_VF)[here_VF]
+            labels_N = request.labels_F.expand_as(here_VF)[here_VF]
+            rows = request.head.rows(views_VFD[here_VF], labels_N, weights_N, cache=True)
+            parts.append(_Part(frozenset({lower, upper} if len(indices) > 1 else ()), self._hessian(rows, structure)))
+        return parts
 
     def _hessian(self, rows: Rows, structure: Structure) -> HessianObservation:
         head = self._request.head
@@ -247,12 +278,12 @@ class _Further:
 
     def joined(self, estimate: CurvatureEstimate, left_out: int | None = None) -> Sources:
         """Join the estimate with the Hessians of all folds, or of all but one."""
-        merged = {
-            name: merge_hessians([part for k, part in enumerate(parts) if k != left_out or len(parts) == 1])
-            for name, parts in self._found.items()
-        }
-        operators = {FORGET: estimate.operator, **{name: one.operator for name, one in merged.items()}}
-        rows = {FORGET: self._request.weight, **{name: one.weight for name, one in merged.items()}}
+        merged = {FORGET: HessianObservation(estimate.operator, self._request.weight)}
+        for name, parts in self._found.items():
+            left = [part.hessian for part in parts if left_out not in part.folds]
+            merged[name] = merge_hessians(left or [merged[FORGET]])  # each view may show a row of the fold
+        operators = {name: one.operator for name, one in merged.items()}
+        rows = {name: one.weight for name, one in merged.items()}
         if self._trust > 0 and isinstance(estimate.operator, ExplicitOperator):
             training = merge_hessians([merged[name] for name in self._unlabelled]).operator
             retained = self._request.retained_hessian(training, estimate.operator)
@@ -261,15 +292,15 @@ class _Further:
         return Sources(operators, rows)
 
     def held_out(
-        self, observations: Sequence[Any], n_folds: int
+        self, parts: Sequence[ForgetRequest], observations: Sequence[Any], n_folds: int
     ) -> Sequence[tuple[CurvatureOperator, CurvatureOperator | None]]:
         """Return what each fold shows of the retained data's Hessian, and of the training data's."""
-        own = [self._own(*pair) for pair in zip(self._parts, observations, strict=True)]
+        own = [self._own(*pair) for pair in zip(parts, observations, strict=True)]
         if self._trust == 0:
             return [(one.operator, None) for one in own]
         forget, shown = merge_hessians(own).operator, []
         for k in range(n_folds):
-            training = merge_hessians([parts[k % len(parts)] for parts in self._scored.values()]).operator
+            training = merge_hessians([of[k % len(of)].hessian for of in self._scored.values()]).operator
             retained = self._request.retained_hessian(training, forget)
             if len(own) > 1:
                 retained = own[k].operator.combine([retained], [1 - self._trust, self._trust])
@@ -280,14 +311,6 @@ class _Further:
         """Return the Hessian of a fold's own rows; the observation may be it already."""
         seen = isinstance(observation, HessianObservation) and observation.operator.structure == self._scored_by.value
         return observation if seen else HessianObservation(part.hessian(self._scored_by), part.weight)
-
-
-def _view_rows(part: ForgetRequest) -> Rows:
-    views_VFD, weights_F = part.views_VFD, part.weights_F
-    assert views_VFD is not None, "the request has views, so its parts have"
-    count = len(views_VFD)
-    weights_N = None if weights_F is None else weights_F.repeat(count)
-    return part.head.rows(views_VFD.flatten(0, 1), part.labels_F.repeat(count), weights_N, cache=True)
 
 
 def _names(unlabelled: Sequence[Tensor]) -> list[str]:
