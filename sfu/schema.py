@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import inspect
 import math
 import re
@@ -176,10 +175,14 @@ def check_fields(settings: Any, prefix: str) -> None:
             raise ConfigError(unknown(key, _text(value), map(_text, meta.choices)))
 
 
-@functools.cache
+_known_hints: dict[type[Any], dict[str, Any]] = {}
+
+
 def _hints(kind: type[Any]) -> dict[str, Any]:
     """Return the types of the fields of a dataclass; a run checks the same few classes hundreds of times."""
-    return typing.get_type_hints(kind)
+    if kind not in _known_hints:
+        _known_hints[kind] = typing.get_type_hints(kind)
+    return _known_hints[kind]
 
 
 def _text(value: Any) -> str:
