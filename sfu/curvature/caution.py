@@ -4,6 +4,8 @@ The forget set's curvature can stand for the retained data's if it is a random s
 cannot do harm if it is short enough: with the gradient of the training objective known and :math:`M \ge H_r / 2`, the
 step :math:`M^{-1} (g_f - \frac{V}{V_f} g)` brings a quadratic head nearer to Retrained, whatever the forget set. Since
 :math:`V_r S_r \le V S`, half the largest eigenvalue of the training rows' curvature, times V / V_r, is such a bound.
+Under other smooth losses it is that of the curvature at the head, since one that holds at any parameters is up to 1,100
+times as large at a well-fitted head. The curvature may then grow along the step: nothing is proved for them.
 
 Significance is not harm: a large set shows a shift that is too small to matter, and a small one hides a shift that does
 not. So the *size* of a shift decides how much of the curvature is taken to be unseen, delta
@@ -45,8 +47,8 @@ _SURE = (0.05, 1e-3)
 """Between these p-values, unlabelled rows take the place of the forget rows."""
 _MISTAKEN = 0.15
 """Shares of predicted classes may differ from those of the labels by so much, since predictions err."""
-_NORMS = 1.5
-"""Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of mean squared norms."""
+_TRACES = 1.5
+"""Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of traces."""
 _EQUAL = 1e-3
 """Largest relative deviation of the squared norms of rows that are taken to be normalised."""
 
@@ -131,7 +133,7 @@ _DECLARED = {
 
 
 def curvature_bound(request: ForgetRequest) -> float | None:
-    """Return an upper bound of the largest eigenvalue of the training data term's Hessian, at any parameters.
+    """Return an upper bound of the largest eigenvalue of the training data term's Hessian at the head.
 
     It is the one kept with the head, or follows from rows that are all of norm 1; ``None`` if neither is there.
     """
@@ -149,20 +151,14 @@ def curvature_bound(request: ForgetRequest) -> float | None:
 def curved_rows(head: Head, rows: Rows) -> float:
     r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
 
-    With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |a_i|^2` is the trace of
-    what it adds to the Hessian; 0 where no row is curved. Where the classes share all parameters, it is the number
-    of rows: Jacobians have so heavy tails that few rows would count, and steps would end far short of those that
-    cross-validation chooses.
+    :math:`h_i` is what a row adds to the trace of the Hessian (:meth:`sfu.heads.base.Head.traces`); the result is 0
+    where no row is curved. Where the classes share all parameters, it is the number of rows: Jacobians have so heavy
+    tails that few rows would count, and steps would end far short of those that cross-validation chooses.
     """
-    if rows.shared:
+    traces_N = head.traces(rows)
+    if traces_N is None:
         return float(rows.count)
-    found = []
-    for chunk in rows.linear_chunks():
-        hessian = head.loss.curvature(chunk.outputs(head.parameters_CE), chunk.labels_B)
-        size_B = hessian.trace() * chunk.design_BE.square().sum(1)
-        found.append((chunk.share_B * size_B).double())
-    size_N = torch.cat(found)
-    return float(size_N.sum()) ** 2 / max(float(size_N.square().sum()), 1e-300)
+    return float(traces_N.sum()) ** 2 / max(float(traces_N.square().sum()), 1e-300)
 
 
 def _of_rows(request: ForgetRequest) -> float:
@@ -178,8 +174,8 @@ def _squares(request: ForgetRequest) -> Tensor:
 
 
 def _stretch(request: ForgetRequest) -> float:
-    """Return by how much the mean squared norm of the retained rows exceeds that of the forget rows; at least 1."""
-    kept, own = request.head.kept.mean_square, request.mean_square
+    """Return by how much the trace of the retained rows' Hessian exceeds that of the forget rows'; at least 1."""
+    kept, own = request.head.kept.trace, request.trace
     if kept is None or not own:
         return 1.0
     return max(1.0, (request.head.total_weight * kept - request.weight * own) / (request.retained_weight * own))
@@ -198,7 +194,7 @@ def _of_few_retained(evidence: Evidence) -> float:
 
 def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -> float:
     """Return how unlike the training rows the unlabelled rows are, 0 to 1, as far as the head can tell."""
-    unlike = _unlike_in_norm(request, unlabelled_UD)
+    unlike = _unlike_in_trace(request, unlabelled_UD)
     drift, shares_C = evidence["drift"], request.head.kept.shares_C
     if drift.p is not None:
         return min(1.0, max(unlike, _significance(drift.p) * (drift.effect or 0.0)))
@@ -211,16 +207,16 @@ def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -
     return min(1.0, max(unlike, far))
 
 
-def _unlike_in_norm(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
-    """Compare the mean squared norm with that of the training rows, or of the forget rows if it is not known."""
-    head, squares_U = request.head, unlabelled_UD.double().square().sum(1)
-    if head.feature_weights_CD is None:
+def _unlike_in_trace(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
+    """Compare the trace of the Hessian with that of the training rows, or of the forget rows if it is not known."""
+    traces_U = request.head.traces(request.head.unlabelled_rows(unlabelled_UD))
+    if traces_U is None:
         return 0.0
-    known = head.kept.mean_square
-    wanted = float(request.features_FD.double().square().sum(1).mean()) if known is None else known - head.bias
-    found, chance = float(squares_U.mean()), 3 * float(squares_U.std(correction=0)) / len(squares_U) ** 0.5
+    known = request.head.kept.trace
+    wanted = (request.trace or 0.0) if known is None else known
+    found, chance = float(traces_U.sum()), 3 * float(traces_U.std(correction=0)) * len(traces_U) ** 0.5
     nearest = min(max(wanted, found - chance), found + chance)
-    return min(1.0, _NORMS * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
+    return min(1.0, _TRACES * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
 
 
 def _of_few(rows: float) -> float:
