@@ -79,6 +79,20 @@ def test_near_duplicates_are_found(width):
     assert effective_rows(torch.ones(90), groups) == pytest.approx(90**2 / (10 * 9 + 10 * 4 + 40))
 
 
+@pytest.mark.parametrize("width", [1, 3, 40])
+def test_groups_are_those_of_all_distances(width):
+    """With rows that are alone, rows that are near in the projections alone, and copies that differ a little."""
+    rows = torch.randn(60, width, generator=seeded()).double()[torch.randint(60, (150,), generator=seeded(1))]
+    rows += 0.005 * torch.randn(150, width, generator=seeded(2)).double()
+    typical = (2 * (rows - rows.mean(0)).square().sum(1).mean()).sqrt()
+    near = (rows[:, None] - rows).square().sum(2) <= (0.01 * typical) ** 2
+    first = near.int().argmax(1)
+    while not torch.equal(first[first], first):
+        first = first[first]
+    assert 0 < int((first == torch.arange(150)).sum()) < 150
+    assert torch.equal(near_groups(rows), first)
+
+
 def test_projections_miss_no_row_that_is_nearly_too_far():
     rows = torch.randn(400, 200, generator=seeded()).double()
     typical = (2 * (rows - rows.mean(0)).square().sum(1).mean()).sqrt()
