@@ -232,6 +232,9 @@ def test_unlabelled_rows_score_a_random_set_by_their_number_and_any_other_alone(
     trusts = [assess_with(count, 0.0).trust for count in (30, 120, 1000)]
     assert trusts == pytest.approx([30 / 150, 120 / 240, 1000 / 1120], abs=0.03)
     assert assess_with(120, 1.0).trust == pytest.approx(1, abs=1e-6)
+    request, _, _ = with_share_of_one_class(0.0, 3)
+    few = dataclasses.replace(request.rows(torch.arange(5)), unlabelled=(request.features_FD[5:15],))
+    assert assess(few).trust == pytest.approx(1, abs=1e-6)  # too few to show anything
 
 
 def test_many_unlabelled_rows_leave_nothing_unseen_however_far_a_set_is_from_random():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from sfu.curvature.cross_validation import FORGET, UNLABELLED, Fold, Sources, Validation
+from sfu.curvature.cross_validation import FORGET, RETAINED, UNLABELLED, VIEWS, Fold, Sources, Validation
 from sfu.curvature.settings import curvature_settings
-from sfu.curvature.source_fit import Caution, StepChoice, _slopes, choose_step, expected_gain, noise_factor
+from sfu.curvature.source_fit import Caution, StepChoice, _slopes, _starts, choose_step, expected_gain, noise_factor
 from sfu.operators.explicit import ExplicitOperator
 from sfu.unlearning.methods.newton import Newton
 from tests.unlearning.cases import CONTEXT, measured_gain, situation
@@ -175,6 +175,22 @@ def test_if_nothing_is_seen_the_step_is_that_of_the_bound(n_sources):
         for fold in validation.folds
     ]
     assert choice.gain == pytest.approx(float(np.mean(scored)))
+
+
+def test_few_rows_that_are_held_out_nowhere_count_as_unseen():
+    validation = validation_of()
+    alone = dataclasses.replace(validation, trust=1.0)
+    few, unseen = Caution(few=0.4, bound=2.0), Caution(share=0.4, bound=2.0)
+    assert choose_step(alone, 0.75, few, L2) == choose_step(validation, 0.75, unseen, L2)
+    assert choose_step(alone, 0.75, few, L2) != choose_step(validation, 0.75, few, L2)
+
+
+def test_the_search_starts_from_the_sources_that_are_trusted():
+    rows = {FORGET: 10.0, VIEWS: 10.0, f"{UNLABELLED}_1": 15.0, f"{UNLABELLED}_2": 5.0, RETAINED: 0.0}
+    sources = Sources(dict.fromkeys(rows), rows)
+    of_forget_rows = [(0.25, 0.25, 0.375, 0.125, 0), (1, 0, 0, 0, 0)]
+    assert _starts(sources, 0.0) == of_forget_rows
+    assert _starts(sources, 0.5) == [*of_forget_rows, (0, 0, 0.75, 0.25, 0), (0, 0, 0, 0, 1)]
 
 
 def test_no_step_counts_on_less_than_half_of_the_training_rows_curvature():
