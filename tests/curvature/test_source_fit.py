@@ -7,10 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 
 from sfu.curvature.cross_validation import FORGET, RETAINED, UNLABELLED, VIEWS, Fold, Sources, Validation
 from sfu.curvature.settings import curvature_settings
-from sfu.curvature.source_fit import Caution, StepChoice, _slopes, _starts, choose_step, expected_gain, noise_factor
+from sfu.curvature.source_fit import (
+    Caution,
+    StepChoice,
+    _on_grid,
+    _refine,
+    _slopes,
+    _starts,
+    choose_step,
+    expected_gain,
+    noise_factor,
+)
 from sfu.operators.explicit import ExplicitOperator
 from sfu.unlearning.methods.newton import Newton
 from tests.unlearning.cases import CONTEXT, measured_gain, situation
@@ -175,6 +186,22 @@ def test_if_nothing_is_seen_the_step_is_that_of_the_bound(n_sources):
         for fold in validation.folds
     ]
     assert choice.gain == pytest.approx(float(np.mean(scored)))
+
+
+def test_a_source_that_a_start_leaves_out_is_brought_in():
+    validation = validation_of(2)
+    start = _on_grid(validation.folds, (1.0, 0.0), Caution(), L2)
+    found = _refine(validation.folds, start, Caution(), L2)
+    assert found.weights[1] > 0.1
+    assert found.gain > 1.001 * start.gain
+    assert found.gain == pytest.approx(choose_step(validation, 1.0, Caution(), L2).gain, rel=1e-3)
+
+
+def test_the_best_point_of_a_search_is_kept(monkeypatch):
+    folds = validation_of(2).folds
+    start = _on_grid(folds, (0.5, 0.5), Caution(), L2)
+    monkeypatch.setattr(optimize, "minimize", lambda loss, at, **_: (loss(at), loss(at + np.array([0.0, 0.0, 20.0]))))
+    assert _refine(folds, start, Caution(), L2) == start
 
 
 def test_few_rows_that_are_held_out_nowhere_count_as_unseen():
