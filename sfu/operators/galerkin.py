@@ -242,7 +242,7 @@ def solve_together(operators: Sequence[CurvatureOperator], rights: Sequence[Tens
     members = [one for one in operators if isinstance(one, SubspaceProducts)]
     if len(members) < len(operators):
         return [one.solve(right_CE, rho).value_CE for one, right_CE in zip(operators, rights, strict=True)]
-    inverses, tolerance = [one.damped() for one in members], members[0].subspace.tolerance
+    inverses, tolerance = [one.damped() for one in members], members[0].subspace.step_tolerance
     for _ in range(_STEPS):
         if not _improve(inverses, rights, rho, tolerance):
             break
@@ -260,8 +260,8 @@ class SubspaceProducts(ProductOperator):
         return SubspaceInverse(self.subspace, self.weights)
 
     def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
-        """Solve in the subspace, as tightly as folds are."""
-        inverse, tolerance = self.damped(), self.subspace.tolerance
+        """Solve in the subspace, as tightly as the step itself."""
+        inverse, tolerance = self.damped(), self.subspace.step_tolerance
         value_CE, converged = inverse.solved(right_CE, rho, tolerance), inverse.error <= tolerance
         return LinearSolution(value_CE, "subspace", inverse.error**0.5, inverse.steps, converged)
 
