@@ -21,7 +21,7 @@ module = ["torch.*"]
 follow_imports = "skip"
 """  # PyTorch alone would take three quarters of mypy's time; the examples use it when they run
 COMMAND = [
-    "dataset=rings", "dataset.noise=0.3", "head.bias=true", "loss=squared_hinge", "loss.margin=0.5",
+    "dataset=rings", "dataset.noise=0.3", "head.bias=true", "loss=pseudo_huber", "loss.width=0.5",
     "curvature=cautious", "curvature.caution=0.5", "logger=lines", "logger.filename=distances.txt", "seed=1",
     "head.l2=1e-2",
     "methods=[original,retrained,unlearned_minus,shrink_weights,more]",
@@ -71,7 +71,7 @@ def test_from_a_package_of_ones_own(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     run(folder, site, ROOT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
-    for flag, shown in (("--help", ("rings", "squared_hinge", "cautious", "lines")), ("--rows", ("shrink_weights",))):
+    for flag, shown in (("--help", ("rings", "pseudo_huber", "cautious", "lines")), ("--rows", ("shrink_weights",))):
         done = subprocess.run(
             [sys.executable, "-m", "sfu", flag], env=environment, cwd=folder, capture_output=True, text=True,
             timeout=60, check=True,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
@@ -34,13 +34,24 @@ _TIGHT, _LOOSE = 1e-6, 3e-4
 """Squared error of a fold's solution in the norm of its operator, relative to the solution's own square."""
 _STEP, _SINGLE_STEP = 1e-9, 1e-6
 """The same of the step itself, with products in float64 and in float32."""
-_CHEAP = 1e8
-"""Multiplications of a product up to which folds are solved tightly (about 10 ms)."""
-_SINGLE = 2e9
-"""Multiplications of a product from which it is float32."""
-_LARGEST = 1 << 28
-"""Numbers of a basis (1 GiB in float32)."""
 _STEPS, _REMEMBERED = 100, 32
+
+
+class Limits(NamedTuple):
+    """Sizes at which a subspace is treated in another way.
+
+    Attributes:
+        cheap: Multiplications of a product up to which folds are solved tightly (about 10 ms).
+        single: Multiplications of a product above which it is float32.
+        numbers: Largest basis (1 GiB in float32).
+    """
+
+    cheap: float = 1e8
+    single: float = 2e9
+    numbers: int = 1 << 28
+
+
+LIMITS = Limits()
 
 
 class SharedSubspace:
@@ -52,12 +63,14 @@ class SharedSubspace:
         basis_MCE: The basis V, in float32 if products are.
     """
 
-    def __init__(self, operators: Sequence[ProductOperator], unit: float, preconditioner: Kronecker) -> None:
+    def __init__(
+        self, operators: Sequence[ProductOperator], unit: float, preconditioner: Kronecker, limits: Limits = LIMITS
+    ) -> None:
         """Start with no direction; l2 and R are the same in all operators, and the preconditioner suits their union."""
-        first, self.preconditioner = operators[0], preconditioner
+        first, self.preconditioner, self._limits = operators[0], preconditioner, limits
         self.work = first.ridge_E.shape[0] * sum(operator.n_outputs for operator in operators)
-        self.ridge, self.unit = first.ridge, unit
-        self._operators = [operator.to_float32() for operator in operators] if self.work > _SINGLE else list(operators)
+        self.ridge, self.unit, single = first.ridge, unit, self.work > limits.single
+        self._operators = [operator.to_float32() for operator in operators] if single else list(operators)
         self._regularized_E = self._operators[0].regularized_E
         self.basis_MCE = self._regularized_E.new_zeros(0, first.n_classes, len(first.regularized_E))
         self._coordinates: list[tuple[Tensor, Tensor]] = []
@@ -66,7 +79,7 @@ class SharedSubspace:
     @property
     def tolerance(self) -> float:
         """The error to which folds are solved."""
-        return _TIGHT if self.work <= _CHEAP else _LOOSE
+        return _TIGHT if self.work <= self._limits.cheap else _LOOSE
 
     @property
     def step_tolerance(self) -> float:
@@ -76,7 +89,7 @@ class SharedSubspace:
     @property
     def full(self) -> bool:
         """Whether memory allows no further direction."""
-        return len(self.basis_MCE) > 0 and self.basis_MCE.numel() + self.basis_MCE[0].numel() > _LARGEST
+        return len(self.basis_MCE) > 0 and self.basis_MCE.numel() + self.basis_MCE[0].numel() > self._limits.numbers
 
     def extend(self, vectors_NCE: Tensor) -> bool:
         """Add what vectors have outside the subspace; return whether there was anything."""
@@ -285,7 +298,10 @@ def _member(plain: ProductOperator, subspace: SharedSubspace, weights: tuple[flo
 
 
 def share_subspace(
-    operators: Sequence[ProductOperator], weights: Sequence[float], rights: Sequence[Tensor]
+    operators: Sequence[ProductOperator],
+    weights: Sequence[float],
+    rights: Sequence[Tensor],
+    limits: Limits = LIMITS,
 ) -> list[SubspaceProducts]:
     """Return the same operators, whose weighted sums are inverted in one subspace.
 
@@ -293,6 +309,7 @@ def share_subspace(
         operators: Those of disjoint sets of rows.
         weights: The total weight of each.
         rights: Right-hand sides ``[C, E]`` with which the subspace begins.
+        limits: Sizes at which the subspace is treated in another way.
     """
     total = sum(weights)
     union = operators[0].combine(operators[1:], [weight / total for weight in weights])
@@ -301,7 +318,8 @@ def share_subspace(
     outputs_CC, count = union.output_mean(), float(union.regularized_E.sum()) + union.unseen.directions
     of_biases = float(outputs_CC.trace()) * float((union.regularized_E == 0).sum())
     preconditioner = Kronecker(moments, outputs_CC)
-    subspace = SharedSubspace(operators, (union.trace() - of_biases) / (count * union.n_classes), preconditioner)
+    unit = (union.trace() - of_biases) / (count * union.n_classes)
+    subspace = SharedSubspace(operators, unit, preconditioner, limits)
     for damping in _FIRST:
         solve = preconditioner.inverse(subspace.ridge + damping * subspace.unit)
         subspace.extend(torch.stack([solve(right_CE) for right_CE in rights]))
