@@ -41,8 +41,8 @@ _FEW = 8.5
 """Of this many rows all is taken to be unseen, of more the cube of this over their number."""
 _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
-_FEW_UNLABELLED = 25.0
-"""So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
+_FEW_UNLABELLED = 50.0
+"""So few unlabelled rows, of a set that is no random sample, show half of what is unseen, and 1,000 nearly all."""
 _SURE = (0.005, 1e-4)
 """Between these p-values a shift begins to count, and unlabelled rows take the place of the forget rows."""
 _MISTAKEN = 0.15
@@ -119,7 +119,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         trust = max(trust, few, alike * more / (rows + more)) * like
         few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
-        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
+        shift = min(1.0, shift) * (1 - trust / (1 + (_FEW_UNLABELLED / more) ** 3))
     caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
     trust = trust if unlabelled is not None else 0.0
     return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None)

@@ -96,6 +96,7 @@ class Validation:
         folds: Those of the folds; none if there are too few rows.
         trust: Share of the unlabelled rows, against the forget rows, in what is held out.
         failed_fits: How many of the folds' estimates came with a note.
+        divided: Whether the folds lack some of the forget rows; otherwise each has their whole gradient.
     """
 
     estimate: CurvatureEstimate
@@ -103,6 +104,7 @@ class Validation:
     folds: Sequence[Fold] = ()
     trust: float = 0.0
     failed_fits: int = 0
+    divided: bool = False
 
 
 def observe_once(estimator: CurvatureEstimator[Any, Any], request: ForgetRequest, observation: Any) -> Validation:
@@ -156,7 +158,7 @@ def cross_validate(
             failed_fits += others.note is not None
         folds.append(Fold(further.joined(others, k), gradient_CE, signal_CE, *held_out[k]))
         context.report(len(parts) + k + 1, len(parts) + n_folds)
-    return Validation(estimate, further.joined(estimate), folds, trust, failed_fits)
+    return Validation(estimate, further.joined(estimate), folds, trust, failed_fits, divided)
 
 
 def _gradients(request: ForgetRequest, parts: Sequence[ForgetRequest], n_folds: int) -> tuple[list[Tensor], Tensor]:
