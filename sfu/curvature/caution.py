@@ -43,8 +43,8 @@ _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
 _SURE = (0.05, 1e-3)
 """Between these p-values, unlabelled rows take the place of the forget rows."""
-_MISTAKEN = 0.15
-"""Shares of predicted classes may differ from those of the labels by so much, since predictions err."""
+_DRIFT = (0.05, 0.2)
+"""Between these deviations (root mean square, in standard deviations of the training rows) trust falls to nothing."""
 _NORMS = 1.5
 """Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of mean squared norms."""
 _EQUAL = 1e-3
@@ -74,7 +74,7 @@ class Assessment:
     @property
     def predictable(self) -> bool:
         """Whether a gain can be predicted: the forget set may be a random sample, or there are unlabelled rows."""
-        return (not self.reasons or self.trust > 0) and self.caution.few < _TOO_FEW
+        return (not self.reasons or self.trust > 0.5) and self.caution.few < _TOO_FEW
 
     @property
     def harmless(self) -> bool:
@@ -91,7 +91,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     """Weigh the evidence; ``force`` takes the forget set for a random sample all the same."""
     unlabelled = torch.cat([*request.unlabelled]) if request.unlabelled else None
     kept = request.head.kept
-    evidence = examine(request, unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D)
+    evidence = examine(request, unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D, projected_2K=kept.projected_2K)
     declared = "class" if request.classes is not None else request.kind
     telling = [finding for finding in evidence.findings if finding.name in _UNSEEN]
     if kept.mean_D is None:  # a mean unlike that of unlabelled rows may be their fault
@@ -113,8 +113,8 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     few = _of_few(rows)
     if unlabelled is not None:
         more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
-        like = 1 - _unlike(request, unlabelled, evidence)
-        alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
+        like = 1 - max(_unlike_in_norm(request, unlabelled), _drifted(evidence["drift"].at_most))
+        alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms"))
         trust = max(trust, few, alike * more / (rows + more)) * like
         few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
@@ -196,19 +196,12 @@ def _of_few_retained(evidence: Evidence) -> float:
     return 1.0 if rows_of_a_dimension is None else 1 + 1 / rows_of_a_dimension
 
 
-def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -> float:
-    """Return how unlike the training rows the unlabelled rows are, 0 to 1, as far as the head can tell."""
-    unlike = _unlike_in_norm(request, unlabelled_UD)
-    drift, shares_C = evidence["drift"], request.head.kept.shares_C
-    if drift.p is not None:
-        return min(1.0, max(unlike, _significance(drift.p) * (drift.effect or 0.0)))
-    if shares_C is None:
-        return unlike
-    predicted_U = request.head.logits(unlabelled_UD).argmax(1)
-    found_C = predicted_U.bincount(minlength=len(shares_C)).to(shares_C) / len(predicted_U)
-    chance = float((shares_C * (1 - shares_C) / len(predicted_U)).sqrt().sum())
-    far = max(0.0, float((found_C - shares_C).abs().sum()) / 2 - chance - _MISTAKEN) / (1 - _MISTAKEN)
-    return min(1.0, max(unlike, far))
+def _drifted(at_most: float | None) -> float:
+    """Return 0 if the unlabelled rows are known to be like the training rows, 1 if they may be far from them."""
+    if at_most is None:
+        return 0.0
+    none, all_of_it = _DRIFT
+    return min(1.0, max(0.0, (math.sqrt(at_most) - none) / (all_of_it - none)))
 
 
 def _unlike_in_norm(request: ForgetRequest, unlabelled_UD: Tensor) -> float:

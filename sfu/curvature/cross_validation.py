@@ -75,8 +75,8 @@ class Fold:
         signal_CE: The part of it that is not sampling noise: ``g - b / V - (V / V_f) g`` for the stored training
             gradient g and the b of objective perturbation, if there was any.
         held_out: What this fold shows of the retained data's Hessian.
-        training: What its unlabelled rows show of the training data's, if they stand for it. Differences of sampled
-            curvatures may be negative where those of the data are not; this bounds them.
+        training: What its unlabelled rows show of the training data's, times the trust in them, if they stand for it.
+            Differences of sampled curvatures may be negative where those of the data are not; this bounds them.
     """
 
     sources: Sources
@@ -292,7 +292,7 @@ class _Further:
         retained = self._retained(training.operator, self._own)
         if own is not None:
             retained = own.combine([retained], [1 - self._trust, self._trust])
-        return retained, training.operator
+        return retained, training.operator.combine([], [self._trust])
 
 
 def _names(unlabelled: Sequence[Tensor]) -> list[str]:
