@@ -43,8 +43,10 @@ _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
 _SURE = (0.05, 1e-3)
 """Between these p-values, unlabelled rows take the place of the forget rows."""
-_DRIFT = (0.05, 0.2)
+_DRIFT = (0.1, 0.16)
 """Between these deviations (root mean square, in standard deviations of the training rows) trust falls to nothing."""
+_DOUBT = 1.8
+"""Over the square root of the number of forget rows, by so much the gain that they show of other rows may err."""
 _NORMS = 1.5
 """Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of mean squared norms."""
 _EQUAL = 1e-3
@@ -110,15 +112,17 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         unlike = max(unlike, sure)
     trust = unlike
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few = _of_few(rows)
+    few, doubt = _of_few(rows), 0.0
     if unlabelled is not None:
         more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
         like = 1 - max(_unlike_in_norm(request, unlabelled), _drifted(evidence["drift"].at_most))
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms"))
         trust = max(trust, few, alike * more / (rows + more)) * like
         few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
+        doubt = (1 - like) * _DOUBT / math.sqrt(rows)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
-    caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
+    stretch = _stretch(request) * _of_few_retained(evidence)
+    caution = Caution(min(1.0, shift), few, half, stretch, doubt=doubt)
     trust = trust if unlabelled is not None else 0.0
     return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None)
 

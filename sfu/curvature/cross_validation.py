@@ -52,6 +52,12 @@ class Sources:
     rows: dict[str, float]
     _inverses: dict[tuple[float, ...], DampedInverse] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def own(self) -> Sources:
+        """The forget rows and views of them alone."""
+        operators = {name: one for name, one in self.operators.items() if name in (FORGET, VIEWS)}
+        return Sources(operators, {name: self.rows[name] for name in operators})
+
     def mixed(self, weights: Sequence[float]) -> CurvatureOperator:
         """Return the mean with these weights, which sum to 1."""
         first, *others = self.operators.values()
