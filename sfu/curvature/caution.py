@@ -4,6 +4,8 @@ The forget set's curvature can stand for the retained data's if it is a random s
 cannot do harm if it is short enough: with the gradient of the training objective known and :math:`M \ge H_r / 2`, the
 step :math:`M^{-1} (g_f - \frac{V}{V_f} g)` brings a quadratic head nearer to Retrained, whatever the forget set. Since
 :math:`V_r S_r \le V S`, half the largest eigenvalue of the training rows' curvature, times V / V_r, is such a bound.
+Under other smooth losses it is that of the curvature at the head, since one that holds at any parameters is up to 1,100
+times as large at a well-fitted head. The curvature may then grow along the step: nothing is proved for them.
 
 Significance is not harm: a large set shows a shift that is too small to matter, and a small one hides a shift that does
 not. So the *size* of a shift decides how much of the curvature is taken to be unseen, delta
@@ -135,7 +137,7 @@ _DECLARED = {
 
 
 def curvature_bound(request: ForgetRequest) -> float | None:
-    """Return an upper bound of the largest eigenvalue of the training data term's Hessian, at any parameters.
+    """Return an upper bound of the largest eigenvalue of the training data term's Hessian at the head.
 
     It is the one kept with the head, or follows from rows that are all of norm 1; ``None`` if neither is there.
     """

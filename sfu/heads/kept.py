@@ -44,9 +44,10 @@ class Kept:
     r"""What a head keeps of its training rows; ``None`` for each part that is not kept.
 
     Attributes:
-        bound: Upper bound of the largest eigenvalue of the data term's Hessian at *any* parameters: the loss's
-            curvature bound times the largest eigenvalue of :math:`\sum_i v_i a_i a_i^T / V`, with design rows a and
-            weights v (a linearised head has :math:`J_i^T J_i` for :math:`a_i a_i^T`).
+        bound: Upper bound of the largest eigenvalue of the data term's Hessian at the parameters. Under losses whose
+            curvature is constant, or jumps, it holds at *any* parameters: the loss's curvature bound times the largest
+            eigenvalue of :math:`\sum_i v_i a_i a_i^T / V`, with design rows a and weights v (a linearised head has
+            :math:`J_i^T J_i` for :math:`a_i a_i^T`).
         shares_C: Share of each class among the training rows.
         mean_D: Mean of the feature rows.
         sketch: The data term's Hessian at the parameters, encoded.
@@ -125,8 +126,9 @@ class Kept:
     ) -> Self:
         r"""Return it for the training rows without some of them.
 
-        The bound stays one, since :math:`V_r S_r \le V S`. Sketch and Hessian stay only under a quadratic loss: those
-        of another loss belong to the parameters, which have moved.
+        The bound becomes that of the retained rows, since :math:`V_r S_r \le V S`; under a smooth loss that is not
+        quadratic, at the parameters before. Sketch and Hessian stay only under a quadratic loss: those of another loss
+        belong to the parameters, which have moved.
 
         Args:
             features_FD: Features of the rows to leave out.

@@ -93,8 +93,8 @@ class LinearHead(Head, name="linear"):
             loss: A name, or a loss with settings of its own (:func:`sfu.losses.base.make_loss`).
             gradient_CE: Gradient of the mean training objective at the layer's weights.
             weight: Total weight of the training rows; needed if they had sample or class weights.
-            bound: Upper bound of the largest eigenvalue of the data term's Hessian (:class:`~sfu.heads.kept.Kept`), if
-                you know one.
+            bound: Upper bound of the largest eigenvalue of the data term's Hessian at the layer's weights
+                (:class:`~sfu.heads.kept.Kept`), if you know one.
 
         Raises:
             DataError: ``module`` is not a linear layer, its weights are recomputed (weight norm, spectral norm,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
@@ -17,13 +16,12 @@ from sfu.heads.settings import HeadSettings, Keep
 from sfu.heads.sketch import Sketch
 from sfu.lazy import torch
 from sfu.losses.base import Layout
+from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
+from sfu.operators.build import build_operator
 from sfu.operators.largest_eigenvalue import bound_by_products
 from sfu.operators.plan import plan_structure
 from sfu.operators.structure import Structure
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _DECOMPOSED = 1024  # largest E whose second moments are decomposed
 _FORMED = 2048  # largest E whose second moments are formed for the bound alone
@@ -68,43 +66,37 @@ def check_keep(head: Head, keep: Keep) -> None:
 
 
 def curvature_bound(head: Head, rows: Rows) -> float | None:
-    r"""Return an upper bound of the largest eigenvalue of the data term's Hessian, at any parameters.
+    r"""Return an upper bound of the largest eigenvalue of the data term's Hessian, at the head's parameters.
 
-    It is the loss's curvature bound times the largest eigenvalue of the rows' second moments. Where these are not
-    formed, because there are many parameters, products bound it (:mod:`sfu.operators.largest_eigenvalue`).
+    Under losses whose curvature is constant, or jumps, it holds at any parameters: the loss's curvature bound times the
+    largest eigenvalue of the rows' second moments. Where these are not formed, because there are many parameters, and
+    under other losses, products bound it (:mod:`sfu.operators.largest_eigenvalue`).
 
     Returns:
         The bound; ``None`` if the loss or the rows have none that is finite.
     """
-    factor = head.loss.constants.curvature_bound
-    if not math.isfinite(factor):
+    constants = head.loss.constants
+    if not math.isfinite(constants.curvature_bound):
         return None
-    if rows.shared or (rows.width > _FORMED and not rows.has_moments):
-        largest = bound_by_products(
-            lambda v: _moments_times(rows, v), head.parameters_CE, near=1.2, max_products=15, eps=_eps(rows)
-        )
+    smooth = 0 < constants.curvature_lipschitz < math.inf
+    factor = 1.0 if smooth else constants.curvature_bound
+    if smooth or rows.shared or (rows.width > _FORMED and not rows.has_moments):
+        objective = replace(head.objective(), loss=head.loss if smooth else Quadratic(), l2=0.0)
+        hessian = build_operator(objective, rows, head.parameters_CE, Structure.products)
+        near, most = (1.2, 15) if rows.shared else (1.05, 40)  # Jacobians are dear
+        eps = torch.finfo(rows.precision).eps
+        largest = bound_by_products(hessian.matmul, head.parameters_CE, near=near, max_products=most, eps=eps)
     else:
         quick = rows if rows.has_moments else rows.to_float32()
         if not _SMALLEST < float(quick.moments().trace()) < _LARGEST:
             quick = rows
         moments_EE = quick.moments().double()
         # sums of a chunk's rows, then of chunks (Higham, Accuracy and stability, section 3.1)
-        rounding = _eps(quick) * (quick.step + quick.count / quick.step + quick.width) * float(moments_EE.trace())
+        rounding = torch.finfo(quick.precision).eps * (quick.step + quick.count / quick.step + quick.width)
         if rows.width <= _DECOMPOSED:
-            largest = float(torch.linalg.eigvalsh(moments_EE)[-1]) + rounding
+            largest = float(torch.linalg.eigvalsh(moments_EE)[-1])
         else:
             like_E, eps = moments_EE[0], torch.finfo(torch.float64).eps
-            largest = bound_by_products(moments_EE.matmul, like_E, near=1.001, max_products=100, eps=eps) + rounding
+            largest = bound_by_products(moments_EE.matmul, like_E, near=1.001, max_products=100, eps=eps)
+        largest += rounding * float(moments_EE.trace())
     return factor * largest if math.isfinite(largest) else None
-
-
-def _eps(rows: Rows) -> float:
-    return torch.finfo(rows.precision).eps
-
-
-def _moments_times(rows: Rows, vector: Tensor) -> Tensor:
-    """Multiply by ``sum_i s_i A_i^T A_i``, with the Jacobian A of the outputs: one block of the moments a class."""
-    total = torch.zeros_like(vector)
-    for chunk in rows.chunks():
-        total += chunk.pull(chunk.push(vector) * chunk.share_B[:, None])
-    return total

@@ -162,10 +162,11 @@ def bias_inverse(own_UU: Tensor) -> Tensor:
     """Return the pseudo-inverse of the biases' own curvature; that of a softmax is singular along equal biases.
 
     Raises:
-        SingularHessianError: An eigenvalue is negative, or none is positive.
+        SingularHessianError: An eigenvalue is negative beyond rounding, or none is positive.
     """
     values_U, vectors_UU = torch.linalg.eigh((own_UU + own_UU.T) / 2)
-    cutoff = 1e-12 * float(values_U[-1])
+    # entries of up to 1 are subtracted: that of a well-fitted softmax is far smaller than their rounding
+    cutoff = max(1e-12 * float(values_U[-1]), 1e-13)
     if not float(values_U[-1]) > 0 or float(values_U[0]) < -cutoff:
         raise SingularHessianError(
             f"the estimated curvature of the bias is {float(values_U[0]):g}, but it must be positive to be inverted. "

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfu.errors import SingularHessianError
+from sfu.losses.base import make_loss
 from sfu.operators.explicit import ExplicitOperator
-from sfu.operators.spectral import SpectralInverse
+from sfu.operators.spectral import SpectralInverse, bias_inverse
 
 
 def problem(width: int, seed: int, bias: bool, shift: float = 0.0):
@@ -86,6 +87,15 @@ def test_a_bias_without_curvature_is_refused():
     hessian[2, 2] = 0.0
     with pytest.raises(SingularHessianError, match="curvature of the bias"):
         SpectralInverse(hessian, torch.tensor([1.0, 1.0, 0.0]).double())
+
+
+def test_a_well_fitted_softmax_has_a_bias_curvature_below_its_own_rounding():
+    outputs = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)).double()
+    outputs[:, 0] += 25
+    own = make_loss("softmax").curvature(outputs, torch.zeros(300, dtype=torch.long)).dense().mean(0)
+    inverse = bias_inverse(own - 3e-15)  # as folds leave it that are taken out of a sum
+    exact = torch.linalg.pinv(own, hermitian=True, rtol=1e-3)
+    torch.testing.assert_close(inverse, exact, rtol=1e-2, atol=1e-2 * float(exact.abs().max()))
 
 
 def test_the_natural_damping_is_the_mean_of_the_positive_eigenvalues():
