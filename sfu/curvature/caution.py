@@ -13,6 +13,9 @@ not. So the *size* of a shift decides how much of the curvature is taken to be u
 unlabelled rows like the training rows there is a better answer: they show the curvature. How far they take the place of
 the forget rows is decided by significance, because both show the same if the forget set is a random sample.
 
+Moments of the training rows, which a head keeps, tell whether unlabelled rows are like these. What counts is the
+largest drift that the unlabelled rows do not rule out, so few rows are trusted little.
+
 Shapes: F forget rows, D features, C classes.
 """
 
@@ -45,10 +48,12 @@ _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
 _SURE = (0.05, 1e-3)
 """Between these p-values, unlabelled rows take the place of the forget rows."""
-_DRIFT = (0.1, 0.16)
-"""Between these deviations (root mean square, in standard deviations of the training rows) trust falls to nothing."""
-_DOUBT = 1.8
-"""Over the square root of the number of forget rows, by so much the gain that they show of other rows may err."""
+_DRIFT = (0.1, 0.18)
+"""If unlabelled rows may have drifted by so much (root mean square over moments of the training rows, each in its
+standard deviation), trust in them falls from 1 to 0. Half of them from another dataset are 0.15 or more."""
+_DOUBT, _NOT_RULED_OUT = 1.8, 0.5
+"""The gain that n forget rows show of other rows may err by the first over sqrt(n). It must exceed that if those rows
+have drifted, and this share of it if a drift is not ruled out."""
 _NORMS = 1.5
 """Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of mean squared norms."""
 _EQUAL = 1e-3
@@ -76,9 +81,14 @@ class Assessment:
     bounded: bool
 
     @property
+    def replaced(self) -> bool:
+        """Whether unlabelled rows take the place of the forget rows, rather than these."""
+        return self.trust > 0.5 and self.caution.share < 0.5
+
+    @property
     def predictable(self) -> bool:
         """Whether a gain can be predicted: the forget set may be a random sample, or there are unlabelled rows."""
-        return (not self.reasons or self.trust > 0.5) and self.caution.few < _TOO_FEW
+        return (not self.reasons or self.replaced) and self.caution.few < _TOO_FEW
 
     @property
     def harmless(self) -> bool:
@@ -112,20 +122,21 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         sure = _significance(finding.p)
         shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         unlike = max(unlike, sure)
-    trust = unlike
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few, doubt = _of_few(rows), 0.0
+    few, doubt, trust = _of_few(rows), 0.0, 0.0
     if unlabelled is not None:
         more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
         like = 1 - max(_unlike_in_norm(request, unlabelled), _drifted(evidence["drift"].at_most))
-        alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms"))
-        trust = max(trust, few, alike * more / (rows + more)) * like
-        few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
-        doubt = (1 - like) * _DOUBT / math.sqrt(rows)
-        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
+        alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
+        wanted = max(unlike, few, alike * more / (rows + more))
+        few = (1 - like) * few + like * _of_few(rows + wanted * like * more / 3)
+        doubt = max(_NOT_RULED_OUT * (1 - like), _significance(evidence["drift"].p)) * _DOUBT / math.sqrt(rows)
+        # what neither of the two shows is left to the bound, so that it does not count as the forget rows'
+        bounded = min(1.0, shift) * wanted * (1 - like)
+        trust = wanted * like / (1 - bounded) if like > 0 else 0.0
+        shift *= 1 - wanted * like / (1 + (_FEW_UNLABELLED / more) ** 2)
     stretch = _stretch(request) * _of_few_retained(evidence)
     caution = Caution(min(1.0, shift), few, half, stretch, doubt=doubt)
-    trust = trust if unlabelled is not None else 0.0
     return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None)
 
 

@@ -224,7 +224,8 @@ def _mean(request: ForgetRequest, mean_D: Tensor | None, unlabelled_UD: Tensor |
         return _Test("mean", "the mean of the forget features has nothing to be compared with")
     if found is None:
         return _Test("mean", f"fewer than {FEWEST} rows are too few to compare means of features")
-    return _Test("mean", _deviates("the mean of the forget features", whence, found.ratio), *found)
+    reason = _deviates("the mean of the forget features", whence, found.ratio)
+    return _Test("mean", reason, found.ratio, found.p, found.effect)
 
 
 def _drift(

@@ -31,10 +31,9 @@ _SMALLEST, _LARGEST = 1e-20, 1e30  # traces between which squares in float32 nei
 def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     """Return what ``head.keep`` asks for of the training rows, at the trained head."""
     shares_C = rows.labels_N.bincount(minlength=trained.n_classes).double() / rows.count
-    projected_2K = projected_moments(rows.features_ND).to(rows.device)
     numbers = Kept(
         curvature_bound(trained, rows), shares_C.to(rows.device), mean_square=mean_square(rows),
-        projected_2K=projected_2K if bool(torch.isfinite(projected_2K).all()) else None,
+        projected_2K=projected_moments(rows.features_ND).to(rows.device),
     )  # fmt: skip
     if config.keep is Keep.bound:
         return numbers

@@ -219,3 +219,28 @@ def test_unlabelled_rows_of_other_classes_are_a_source_but_score_no_random_set()
     shifted = dataclasses.replace(like, unlabelled=(more + 0.2,))
     assert assess(like).trust > 0.5
     assert assess(shifted).trust < 0.01
+
+
+def half_foreign(rows: torch.Tensor, share: float, seed: int) -> torch.Tensor:
+    """The rows, a share of them turned: of the same norms, in other directions."""
+    width, count = rows.shape[1], round(share * len(rows))
+    turn = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(seed)).to(rows)).Q
+    return torch.cat([rows[:count] @ turn, rows[count:]])
+
+
+@pytest.mark.parametrize("share_of_one_class", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("count", [40, 400])
+def test_half_foreign_rows_do_no_harm_and_rows_alike_help(share_of_one_class, count):
+    for seed in range(4):
+        request, retained, config = with_share_of_one_class(share_of_one_class, seed)
+        rows = torch.from_numpy(make_arrays(n_train=1200, n_test=count, seed=seed)["test_features"])
+        given = {"none": (), "alike": (rows,), "half": (half_foreign(rows, 0.5, seed),)}
+        left = {
+            name: distance(
+                Newton(FORGET_CURVATURE).unlearn(dataclasses.replace(request, unlabelled=more), CONTEXT).head,
+                request, retained, config,
+            )
+            for name, more in given.items()
+        }  # fmt: skip
+        assert left["half"] <= 1.02 * left["none"]
+        assert left["alike"] < (0.9 if count == 400 else 1.02) * left["none"]
