@@ -54,8 +54,8 @@ standard deviation), trust in them falls from 1 to 0. Half of them from another 
 _DOUBT, _NOT_RULED_OUT = 1.8, 0.5
 """The gain that n forget rows show of other rows may err by the first over sqrt(n). It must exceed that if those rows
 have drifted, and this share of it if a drift is not ruled out."""
-_NORMS = 1.5
-"""Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of mean squared norms."""
+_TRACES = 1.5
+"""Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of traces."""
 _EQUAL = 1e-3
 """Largest relative deviation of the squared norms of rows that are taken to be normalised."""
 
@@ -126,7 +126,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     few, doubt, trust = _of_few(rows), 0.0, 0.0
     if unlabelled is not None:
         more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
-        like = 1 - max(_unlike_in_norm(request, unlabelled), _drifted(evidence["drift"].at_most))
+        like = 1 - max(_unlike_in_trace(request, unlabelled), _drifted(evidence["drift"].at_most))
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         wanted = max(unlike, few, alike * more / (rows + more))
         few = (1 - like) * few + like * _of_few(rows + wanted * like * more / 3)
@@ -166,20 +166,14 @@ def curvature_bound(request: ForgetRequest) -> float | None:
 def curved_rows(head: Head, rows: Rows) -> float:
     r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
 
-    With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |a_i|^2` is the trace of
-    what it adds to the Hessian; 0 where no row is curved. Where the classes share all parameters, it is the number
-    of rows: Jacobians have so heavy tails that few rows would count, and steps would end far short of those that
-    cross-validation chooses.
+    :math:`h_i` is what a row adds to the trace of the Hessian (:meth:`sfu.heads.base.Head.traces`); the result is 0
+    where no row is curved. Where the classes share all parameters, it is the number of rows: Jacobians have so heavy
+    tails that few rows would count, and steps would end far short of those that cross-validation chooses.
     """
-    if rows.shared:
+    traces_N = head.traces(rows)
+    if traces_N is None:
         return float(rows.count)
-    found = []
-    for chunk in rows.linear_chunks():
-        hessian = head.loss.curvature(chunk.outputs(head.parameters_CE), chunk.labels_B)
-        size_B = hessian.trace() * chunk.design_BE.square().sum(1)
-        found.append((chunk.share_B * size_B).double())
-    size_N = torch.cat(found)
-    return float(size_N.sum()) ** 2 / max(float(size_N.square().sum()), 1e-300)
+    return float(traces_N.sum()) ** 2 / max(float(traces_N.square().sum()), 1e-300)
 
 
 def _of_rows(request: ForgetRequest) -> float:
@@ -195,8 +189,8 @@ def _squares(request: ForgetRequest) -> Tensor:
 
 
 def _stretch(request: ForgetRequest) -> float:
-    """Return by how much the mean squared norm of the retained rows exceeds that of the forget rows; at least 1."""
-    kept, own = request.head.kept.mean_square, request.mean_square
+    """Return by how much the trace of the retained rows' Hessian exceeds that of the forget rows'; at least 1."""
+    kept, own = request.head.kept.trace, request.trace
     if kept is None or not own:
         return 1.0
     return max(1.0, (request.head.total_weight * kept - request.weight * own) / (request.retained_weight * own))
@@ -221,16 +215,16 @@ def _drifted(at_most: float | None) -> float:
     return min(1.0, max(0.0, (math.sqrt(at_most) - none) / (all_of_it - none)))
 
 
-def _unlike_in_norm(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
-    """Compare the mean squared norm with that of the training rows, or of the forget rows if it is not known."""
-    head, squares_U = request.head, unlabelled_UD.double().square().sum(1)
-    if head.feature_weights_CD is None:
+def _unlike_in_trace(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
+    """Compare the trace of the Hessian with that of the training rows, or of the forget rows if it is not known."""
+    traces_U = request.head.traces(request.head.unlabelled_rows(unlabelled_UD))
+    if traces_U is None:
         return 0.0
-    known = head.kept.mean_square
-    wanted = float(request.features_FD.double().square().sum(1).mean()) if known is None else known - head.bias
-    found, chance = float(squares_U.mean()), 3 * float(squares_U.std(correction=0)) / len(squares_U) ** 0.5
+    known = request.head.kept.trace
+    wanted = (request.trace or 0.0) if known is None else known
+    found, chance = float(traces_U.sum()), 3 * float(traces_U.std(correction=0)) * len(traces_U) ** 0.5
     nearest = min(max(wanted, found - chance), found + chance)
-    return min(1.0, _NORMS * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
+    return min(1.0, _TRACES * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
 
 
 def _of_few(rows: float) -> float:

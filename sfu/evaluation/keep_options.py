@@ -192,7 +192,7 @@ def _ways(head: Head, more_UD: Tensor) -> list[_Way]:
 
 
 def _bytes_of(kept: Kept) -> int:
-    numbers = sum(one is not None for one in (kept.bound, kept.mean_square))
+    numbers = sum(one is not None for one in (kept.bound, kept.trace))
     numbers += 0 if kept.shares_C is None else len(kept.shares_C)
     return _FLOAT * numbers + sum(one.numel() * one.element_size() for one in kept.as_secrets().values())
 
@@ -251,7 +251,7 @@ def _bound(head: Head) -> Kept:
     shares_C, projected_2K = (
         torch.zeros(*shape, dtype=torch.float64) for shape in ((head.n_classes,), (2, DIRECTIONS))
     )
-    return Kept(0.0, shares_C, mean_square=0.0, projected_2K=projected_2K)
+    return Kept(0.0, shares_C, trace=0.0, projected_2K=projected_2K)
 
 
 def _by_law(law: _Law | None, n_train: int, more: int = 0) -> tuple[Outlook | None, ...]:

@@ -31,8 +31,10 @@ _SMALLEST, _LARGEST = 1e-20, 1e30  # traces between which squares in float32 nei
 def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     """Return what ``head.keep`` asks for of the training rows, at the trained head."""
     shares_C = rows.labels_N.bincount(minlength=trained.n_classes).double() / rows.count
+    traces_N = trained.traces(rows)
+    trace = None if traces_N is None else float(traces_N.sum())
     numbers = Kept(
-        curvature_bound(trained, rows), shares_C.to(rows.device), mean_square=mean_square(rows),
+        curvature_bound(trained, rows), shares_C.to(rows.device), trace=trace,
         projected_2K=projected_moments(rows.features_ND).to(rows.device),
     )  # fmt: skip
     if config.keep is Keep.bound:
@@ -42,15 +44,6 @@ def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     if config.keep is Keep.full:
         return replace(numbers, mean_D=mean_D, data_hessian=hessian)
     return replace(numbers, mean_D=mean_D, sketch=Sketch.encode(hessian, config.sketch))
-
-
-def mean_square(rows: Rows) -> float | None:
-    """Return the weighted mean of the squared norms of a linear head's design rows; ``None`` for other heads."""
-    if rows.shared:
-        return None
-    return sum(
-        float(chunk.share_B.double() @ chunk.design_BE.double().square().sum(1)) for chunk in rows.linear_chunks()
-    )
 
 
 def check_keep(head: Head, keep: Keep) -> None:
