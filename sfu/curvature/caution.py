@@ -51,7 +51,7 @@ _SURE = (0.05, 1e-3)
 _DRIFT = (0.1, 0.18)
 """If unlabelled rows may have drifted by so much (root mean square over moments of the training rows, each in its
 standard deviation), trust in them falls from 1 to 0. Half of them from another dataset are 0.15 or more."""
-_DOUBT, _NOT_RULED_OUT = 1.8, 0.5
+_DOUBT, _NOT_RULED_OUT = 1.8, 0.35
 """The gain that n forget rows show of other rows may err by the first over sqrt(n). It must exceed that if those rows
 have drifted, and this share of it if a drift is not ruled out."""
 _TRACES = 1.5
