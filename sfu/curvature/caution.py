@@ -46,8 +46,8 @@ _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
 _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
-_SURE = (0.05, 1e-3)
-"""Between these p-values, unlabelled rows take the place of the forget rows."""
+_SURE = (0.005, 1e-4)
+"""Between these p-values a shift begins to count, and unlabelled rows take the place of the forget rows."""
 _DRIFT = (0.1, 0.18)
 """If unlabelled rows may have drifted by so much (root mean square over moments of the training rows, each in its
 standard deviation), trust in them falls from 1 to 0. Half of them from another dataset are 0.15 or more."""

@@ -72,7 +72,7 @@ def test_the_bound_is_the_largest_eigenvalue_at_the_head_and_at_others_where_cur
         return float(torch.linalg.eigvalsh(head.objective().data_hessian(rows, parameters_CE, head.layout)).max())
 
     others = [scale * torch.randn(head.parameters_CE.shape, generator=draw).double() for scale in (0.0, 0.1, 1.0)]
-    if name in ("quadratic", "huber_hinge"):  # any parameters; that of huber_hinge jumps between 0 and its bound
+    if name in ("quadratic", "huber_hinge", "squared_hinge"):  # any parameters: curvature that jumps is at its highest
         bound = head.loss.constants.curvature_bound * float(torch.linalg.eigvalsh(moments(features, bias, weights))[-1])
         assert bound <= head.kept.bound <= 1.001 * bound
         assert max(map(largest, others)) <= head.kept.bound
