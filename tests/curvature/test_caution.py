@@ -244,3 +244,22 @@ def test_half_foreign_rows_do_no_harm_and_rows_alike_help(share_of_one_class, co
         }  # fmt: skip
         assert left["half"] <= 1.02 * left["none"]
         assert left["alike"] < (0.9 if count == 400 else 1.02) * left["none"]
+
+
+def test_between_trust_and_none_the_bound_takes_over_from_unlabelled_rows():
+    """A set that is not random shows nothing itself, however little unlabelled rows are trusted; nothing jumps."""
+    request, retained, config = with_share_of_one_class(1.0, 0)
+    rows = torch.from_numpy(make_arrays(n_train=1200, n_test=1000)["test_features"])
+    left, shares = [], []
+    for share in np.linspace(0, 0.6, 13):
+        given = dataclasses.replace(request, kind="selected", unlabelled=(half_foreign(rows, share, 0),))
+        found, result = assess(given), Newton(FORGET_CURVATURE).unlearn(given, CONTEXT)
+        assert found.trust in (0, pytest.approx(1))
+        assert found.trust > 0 or found.caution.share == 1
+        assert found.predictable == (found.caution.share < 0.5)
+        assert result.applied
+        shares.append(found.caution.share)
+        left.append(distance(result.head, request, retained, config))
+    assert any(0.01 < share < 1 for share in shares)
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(shares))
+    assert max(left) < 1

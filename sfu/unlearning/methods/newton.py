@@ -248,8 +248,6 @@ class Newton(UnlearningMethod, name="newton"):
         assumed = chosen.choice.gain * request.step_ratio**2 - noise_cost
         known = bool(validation.folds) or chosen.choice.is_safe
         gain = assumed if validation.folds and (assessment is None or assessment.predictable) else None
-        if assessment is not None and assessment.reasons and assessment.bounded and assumed <= 0:
-            gain = None  # the bound, which the prediction leaves out, has made the step short enough
         if chosen.choice.scale == 0:
             gain = 0.0
         with_care = self.curvature.regularization is Regularization.cross_validated and noise_cost == 0
