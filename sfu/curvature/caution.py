@@ -44,8 +44,8 @@ _FEW = 8.5
 """Of this many rows all is taken to be unseen, of more the cube of this over their number."""
 _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
-_FEW_UNLABELLED = 25.0
-"""So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
+_FEW_UNLABELLED = 50.0
+"""So few unlabelled rows, of a set that is no random sample, show half of what is unseen, and 1,000 nearly all."""
 _SURE = (0.005, 1e-4)
 """Between these p-values a shift begins to count, and unlabelled rows take the place of the forget rows."""
 _DRIFT = (0.1, 0.18)
@@ -132,9 +132,10 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         few = (1 - like) * few + like * _of_few(rows + wanted * like * more / 3)
         doubt = max(_NOT_RULED_OUT * (1 - like), _significance(evidence["drift"].p)) * _DOUBT / math.sqrt(rows)
         # what neither of the two shows is left to the bound, so that it does not count as the forget rows'
-        bounded = min(1.0, shift) * wanted * (1 - like)
+        shift = min(1.0, shift)
+        bounded = shift * wanted * (1 - like)
         trust = wanted * like / (1 - bounded) if like > 0 else 0.0
-        shift *= 1 - wanted * like / (1 + (_FEW_UNLABELLED / more) ** 2)
+        shift *= 1 - wanted * like / (1 + (_FEW_UNLABELLED / more) ** 3)
     stretch = _stretch(request) * _of_few_retained(evidence)
     caution = Caution(min(1.0, shift), few, half, stretch, doubt=doubt)
     return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None)

@@ -36,16 +36,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sfu.curvature.cross_validation import FORGET, RETAINED, VIEWS, Fold, Sources, Validation
 from sfu.lazy import torch
 from sfu.operators.galerkin import refine
-
-if TYPE_CHECKING:
-    pass
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
@@ -140,8 +137,8 @@ def choose_step(validation: Validation, noise: float, caution: Caution, l2: floa
         alone = _best([replace(fold, sources=fold.sources.own) for fold in folds], caution, l2, 0.0)
         if best.gain < (1 + caution.doubt) * alone.gain:
             best = replace(alone, weights=(*alone.weights, *[0.0] * (len(best.weights) - len(own))))
-    if best.gain <= 0:  # the gradient is zero: nothing to gain
-        return replace(best, gain=0.0)
+    if best.gain == 0:  # the gradient is zero
+        return best
     return replace(best, gain=expected_gain(folds, best, noise))
 
 
@@ -149,7 +146,7 @@ def _best(folds: Sequence[Fold], caution: Caution, l2: float, trust: float) -> S
     sources = folds[0].sources
     found = [_on_grid(folds, weights, caution, l2) for weights in _starts(sources, trust)]
     best = max(found, key=lambda one: one.gain)
-    if best.gain <= 0:
+    if best.gain == 0:
         return best
     if len(sources.rows) > 1:
         best = _refine(folds, best, caution, l2)

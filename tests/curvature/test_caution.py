@@ -263,3 +263,28 @@ def test_between_trust_and_none_the_bound_takes_over_from_unlabelled_rows():
     assert any(0.01 < share < 1 for share in shares)
     assert all(later >= earlier - 1e-9 for earlier, later in pairwise(shares))
     assert max(left) < 1
+
+
+def assess_with(n_unlabelled: int, share: float):
+    """Assess 120 of 1,200 rows, of which a share more than at random is of one class, with other rows like all."""
+    request, _, _ = with_share_of_one_class(share, 3)
+    rows = torch.from_numpy(make_arrays(n_train=1200, n_test=1000, seed=3)["test_features"][:n_unlabelled])
+    return assess(dataclasses.replace(request, unlabelled=(rows,)))
+
+
+def test_unlabelled_rows_score_a_random_set_by_their_number_and_any_other_alone():
+    trusts = [assess_with(count, 0.0).trust for count in (120, 300, 1000)]
+    assert trusts == pytest.approx([120 / 240, 300 / 420, 1000 / 1120], abs=0.03)
+    assert assess_with(30, 0.0).trust == 0  # so few may be from anywhere
+    assert assess_with(120, 1.0).trust == pytest.approx(1, abs=1e-6)
+    request, _, _ = with_share_of_one_class(0.0, 3)
+    rows = torch.from_numpy(make_arrays(n_train=1200, n_test=1000, seed=3)["test_features"])
+    few = dataclasses.replace(request.rows(torch.arange(5)), unlabelled=(rows,))
+    assert assess(few).trust == pytest.approx(1, abs=1e-6)  # too few to show anything
+
+
+def test_many_unlabelled_rows_leave_nothing_unseen_however_far_a_set_is_from_random():
+    shares = [assess_with(count, 1.0).caution.share for count in (20, 50, 1000)]
+    assert shares[0] > 0.8
+    assert 0.5 < shares[1] < 0.8
+    assert shares[2] < 1e-3
