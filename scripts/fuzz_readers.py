@@ -520,6 +520,7 @@ def _head() -> Any:
     from sfu.heads.certificate import Certificate
     from sfu.heads.kept import Kept
     from sfu.heads.linear import LinearHead
+    from sfu.heads.projections import DIRECTIONS
     from sfu.heads.settings import SketchKind
     from sfu.heads.sketch import Sketch
 
@@ -528,7 +529,10 @@ def _head() -> Any:
     certificate = Certificate(0.5, drawn.clone(), 0.1, True)
     hessian = torch.eye(5).double()
     sketch = Sketch.encode(hessian, SketchKind.cholesky)
-    kept = Kept(1.0, torch.tensor([0.2, 0.3, 0.5]).double(), drawn[0], sketch, hessian)
+    projected = torch.ones(2, DIRECTIONS).double()
+    kept = Kept(
+        1.0, torch.tensor([0.2, 0.3, 0.5]).double(), drawn[0], sketch, hessian, projected_2K=projected
+    )  # fmt: skip
     return LinearHead(drawn, drawn / 9, 0.01, 77, kept=kept, certificate=certificate)
 
 

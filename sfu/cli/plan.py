@@ -107,8 +107,8 @@ def table(plan: KeepPlan) -> str:
         "? cannot be predicted.",
         *plan.remarks,
         "Set head.keep=bound, sketch or full (and head.sketch) when you train. The difference of two means, or of two "
-        "full Hessians, gives back a single forgotten row, so they are saved in a file for the head's owner alone "
-        "(docs/contract.md).",
+        "full Hessians, gives back a single forgotten row, and that of the moments of two heads tells something of it, "
+        "so they are saved in a file for the head's owner alone (docs/contract.md).",
     ]
     return "\n".join([*lines, "", *(textwrap.fill(one, _WIDTH) for one in remarks)])
 

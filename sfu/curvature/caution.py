@@ -13,6 +13,9 @@ not. So the *size* of a shift decides how much of the curvature is taken to be u
 unlabelled rows like the training rows there is a better answer: they show the curvature. How far they take the place of
 the forget rows is decided by significance, because both show the same if the forget set is a random sample.
 
+Moments of the training rows, which a head keeps, tell whether unlabelled rows are like these. What counts is the
+largest drift that the unlabelled rows do not rule out, so few rows are trusted little.
+
 Shapes: F forget rows, D features, C classes.
 """
 
@@ -45,8 +48,12 @@ _FEW_UNLABELLED = 50.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen, and 1,000 nearly all."""
 _SURE = (0.005, 1e-4)
 """Between these p-values a shift begins to count, and unlabelled rows take the place of the forget rows."""
-_MISTAKEN = 0.15
-"""Shares of predicted classes may differ from those of the labels by so much, since predictions err."""
+_DRIFT = (0.1, 0.18)
+"""If unlabelled rows may have drifted by so much (root mean square over moments of the training rows, each in its
+standard deviation), trust in them falls from 1 to 0. Half of them from another dataset are 0.15 or more."""
+_DOUBT, _NOT_RULED_OUT = 1.8, 0.35
+"""The gain that n forget rows show of other rows may err by the first over sqrt(n). It must exceed that if those rows
+have drifted, and this share of it if a drift is not ruled out."""
 _TRACES = 1.5
 """Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of traces."""
 _EQUAL = 1e-3
@@ -74,9 +81,14 @@ class Assessment:
     bounded: bool
 
     @property
+    def replaced(self) -> bool:
+        """Whether unlabelled rows take the place of the forget rows, rather than these."""
+        return self.trust > 0.5 and self.caution.share < 0.5
+
+    @property
     def predictable(self) -> bool:
         """Whether a gain can be predicted: the forget set may be a random sample, or there are unlabelled rows."""
-        return (not self.reasons or self.trust > 0) and self.caution.few < _TOO_FEW
+        return (not self.reasons or self.replaced) and self.caution.few < _TOO_FEW
 
     @property
     def harmless(self) -> bool:
@@ -93,7 +105,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     """Weigh the evidence; ``force`` takes the forget set for a random sample all the same."""
     unlabelled = torch.cat([*request.unlabelled]) if request.unlabelled else None
     kept = request.head.kept
-    evidence = examine(request, unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D)
+    evidence = examine(request, unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D, projected_2K=kept.projected_2K)
     declared = "class" if request.classes is not None else request.kind
     telling = [finding for finding in evidence.findings if finding.name in _UNSEEN]
     if kept.mean_D is None:  # a mean unlike that of unlabelled rows may be their fault
@@ -110,18 +122,22 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         sure = _significance(finding.p)
         shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         unlike = max(unlike, sure)
-    trust = unlike
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few = _of_few(rows)
+    few, doubt, trust = _of_few(rows), 0.0, 0.0
     if unlabelled is not None:
         more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
-        like = 1 - _unlike(request, unlabelled, evidence)
+        like = 1 - max(_unlike_in_trace(request, unlabelled), _drifted(evidence["drift"].at_most))
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
-        trust = max(trust, few, alike * more / (rows + more)) * like
-        few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
-        shift = min(1.0, shift) * (1 - trust / (1 + (_FEW_UNLABELLED / more) ** 3))
-    caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
-    trust = trust if unlabelled is not None else 0.0
+        wanted = max(unlike, few, alike * more / (rows + more))
+        few = (1 - like) * few + like * _of_few(rows + wanted * like * more / 3)
+        doubt = max(_NOT_RULED_OUT * (1 - like), _significance(evidence["drift"].p)) * _DOUBT / math.sqrt(rows)
+        # what neither of the two shows is left to the bound, so that it does not count as the forget rows'
+        shift = min(1.0, shift)
+        bounded = shift * wanted * (1 - like)
+        trust = wanted * like / (1 - bounded) if like > 0 else 0.0
+        shift *= 1 - wanted * like / (1 + (_FEW_UNLABELLED / more) ** 3)
+    stretch = _stretch(request) * _of_few_retained(evidence)
+    caution = Caution(min(1.0, shift), few, half, stretch, doubt=doubt)
     return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None)
 
 
@@ -192,19 +208,12 @@ def _of_few_retained(evidence: Evidence) -> float:
     return 1.0 if rows_of_a_dimension is None else 1 + 1 / rows_of_a_dimension
 
 
-def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -> float:
-    """Return how unlike the training rows the unlabelled rows are, 0 to 1, as far as the head can tell."""
-    unlike = _unlike_in_trace(request, unlabelled_UD)
-    drift, shares_C = evidence["drift"], request.head.kept.shares_C
-    if drift.p is not None:
-        return min(1.0, max(unlike, _significance(drift.p) * (drift.effect or 0.0)))
-    if shares_C is None:
-        return unlike
-    predicted_U = request.head.logits(unlabelled_UD).argmax(1)
-    found_C = predicted_U.bincount(minlength=len(shares_C)).to(shares_C) / len(predicted_U)
-    chance = float((shares_C * (1 - shares_C) / len(predicted_U)).sqrt().sum())
-    far = max(0.0, float((found_C - shares_C).abs().sum()) / 2 - chance - _MISTAKEN) / (1 - _MISTAKEN)
-    return min(1.0, max(unlike, far))
+def _drifted(at_most: float | None) -> float:
+    """Return 0 if the unlabelled rows are known to be like the training rows, 1 if they may be far from them."""
+    if at_most is None:
+        return 0.0
+    none, all_of_it = _DRIFT
+    return min(1.0, max(0.0, (math.sqrt(at_most) - none) / (all_of_it - none)))
 
 
 def _unlike_in_trace(request: ForgetRequest, unlabelled_UD: Tensor) -> float:

@@ -52,6 +52,12 @@ class Sources:
     rows: dict[str, float]
     _inverses: dict[tuple[float, ...], DampedInverse] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def own(self) -> Sources:
+        """The forget rows and views of them alone."""
+        operators = {name: one for name, one in self.operators.items() if name in (FORGET, VIEWS)}
+        return Sources(operators, {name: self.rows[name] for name in operators})
+
     def mixed(self, weights: Sequence[float]) -> CurvatureOperator:
         """Return the mean with these weights, which sum to 1."""
         first, *others = self.operators.values()
@@ -75,8 +81,8 @@ class Fold:
         signal_CE: The part of it that is not sampling noise: ``g - b / V - (V / V_f) g`` for the stored training
             gradient g and the b of objective perturbation, if there was any.
         held_out: What this fold shows of the retained data's Hessian.
-        training: What its unlabelled rows show of the training data's, if they stand for it. Differences of sampled
-            curvatures may be negative where those of the data are not; this bounds them.
+        training: What its unlabelled rows show of the training data's, times the trust in them, if they stand for it.
+            Differences of sampled curvatures may be negative where those of the data are not; this bounds them.
     """
 
     sources: Sources
@@ -295,7 +301,7 @@ class _Further:
             retained = self._request.retained_hessian(training, forget)
             if len(own) > 1:
                 retained = own[k].operator.combine([retained], [1 - self._trust, self._trust])
-            shown.append((retained, training))
+            shown.append((retained, training.combine([], [self._trust])))
         return shown
 
     def _own(self, part: ForgetRequest, observation: Any) -> HessianObservation:

@@ -20,7 +20,7 @@ from sfu.curvature.near_duplicates import effective_rows, near_groups
 from sfu.curvature.sampling import sampling_ratio
 from sfu.curvature.shifts import FEWEST, ROUNDING, SUBSET, compare_means, moments, p_value, subset
 from sfu.errors import DataError
-from sfu.heads.base import Head
+from sfu.heads.projections import DIRECTIONS, projected
 from sfu.lazy import torch
 from sfu.request import ForgetRequest
 
@@ -52,6 +52,7 @@ class Finding:
             these, down to 0. For ``weights``: the relative difference of the mean weights. ``None`` otherwise.
         alarm: Whether the reader should be told.
         reason: What was found, or why the test could not be run: a clause for a note.
+        at_most: Of the drift, the largest effect that the rows do not rule out; the fewer they are, the larger.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Finding:
     effect: float | None
     alarm: bool
     reason: str
+    at_most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def examine(
     *,
     shares_C: Tensor | None = None,
     mean_D: Tensor | None = None,
+    projected_2K: Tensor | None = None,
 ) -> Evidence:
     """Run every test that the data allow: ``gradient``, ``mean``, ``classes``, ``norms``, ``drift``, ``duplicates``,
     ``weights`` and ``few_retained``.
@@ -100,21 +103,23 @@ def examine(
         unlabelled_UD: Rows like the training rows, such as the model's traffic.
         shares_C: Share of every class among the training rows, as kept with the head.
         mean_D: Mean of the training rows' features, as kept with the head.
+        projected_2K: Moments of their projections (:mod:`sfu.heads.projections`), as kept with the head.
 
     Raises:
-        DataError: The unlabelled rows, the shares or the mean do not fit the head.
+        DataError: The unlabelled rows, the shares, the mean or the moments do not fit the head.
     """
     features_FD = request.features_FD
     unlabelled_UD = _like("the unlabelled rows", unlabelled_UD, (-1, features_FD.shape[1]), features_FD)
     shares_C = _like("the class shares", shares_C, (request.head.n_classes,), features_FD)
     mean_D = _like("the mean of the training features", mean_D, (features_FD.shape[1],), features_FD)
+    projected_2K = _like("the projected moments", projected_2K, (2, DIRECTIONS), features_FD)
     weights_F, groups_F = row_weights(request), near_groups(features_FD, mean_D)
     tests = [
         _gradient(request, effective_rows(weights_F)),
         _mean(request, mean_D, unlabelled_UD),
         _classes(request, shares_C),
         _norms(features_FD, unlabelled_UD),
-        _drift(request, unlabelled_UD, shares_C, mean_D),
+        _drift(request, unlabelled_UD, mean_D, projected_2K),
     ]
     run = sum(test.p is not None for test in tests)
     distinct = effective_rows(torch.ones_like(weights_F), groups_F)
@@ -132,11 +137,12 @@ class _Test(NamedTuple):
     p: float | None = None
     effect: float | None = None
     smallest_p: float = 0.0  # that the test can give
+    at_most: float | None = None
 
     def finding(self, level: float) -> Finding:
         significant = self.p is not None and self.p <= max(level, self.smallest_p)
         alarm = significant and self.effect is not None and self.effect >= _LEAST_EFFECT[self.name]
-        return Finding(self.name, self.value, self.p, self.effect, alarm, self.reason)
+        return Finding(self.name, self.value, self.p, self.effect, alarm, self.reason, self.at_most)
 
 
 def _like(what: str, given: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
@@ -218,50 +224,46 @@ def _mean(request: ForgetRequest, mean_D: Tensor | None, unlabelled_UD: Tensor |
         return _Test("mean", "the mean of the forget features has nothing to be compared with")
     if found is None:
         return _Test("mean", f"fewer than {FEWEST} rows are too few to compare means of features")
-    return _Test("mean", _deviates("the mean of the forget features", whence, found.ratio), *found)
+    reason = _deviates("the mean of the forget features", whence, found.ratio)
+    return _Test("mean", reason, found.ratio, found.p, found.effect)
 
 
 def _drift(
-    request: ForgetRequest, unlabelled_UD: Tensor | None, shares_C: Tensor | None, mean_D: Tensor | None
+    request: ForgetRequest, unlabelled_UD: Tensor | None, mean_D: Tensor | None, projected_2K: Tensor | None
 ) -> _Test:
+    """Compare the unlabelled rows with the training rows, by the moments of these that were kept."""
     if unlabelled_UD is None:
         return _Test("drift", "there are no unlabelled rows to compare with the training set")
     variance = [1 / len(unlabelled_UD) + 1 / request.head.n_train]
-    if mean_D is not None:
-        what, whence = "the mean of", "that of the training set"
-        found = compare_means([unlabelled_UD], variance, mean_D)
-    elif shares_C is not None and (predicted := _predicted_shares(request.head, unlabelled_UD)) is not None:
-        what, whence = "the mean prediction for", "the class shares of the training set"
-        found = compare_means([predicted.shares_UC], variance, shares_C.to(predicted.known_C) + predicted.known_C)
+    if projected_2K is not None:
+        what = "the mean and the variance along random directions of"
+        rows_UM, known_M = _standardised(unlabelled_UD, mean_D, projected_2K)
+        found = compare_means([rows_UM], variance, known_M, unit=projected_2K.numel())
+    elif mean_D is not None:
+        what, found = "the mean of", compare_means([unlabelled_UD], variance, mean_D)
     else:
-        return _Test("drift", "the head keeps no mean or class shares with which its unlabelled rows can be compared")
+        return _Test("drift", "the head keeps no mean with which its unlabelled rows can be compared")
     if found is None:
         return _Test("drift", f"fewer than {FEWEST} unlabelled rows are too few to compare with the training set")
-    return _Test("drift", _deviates(f"{what} the unlabelled rows", whence, found.ratio), *found)
+    reason = _deviates(f"{what} the unlabelled rows", "the training set", found.ratio)
+    return _Test("drift", reason, found.ratio, found.p, found.effect, at_most=found.at_most)
 
 
-class _Predicted(NamedTuple):
-    shares_UC: Tensor  # of every row, summing to about 1
-    known_C: Tensor  # by how much their mean over the training rows exceeds the class shares
+def _standardised(rows_UD: Tensor, mean_D: Tensor | None, projected_2K: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows along the random directions, and their squares, in units of the training rows' variance.
 
-
-def _predicted_shares(head: Head, rows_UD: Tensor) -> _Predicted | None:
-    """Return what a head with bias predicts, in the form whose mean over the training rows is known.
-
-    The gradient of the bias is the mean slope, which is ``phi(z) - s y`` with one-hot labels y under the quadratic,
-    softmax and logistic losses. So the mean of ``phi(z) / s`` is the class shares, up to the stored gradient. ``None``
-    for other losses, without bias, and with weights.
+    Beside them stands what their means are for the training rows, M numbers. Where the mean of the features was kept,
+    it takes the place of that of the projections, and as much of the variance.
     """
-    if not head.bias or head.feature_weights_CD is None or head.weight is not None or head.n_classes < 2:
-        return None
-    outputs_UC = head.logits(rows_UD)
-    first_U = torch.zeros(len(outputs_UC), dtype=torch.int64, device=outputs_UC.device)
-    of_first_UC, of_second_UC = (head.loss.slopes(outputs_UC, first_U + label) for label in (0, 1))
-    scale_U = of_second_UC[:, 0] - of_first_UC[:, 0]
-    if not torch.allclose(scale_U, scale_U[:1]):
-        return None
-    slopes_UC = torch.cat([of_second_UC[:, :1], of_first_UC[:, 1:]], dim=1)
-    return _Predicted(slopes_UC / scale_U[0], head.rows_gradient_CE[:, -1] / scale_U[0])
+    mean_K, square_K = projected_2K.double()
+    variance_K = (square_K - mean_K.square()).clamp(min=0)
+    varies_K = variance_K > ROUNDING * square_K  # others are constant, such as features that are all 0
+    along_UK = ((projected(rows_UD) - mean_K) / variance_K.sqrt())[:, varies_K]
+    first_UM, known_M = along_UK, along_UK.new_zeros(along_UK.shape[1])
+    if mean_D is not None and bool(varies_K.any()):
+        unit = float(variance_K.mean() / len(variance_K)) ** 0.5
+        first_UM, known_M = rows_UD.double() / unit, mean_D.double() / unit
+    return torch.cat([first_UM, along_UK.square()], 1), torch.cat([known_M, along_UK.new_ones(along_UK.shape[1])])
 
 
 # Other tests

@@ -32,6 +32,7 @@ FEWEST = 8
 """Fewer rows tell nothing of the tails."""
 ROUNDING = 1e-12
 """Squares that are relatively so small may be rounding."""
+_DOUBT = 2.0
 
 
 class Moments(NamedTuple):
@@ -90,17 +91,28 @@ def subset(count: int, most: int) -> Tensor:
 
 
 class Shift(NamedTuple):
-    """How far a mean is from where it should be: over its expectation, with its p-value, and its size."""
+    """How far a mean is from where it should be.
+
+    Attributes:
+        ratio: The squared deviation over its expectation.
+        p: Probability of a larger ratio.
+        effect: The squared shift, in units of the variance of a row (summed over dimensions).
+        at_most: What it is at most, unless the ratio is above its mean by more than :data:`_DOUBT` deviations.
+    """
 
     ratio: float
     p: float | None
     effect: float
+    at_most: float
 
 
-def compare_means(samples: Sequence[Tensor], shares: Sequence[float], mean_D: Tensor | None = None) -> Shift | None:
+def compare_means(
+    samples: Sequence[Tensor], shares: Sequence[float], mean_D: Tensor | None = None, unit: float | None = None
+) -> Shift | None:
     """Compare the mean of a sample with a known mean, or with that of another sample; ``None`` if rows are too few.
 
-    The variance of the mean of sample k is ``shares[k]`` times that of one of its rows.
+    The variance of the mean of sample k is ``shares[k]`` times that of one of its rows. ``unit`` takes the place of the
+    variance of a row in what is said of the shift's size.
     """
     if min(len(sample) for sample in samples) < FEWEST:
         return None
@@ -119,15 +131,16 @@ def compare_means(samples: Sequence[Tensor], shares: Sequence[float], mean_D: Te
     both_MD = both_MD[subset(len(both_MD), SUBSET).to(both_MD.device)]
     pooled = moments(both_MD @ both_MD.T, both_MD.shape[1])
     if pooled is None or expected <= rounding**2:  # copies of one row
-        return Shift(math.inf, 0.0, math.inf) if deviation > rounding else Shift(0.0, None, 0.0)
+        return Shift(math.inf, 0.0, math.inf, math.inf) if deviation > rounding else Shift(0.0, None, 0.0, 0.0)
     inverse = sum(
         part**2 / (len(sample) * spread.freedom)
         for part, sample, spread in zip(parts, samples, spreads, strict=True)
         if spread is not None
     )
     ratio = deviation / expected
-    effect = max(0.0, deviation - expected) / max(traces)
-    return Shift(ratio, p_value(ratio, pooled, expected**2 / inverse), effect)
+    shift, doubt = deviation - expected, _DOUBT * expected * math.sqrt(2 * pooled.second)
+    effect, at_most = (max(0.0, one) / (unit or max(traces)) for one in (shift, shift + doubt))
+    return Shift(ratio, p_value(ratio, pooled, expected**2 / inverse), effect, at_most)
 
 
 def _trace(sample_ND: Tensor, average_D: Tensor) -> float:

@@ -65,6 +65,7 @@ class Caution(NamedTuple):
         bound: beta, half of an upper bound of the largest eigenvalue of the retained rows' Hessian.
         stretch: s, what rows smaller than the retained ones are stretched by.
         along: r; see :meth:`of`.
+        doubt: Share by which the gain with unlabelled rows must exceed that without them, for them to be a source.
     """
 
     share: float = 0.0
@@ -72,6 +73,7 @@ class Caution(NamedTuple):
     bound: float = math.inf
     stretch: float = 1.0
     along: float = 0.0
+    doubt: float = 0.0
 
     def of(self, folds: Sequence[Fold], l2: float) -> Caution:
         """Return it with the r of these folds, nearer to beta + l2 the fewer the rows are."""
@@ -126,18 +128,29 @@ def pooled_weights(sources: Sources) -> tuple[float, ...]:
 
 def choose_step(validation: Validation, noise: float, caution: Caution, l2: float) -> StepChoice:
     """Return weights, rho and c of the smallest error on held-out folds; ``noise`` is :func:`noise_factor`."""
-    folds, sources = validation.folds, validation.sources
+    folds = validation.folds
     if validation.trust == 1:  # the forget rows are held out nowhere, so they show nothing along their gradient
         caution = caution._replace(share=max(caution.share, caution.few), few=0.0)
     caution = caution.of(folds, l2)
-    found = [_on_grid(folds, weights, caution, l2) for weights in _starts(sources, validation.trust)]
-    best = max(found, key=lambda one: one.gain)
+    best = _best(folds, caution, l2, validation.trust)
+    if caution.doubt > 0 and len(own := folds[0].sources.own.rows) < len(best.weights):
+        alone = _best([replace(fold, sources=fold.sources.own) for fold in folds], caution, l2, 0.0)
+        if best.gain < (1 + caution.doubt) * alone.gain:
+            best = replace(alone, weights=(*alone.weights, *[0.0] * (len(best.weights) - len(own))))
     if best.gain == 0:  # the gradient is zero
+        return best
+    return replace(best, gain=expected_gain(folds, best, noise))
+
+
+def _best(folds: Sequence[Fold], caution: Caution, l2: float, trust: float) -> StepChoice:
+    sources = folds[0].sources
+    found = [_on_grid(folds, weights, caution, l2) for weights in _starts(sources, trust)]
+    best = max(found, key=lambda one: one.gain)
+    if best.gain == 0:
         return best
     if len(sources.rows) > 1:
         best = _refine(folds, best, caution, l2)
-    best = max(best, _safe(folds, best, caution, l2), key=lambda one: one.gain)
-    return replace(best, gain=expected_gain(folds, best, noise))
+    return max(best, _safe(folds, best, caution, l2), key=lambda one: one.gain)
 
 
 def expected_gain(folds: Sequence[Fold], choice: StepChoice, noise: float, *, floor: float = 0.0) -> float:

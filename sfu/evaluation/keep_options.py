@@ -26,6 +26,7 @@ from sfu.evaluation.measures import squared_norm
 from sfu.heads.base import Head
 from sfu.heads.kept import Kept
 from sfu.heads.linear import LinearHead
+from sfu.heads.projections import DIRECTIONS
 from sfu.heads.settings import Keep, LinearSettings, SketchKind
 from sfu.heads.sketch import Sketch, bytes_of_sketch
 from sfu.heads.summary import check_keep
@@ -94,7 +95,7 @@ class _Way(NamedTuple):
 
 _LEFT_OUT = "Sketches and the full Hessian are left out"
 _NOTHING = "weights alone", "nothing"
-_BOUND = "bound (the default)", "class sizes"
+_BOUND = "bound (the default)", "class sizes, moments"
 _MORE = "{:,} unlabelled rows", "those rows, later"
 _SKETCH = "sketch: {}", "second moments, mean"
 _FULL = "full", "second moments, mean"
@@ -146,7 +147,7 @@ def measured_options(
 def predicted_options(head: Head) -> KeepPlan:
     """Predict random forget sets from what the head keeps of its training rows."""
     law, unknown = _Law.of(head), (None,) * (len(SHARES) + 1)
-    bound = Kept(0.0, torch.zeros(head.n_classes, dtype=torch.float64), trace=0.0)
+    bound = _bound(head)
     remarks = ["Whole classes cannot be predicted from a head. Give a file of features."]
     if law is None:
         why = "it keeps no second moments" if head.layout is Layout.shared else f"its loss is {head.loss.name}"
@@ -239,10 +240,18 @@ def _measured(
 
 def _with_more_rows(law: _Law | None, head: Head) -> list[KeepOption]:
     """Return the options of rows that are at hand later, by the law."""
-    n_bytes = _FLOAT * (2 + head.n_classes)
+    n_bytes = _bytes_of(_bound(head))
     return [
         KeepOption(_MORE[0].format(more), n_bytes, _MORE[1], _by_law(law, head.n_train, more)) for more in MORE_ROWS
     ]
+
+
+def _bound(head: Head) -> Kept:
+    """Return what the default keeps, for its bytes."""
+    shares_C, projected_2K = (
+        torch.zeros(*shape, dtype=torch.float64) for shape in ((head.n_classes,), (2, DIRECTIONS))
+    )
+    return Kept(0.0, shares_C, trace=0.0, projected_2K=projected_2K)
 
 
 def _by_law(law: _Law | None, n_train: int, more: int = 0) -> tuple[Outlook | None, ...]:

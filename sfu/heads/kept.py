@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from sfu.errors import DataError
+from sfu.heads.projections import DIRECTIONS, projected_moments
 from sfu.heads.sketch import Sketch
 from sfu.lazy import torch
 from sfu.losses.base import Layout
@@ -25,7 +26,7 @@ from sfu.schema import Meta, check_number, plain_value
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HESSIAN, _MEAN, _SKETCH = "data_hessian", "mean", "sketch_"
+_HESSIAN, _MEAN, _PROJECTED, _SKETCH = "data_hessian", "mean", "projected", "sketch_"
 _FIRST_HESSIAN = "second"  # its name in the first schema
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -54,6 +55,9 @@ class Kept:
             rows, so the difference of two such sums gives back the row that only one of them holds.
         trace: Trace of the data term's Hessian at the parameters, of a block of one class on average; ``None`` if the
             classes share their parameters. Under a quadratic loss it is the mean squared norm of the design rows.
+        projected_2K: Means of the feature rows along random directions, and of the squares
+            (:mod:`sfu.heads.projections`). They are sums over rows, too: two of them give 2 K equations of a row that
+            only one of them holds.
     """
 
     bound: float | None = None
@@ -62,6 +66,7 @@ class Kept:
     sketch: Sketch | None = field(default=None, repr=False)
     data_hessian: Tensor | None = field(default=None, repr=False)
     trace: float | None = None
+    projected_2K: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raise :class:`ConfigError` unless the numbers are finite and at least 0."""
@@ -83,6 +88,10 @@ class Kept:
             raise DataError(f"the head's feature mean is {list(mean_D.shape)}. Give one number for each feature.")
         if hessian is not None and list(hessian.shape) != hessian_shape:
             raise DataError(f"the head's data_hessian is {list(hessian.shape)}. Its loss needs {hessian_shape}.")
+        if self.projected_2K is not None and list(self.projected_2K.shape) != [2, DIRECTIONS]:
+            raise DataError(
+                f"the head's projected moments are {list(self.projected_2K.shape)}. Give [2, {DIRECTIONS}] of them."
+            )
         if sketch is None:
             return
         (count, side), wanted = sketch.norms_BK.shape, [[1, *hessian_shape][-3], hessian_shape[-1]]
@@ -101,10 +110,10 @@ class Kept:
         return _in_shape(self.sketch.decode(), layout)
 
     def numbers(self) -> Self:
-        """Return it with the numbers alone: the bound, the trace and the class shares."""
+        """Return it with the numbers alone: all but the feature mean, the sketch and the Hessian."""
         if self.mean_D is None and not self.has_curvature:
             return self
-        return type(self)(self.bound, self.shares_C, trace=self.trace)
+        return replace(self, mean_D=None, sketch=None, data_hessian=None)
 
     def without_rows(
         self,
@@ -133,11 +142,15 @@ class Kept:
         whole, part = weights
         left, n_left = whole - part, n_train - len(labels_F)
         shares_C, mean_D, sketch, hessian = self.shares_C, self.mean_D, None, None
+        projected_2K = self.projected_2K
         if shares_C is not None:
             counts_C = n_train * shares_C - labels_F.bincount(minlength=len(shares_C)).to(shares_C)
             shares_C = (counts_C / n_left).clamp(0, 1)
         if mean_D is not None:
             mean_D = (n_train * mean_D - features_FD.to(mean_D).sum(0)) / n_left
+        if projected_2K is not None:
+            own_2K = projected_moments(features_FD).to(projected_2K)
+            projected_2K = (n_train * projected_2K - len(labels_F) * own_2K) / n_left
         before = self.hessian(Layout.shared)
         if before is not None and forgotten_hessian is not None:
             after = without_negative((whole * before - part * forgotten_hessian.to(before)) / left)
@@ -147,7 +160,7 @@ class Kept:
         trace_left = None
         if self.trace is not None and trace is not None:
             trace_left = max(0.0, (whole * self.trace - part * trace) / left)
-        return type(self)(bound, shares_C, mean_D, sketch, hessian, trace_left)
+        return type(self)(bound, shares_C, mean_D, sketch, hessian, trace_left, projected_2K)
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Self:
         """Return it on another device, with mean and Hessian in another dtype."""
@@ -159,14 +172,14 @@ class Kept:
             sketch and sketch.to(device),
             None if hessian is None else hessian.to(device, dtype),
             self.trace,
+            None if self.projected_2K is None else self.projected_2K.to(device),
         )
 
     def laid_out(self, lay_out: Callable[[Tensor], Tensor]) -> Self:
         """Return it with the tensors that sums run over laid out; itself if they are already."""
-        mean_D, hessian = (None if one is None else lay_out(one) for one in (self.mean_D, self.data_hessian))
-        if mean_D is self.mean_D and hessian is self.data_hessian:
-            return self
-        return replace(self, mean_D=mean_D, data_hessian=hessian)
+        names = ("mean_D", "data_hessian", "projected_2K")
+        laid: dict[str, Any] = {name: lay_out(one) for name in names if (one := getattr(self, name)) is not None}
+        return self if all(getattr(self, name) is one for name, one in laid.items()) else replace(self, **laid)
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers, for a JSON file."""
@@ -179,6 +192,7 @@ class Kept:
         found = {
             _HESSIAN: self.data_hessian,
             _MEAN: self.mean_D,
+            _PROJECTED: self.projected_2K,
             **{_SKETCH + name: one for name, one in sketch.items()},
         }
         return {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -200,6 +214,7 @@ class Kept:
             Sketch.restored(sketch) if sketch else None,
             None if hessian is None else floats(tensors, hessian, tensors[hessian].ndim),
             numbers.trace,
+            floats(tensors, _PROJECTED, 2) if _PROJECTED in tensors else None,
         )
 
 

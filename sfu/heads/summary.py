@@ -11,6 +11,7 @@ from dataclasses import replace
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.kept import Kept
+from sfu.heads.projections import projected_moments
 from sfu.heads.settings import HeadSettings, Keep
 from sfu.heads.sketch import Sketch
 from sfu.lazy import torch
@@ -32,7 +33,10 @@ def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     shares_C = rows.labels_N.bincount(minlength=trained.n_classes).double() / rows.count
     traces_N = trained.traces(rows)
     trace = None if traces_N is None else float(traces_N.sum())
-    numbers = Kept(curvature_bound(trained, rows), shares_C.to(rows.device), trace=trace)
+    numbers = Kept(
+        curvature_bound(trained, rows), shares_C.to(rows.device), trace=trace,
+        projected_2K=projected_moments(rows.features_ND).to(rows.device),
+    )  # fmt: skip
     if config.keep is Keep.bound:
         return numbers
     mean_D = rows.features_ND.mean(0, dtype=torch.float64).to(rows.device)

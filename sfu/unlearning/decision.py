@@ -74,7 +74,7 @@ def _limits(assessment: Assessment, force: bool) -> list[str]:
         return others
     if force:
         return [_ALTHOUGH + _no_sample(assessment), *others]
-    if assessment.trust > 0:
+    if assessment.replaced:
         done = "the unlabelled rows stand for the training data, and the gain is predicted from them"
     else:
         harm = "no harm" if assessment.harmless else "little harm"

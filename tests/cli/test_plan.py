@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sfu.cli.plan import main
+from sfu.heads.projections import DIRECTIONS
 from sfu.heads.settings import Keep, LinearSettings, SketchKind
 from sfu.heads.sketch import Sketch
 from sfu.heads.train import train_head
@@ -92,7 +93,7 @@ def test_a_head_with_second_moments_predicts_what_is_measured(capsys, tmp_path, 
         one, other = (found[kept][name] for found in (predicted, measured))
         assert (one["measured"], other["measured"]) == (False, True)
         assert 1 / factor < one["distance"] / other["distance"] < factor, kept
-    for kept in ("sketch: cholesky", "sketch: eigenpairs", "full"):
+    for kept in ("bound (the default)", "1,000 unlabelled rows", "sketch: cholesky", "sketch: eigenpairs", "full"):
         assert predicted[kept]["bytes"] == measured[kept]["bytes"]
 
 
@@ -114,7 +115,7 @@ def test_what_cannot_be_predicted_is_said(capsys, tmp_path, arrays, keep, loss, 
     assert remarks == [f"Distances cannot be predicted from this head, because {why}. Give a file of features."]
     assert found["sketch: cholesky"]["random_10"] is None
     assert (found["full"]["random_10"] is None) == (loss == "logistic")
-    numbers = 8 * (2 + 4 + 12)
+    numbers = 8 * (2 + 4 + 12 + 2 * DIRECTIONS)
     assert found["full"]["bytes"] == numbers + 8 * (144 if loss == "quadratic" else 4 * 144)
 
 

@@ -221,6 +221,50 @@ def test_unlabelled_rows_of_other_classes_are_a_source_but_score_no_random_set()
     assert assess(shifted).trust < 0.01
 
 
+def half_foreign(rows: torch.Tensor, share: float, seed: int) -> torch.Tensor:
+    """The rows, a share of them turned: of the same norms, in other directions."""
+    width, count = rows.shape[1], round(share * len(rows))
+    turn = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(seed)).to(rows)).Q
+    return torch.cat([rows[:count] @ turn, rows[count:]])
+
+
+@pytest.mark.parametrize("share_of_one_class", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("count", [40, 400])
+def test_half_foreign_rows_do_no_harm_and_rows_alike_help(share_of_one_class, count):
+    for seed in range(4):
+        request, retained, config = with_share_of_one_class(share_of_one_class, seed)
+        rows = torch.from_numpy(make_arrays(n_train=1200, n_test=count, seed=seed)["test_features"])
+        given = {"none": (), "alike": (rows,), "half": (half_foreign(rows, 0.5, seed),)}
+        left = {
+            name: distance(
+                Newton(FORGET_CURVATURE).unlearn(dataclasses.replace(request, unlabelled=more), CONTEXT).head,
+                request, retained, config,
+            )
+            for name, more in given.items()
+        }  # fmt: skip
+        assert left["half"] <= 1.02 * left["none"]
+        assert left["alike"] < (0.9 if count == 400 else 1.02) * left["none"]
+
+
+def test_between_trust_and_none_the_bound_takes_over_from_unlabelled_rows():
+    """A set that is not random shows nothing itself, however little unlabelled rows are trusted; nothing jumps."""
+    request, retained, config = with_share_of_one_class(1.0, 0)
+    rows = torch.from_numpy(make_arrays(n_train=1200, n_test=1000)["test_features"])
+    left, shares = [], []
+    for share in np.linspace(0, 0.6, 13):
+        given = dataclasses.replace(request, kind="selected", unlabelled=(half_foreign(rows, share, 0),))
+        found, result = assess(given), Newton(FORGET_CURVATURE).unlearn(given, CONTEXT)
+        assert found.trust in (0, pytest.approx(1))
+        assert found.trust > 0 or found.caution.share == 1
+        assert found.predictable == (found.caution.share < 0.5)
+        assert result.applied
+        shares.append(found.caution.share)
+        left.append(distance(result.head, request, retained, config))
+    assert any(0.01 < share < 1 for share in shares)
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(shares))
+    assert max(left) < 1
+
+
 def assess_with(n_unlabelled: int, share: float):
     """Assess 120 of 1,200 rows, of which a share more than at random is of one class, with other rows like all."""
     request, _, _ = with_share_of_one_class(share, 3)
@@ -229,11 +273,13 @@ def assess_with(n_unlabelled: int, share: float):
 
 
 def test_unlabelled_rows_score_a_random_set_by_their_number_and_any_other_alone():
-    trusts = [assess_with(count, 0.0).trust for count in (30, 120, 1000)]
-    assert trusts == pytest.approx([30 / 150, 120 / 240, 1000 / 1120], abs=0.03)
+    trusts = [assess_with(count, 0.0).trust for count in (120, 300, 1000)]
+    assert trusts == pytest.approx([120 / 240, 300 / 420, 1000 / 1120], abs=0.03)
+    assert assess_with(30, 0.0).trust == 0  # so few may be from anywhere
     assert assess_with(120, 1.0).trust == pytest.approx(1, abs=1e-6)
     request, _, _ = with_share_of_one_class(0.0, 3)
-    few = dataclasses.replace(request.rows(torch.arange(5)), unlabelled=(request.features_FD[5:15],))
+    rows = torch.from_numpy(make_arrays(n_train=1200, n_test=1000, seed=3)["test_features"])
+    few = dataclasses.replace(request.rows(torch.arange(5)), unlabelled=(rows,))
     assert assess(few).trust == pytest.approx(1, abs=1e-6)  # too few to show anything
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from sfu.curvature.sampling import sampling_ratio
 from sfu.curvature.shifts import Moments, compare_means, moments, p_value
 from sfu.errors import DataError
 from sfu.heads.linear import LinearHead
+from sfu.heads.projections import DIRECTIONS, projected, projected_moments
 from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
 from sfu.losses.base import Loss, make_loss
@@ -37,7 +39,10 @@ class Made:
         self.scales_D = torch.logspace(0.3, -0.7, width).double()
         self.features, self.labels = self.draw(N)
         self.unlabelled, _ = self.draw(400)
-        self.kept = {"mean_D": self.features.mean(0), "shares_C": self.labels.bincount(minlength=C) / N}
+        self.kept = {
+            "mean_D": self.features.mean(0), "shares_C": self.labels.bincount(minlength=C) / N,
+            "projected_2K": projected_moments(self.features),
+        }  # fmt: skip
         where = {"seed": 0, "device": torch.device("cpu"), "dtype": torch.float64}
         config, loss = LinearSettings(l2=1e-3, bias=bias), loss or make_loss("quadratic")
         self.head = train_head(self.features, self.labels, C, config, loss, **where)
@@ -71,11 +76,11 @@ def alarms(evidence: Evidence) -> set[str]:
 
 @pytest.mark.parametrize(("count", "width", "loss"), [(20, 60, "softmax"), (20, 3, "quadratic"), (120, D, "quadratic")])
 def test_random_sets_raise_no_alarm_and_their_p_values_are_uniform(count, width, loss):
-    """20 rows in 60 dimensions, too; unlabelled rows are drawn anew each time, and the drift is told by both means."""
-    made, draws, found = Made(make_loss(loss), width=width, seed=count + 1), 40, {}
+    """20 rows in 60 dimensions, too; unlabelled rows are drawn anew each time, and what is kept varies."""
+    made, draws, found = Made(make_loss(loss), width=width, seed=count + 2), 40, {}
     raised = 0
     for draw in range(draws):
-        kept = made.kept if draw % 2 else {"shares_C": made.kept["shares_C"]}
+        kept = {name: one for name, one in made.kept.items() if name != ("mean_D", "projected_2K", None)[draw % 3]}
         evidence = examine(made.request(made.random(count)), made.draw(200)[0], **kept)
         raised += bool(evidence.alarms)
         for finding in evidence.findings:
@@ -172,7 +177,8 @@ def test_the_ratio_of_the_mean_and_the_distance_of_the_classes_are_those_of_draw
 
     scatter = float(made.unlabelled.var(0).sum()) * (1 / 400 + 1 / N)
     apart = float((made.unlabelled.mean(0) - made.features.mean(0)).square().sum())
-    assert evidence["drift"].value == pytest.approx(apart / scatter, rel=1e-9)
+    by_mean = examine(made.request(rows), made.unlabelled, mean_D=made.kept["mean_D"])
+    assert by_mean["drift"].value == pytest.approx(apart / scatter, rel=1e-9)
 
     def distance(some: torch.Tensor) -> float:
         return float((some.bincount(minlength=C) / len(some) - made.kept["shares_C"]).abs().sum()) / 2
@@ -220,40 +226,54 @@ def test_duplicates_are_counted(made):
     assert near["duplicates"].value == pytest.approx(8)
 
 
-def test_unlabelled_rows_that_drifted(made):
-    """The mean tells, and without it what a head with bias predicts, under every loss for which that is known."""
-    other = made.draw(400)[0]
-    other[:200] = made.centres_CD[3] + 0.3 * other[:200]
+def turned(made: Made, count: int, seed: int) -> torch.Tensor:
+    """Rows of the same norms as the training rows, in other directions."""
+    generator = torch.Generator().manual_seed(seed)
+    return made.draw(count)[0] @ torch.linalg.qr(torch.randn(D, D, generator=generator).double()).Q
+
+
+def test_unlabelled_rows_half_of_which_are_from_elsewhere(made):
+    """Moments along random directions show them, with the mean of the features or without."""
     request = made.request(made.random(60))
-    assert alarms(examine(request, other, **made.kept)) >= {"drift"}
-    for loss in ("quadratic", "softmax", "logistic"):
-        there = Made(make_loss(loss))
-        request = there.request(there.random(60))
-        shares = {"shares_C": there.kept["shares_C"]}
-        assert "drift" in alarms(examine(request, other, **shares))
-        fine = examine(request, there.unlabelled, **shares)["drift"]
-        assert not fine.alarm
-        assert fine.p > 0.01
-    for without in (
-        Made(bias=False),
-        Made(make_loss("huber_hinge")),
-        Made(make_loss("softmax", class_weights="balanced")),
-    ):
-        assert examine(without.request(without.random(60)), other, shares_C=made.kept["shares_C"])["drift"].p is None
+    for seed in range(5):
+        half = torch.cat([made.draw(200)[0], turned(made, 200, seed)])
+        for left_out in ("mean_D", None):
+            kept = {name: one for name, one in made.kept.items() if name != left_out}
+            found, fine = (examine(request, rows, **kept)["drift"] for rows in (half, made.draw(400)[0]))
+            assert found.alarm
+            assert found.at_most > 3 * fine.at_most
+            assert "along random directions of the unlabelled rows" in found.reason
+    one_class = made.centres_CD[3] + 0.3 * made.draw(200)[0]
+    assert examine(request, torch.cat([made.draw(200)[0], one_class]), mean_D=made.kept["mean_D"])["drift"].alarm
 
 
-def test_what_an_early_stop_left_of_the_bias_gradient_is_no_drift(made):
-    """The bias is moved, and with it the mean slope."""
-    moved = torch.zeros_like(made.head.parameters_CE)
-    moved[:, -1] = 0.3
-    head = dataclasses.replace(
-        made.head, parameters_CE=made.head.parameters_CE + moved, gradient_CE=made.head.gradient_CE + moved
-    )
-    rows, shares = made.random(60), {"shares_C": made.kept["shares_C"]}
-    at_optimum = examine(made.request(rows), made.unlabelled, **shares)["drift"]
-    early = ForgetRequest(head, made.features[rows], made.labels[rows])
-    stopped = examine(early, made.unlabelled, **shares)["drift"]
-    assert (stopped.value, stopped.p) == pytest.approx((at_optimum.value, at_optimum.p), rel=1e-6)
+def test_the_drift_is_in_standard_deviations_of_the_training_rows(made):
+    """A shift of one number, of all projections alike, and of a size that few rows cannot rule out."""
+    rows = made.draw(400)[0]
+    drift = examine(made.request(made.random(60)), rows, projected_2K=made.kept["projected_2K"])["drift"]
+    along, known = projected(rows), projected(made.features)
+    units = (along - known.mean(0)) / known.std(0, correction=0)
+    numbers = torch.cat([units, units.square() - 1], 1)
+    expected = float(numbers.var(0).sum()) * (1 / 400 + 1 / N)
+    assert drift.value == pytest.approx(float(numbers.mean(0).square().sum()) / expected, rel=1e-9)
+    moved = examine(made.request(made.random(60)), 3 * rows, projected_2K=made.kept["projected_2K"])["drift"]
+    assert moved.effect == pytest.approx(64 / 2, rel=0.5)  # the squares are 9 times as large, and half of the numbers
+    limits = []
+    for count in (20, 60, 180, 540):
+        found = [examine(made.request(made.random(60)), made.draw(count)[0], **made.kept)["drift"] for _ in range(5)]
+        limits.append(sum(one.at_most for one in found))
+        assert all(one.at_most >= one.effect for one in found)
+    assert all(later < earlier for earlier, later in pairwise(limits))
+
+
+def test_features_that_are_constant_or_far_from_0_change_no_drift():
+    made = Made()
+    rows, request = made.draw(300)[0], made.request(made.random(60))
+    before = examine(request, rows, projected_2K=made.kept["projected_2K"])["drift"]
+    after = examine(request, rows + 1e4, projected_2K=projected_moments(made.features + 1e4))["drift"]
+    assert (after.value, after.p) == pytest.approx((before.value, before.p), rel=1e-3)
+    zeros = examine(request, torch.zeros_like(rows), projected_2K=torch.zeros(2, DIRECTIONS).double())["drift"]
+    assert not zeros.alarm
 
 
 def test_weights_that_let_few_rows_carry_everything():
@@ -324,6 +344,7 @@ def test_a_test_without_its_data_says_so(made):
         ({"unlabelled_UD": torch.full((5, D), math.nan)}, "or a value is not finite"),
         ({"shares_C": torch.ones(C + 1)}, r"the class shares must be .* \[4\], but their shape is \[5\]"),
         ({"mean_D": torch.ones(1, D)}, "the mean of the training features"),
+        ({"projected_2K": torch.ones(2, D)}, "the projected moments"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(made, given, message):

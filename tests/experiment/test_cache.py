@@ -231,11 +231,12 @@ def test_the_cache_holds_no_sum_over_rows_but_in_a_file_of_its_owner(feature_fil
     cache.save_run(tmp_path / "a")
     assert StageCache(result_store(), stage_keys(config)).restore_run(tmp_path / "whole") is not None
     secrets = [path for path in [*files, *(tmp_path / "whole").rglob("*")] if path.suffix == ".secret"]
-    assert bool(secrets) == head.endswith("full")
-    assert {path.stat().st_mode & 0o777 for path in secrets} <= {0o600}
-    if secrets:
-        hessians = [load_head(tmp_path / name / "heads" / "original").kept.data_hessian for name in ("a", "whole")]
-        assert torch.equal(*hessians)
+    assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+    kept = [load_head(tmp_path / name / "heads" / "original").kept for name in ("a", "whole")]
+    assert torch.equal(*(one.projected_2K for one in kept))
+    assert (kept[0].data_hessian is not None) == head.endswith("full")
+    if head.endswith("full"):
+        assert torch.equal(*(one.data_hessian for one in kept))
 
 
 def test_a_row_that_failed_is_not_cached(feature_file, tmp_path):

@@ -187,3 +187,4 @@ def test_a_stored_summary_reaches_only_methods_that_declare_it(tmp_path, feature
     assert (without.data_hessian, without.mean_D) == (None, None)
     assert without.bound == whole.bound > 0
     assert torch.equal(without.shares_C, whole.shares_C)
+    assert torch.equal(without.projected_2K, whole.projected_2K)

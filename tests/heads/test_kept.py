@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from sfu.errors import ConfigError, DataError
 from sfu.heads import summary
 from sfu.heads.kept import Kept
 from sfu.heads.linear import LinearHead
+from sfu.heads.projections import DIRECTIONS
 from sfu.heads.settings import AdamSettings, Keep, LinearSettings, SketchKind, Training
 from sfu.heads.sketch import Sketch, bytes_of_sketch
 from sfu.heads.train import train_head
@@ -87,6 +89,9 @@ def test_every_way_of_training_keeps_a_bound_and_the_class_shares(training):
     assert largest <= head.kept.bound <= 1.001 * largest
     assert head.kept.shares_C.tolist() == (labels.bincount().double() / len(labels)).tolist()
     assert (head.kept.mean_D, head.kept.sketch, head.kept.data_hessian) == (None, None, None)
+    along = features.double() @ torch.from_numpy(np.random.RandomState(0).standard_normal((12, DIRECTIONS)))
+    expected = torch.stack([along.mean(0), along.square().mean(0)])
+    torch.testing.assert_close(head.kept.projected_2K, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("formed", [True, False], ids=["moments", "products"])
@@ -167,6 +172,7 @@ def test_after_a_request_it_is_that_of_the_retained_rows(name, keep):
     assert name != "quadratic" or left.trace == pytest.approx(retained.trace, rel=1e-12)
     torch.testing.assert_close(left.shares_C, retained.shares_C, rtol=0, atol=1e-14)
     torch.testing.assert_close(left.mean_D, retained.mean_D, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(left.projected_2K, retained.projected_2K, rtol=1e-9, atol=1e-12)
     if name != "quadratic":
         assert (left.sketch, left.data_hessian) == (None, None)
     elif keep is Keep.full:
@@ -262,6 +268,7 @@ def test_a_bound_can_be_given_and_is_checked():
     for kept, message in (
         (Kept(shares_C=torch.ones(2) / 2), r"class shares are \[2\]"),
         (Kept(mean_D=torch.ones(6)), r"feature mean is \[6\]"),
+        (Kept(projected_2K=torch.ones(2, 5)), r"projected moments are \[2, 5\]\. Give \[2, 16\]"),
         (Kept(data_hessian=torch.eye(6)), r"data_hessian is \[6, 6\]\. Its loss needs \[5, 5\]"),
         (
             Kept(sketch=Sketch.encode(torch.eye(6), SketchKind.cholesky)),

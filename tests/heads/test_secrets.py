@@ -19,6 +19,7 @@ from sfu.heads.certificate import Certificate
 from sfu.heads.files import load_head
 from sfu.heads.kept import Kept
 from sfu.heads.linear import LinearHead
+from sfu.heads.projections import DIRECTIONS, projected
 from sfu.heads.settings import Keep, LinearSettings, SketchKind
 from sfu.heads.sketch import Sketch
 from sfu.heads.train import train_head
@@ -32,7 +33,8 @@ def secretive(seed: int = 0) -> LinearHead:
     certificate = Certificate(2.0, torch.randn(3, 5).double(), 0.25)
     hessian = torch.randn(3, 5, 5).double()
     sketch = Sketch.encode(hessian @ hessian.mT, SketchKind.cholesky)
-    kept = Kept(2.5, torch.tensor([0.2, 0.3, 0.5]).double(), weights[0], sketch, hessian)
+    projected = torch.rand(2, DIRECTIONS).double()
+    kept = Kept(2.5, torch.tensor([0.2, 0.3, 0.5]).double(), weights[0], sketch, hessian, projected_2K=projected)
     return LinearHead(weights, 0.1 * weights, 0.01, 77, False, make_loss("logistic"), kept, None, certificate)
 
 
@@ -57,6 +59,7 @@ def test_secrets_are_a_file_of_their_owner_and_come_back(tmp_path):
     back = load_head(tmp_path / "v1.5")
     assert torch.equal(back.kept.data_hessian, head.kept.data_hessian)
     assert torch.equal(back.kept.mean_D, head.kept.mean_D)
+    assert torch.equal(back.kept.projected_2K, head.kept.projected_2K)
     assert torch.equal(back.kept.sketch.decode(), head.kept.sketch.decode())
     assert (back.kept.bound, back.kept.shares_C.tolist()) == (head.kept.bound, head.kept.shares_C.tolist())
     assert torch.equal(back.certificate.noise_CE, head.certificate.noise_CE)
@@ -72,6 +75,7 @@ def test_a_head_without_its_secrets_classifies_and_says_what_it_cannot_do(tmp_pa
     (tmp_path / "a.secret").unlink()
     back = load_head(tmp_path / "a").to(torch.device("cpu"), torch.float32)
     assert (back.kept.mean_D, back.kept.sketch, back.kept.data_hessian) == (None, None, None)
+    assert back.kept.projected_2K is None
     assert back.kept.bound == 2.5
     assert back.logits(torch.randn(4, 5)).shape == (4, 3)
     for ask in (lambda: back.rows_gradient_CE, lambda: back.objective_of(77.0)):
@@ -142,7 +146,7 @@ def test_two_heads_give_back_a_row_roughly():
 
 
 def test_two_stored_summaries_give_back_the_row_that_tells_them_apart(tmp_path):
-    """Why a summary is a secret: docs/contract.md. Without the secret files the Hessians are gone."""
+    """Why a summary is a secret: docs/contract.md. Without the secret files Hessians and moments are gone."""
     arrays = make_arrays()
     features, labels = (torch.from_numpy(arrays[key]) for key in ("train_features", "train_labels"))
     forgotten = 17
@@ -158,7 +162,12 @@ def test_two_stored_summaries_give_back_the_row_that_tells_them_apart(tmp_path):
     row = torch.linalg.eigh(total[0] - total[1]).eigenvectors[:, -1]
     found = cosine_similarity(row, features[forgotten].double(), dim=0)
     assert abs(float(found)) == pytest.approx(1.0, abs=1e-9)
+    first, second = (head.n_train * head.kept.projected_2K for head in heads)
+    along = projected(features[forgotten : forgotten + 1])
+    torch.testing.assert_close(first - second, torch.cat([along, along.square()]), rtol=1e-9, atol=1e-9)
     for path in tmp_path.glob("*.secret"):
         assert mode(path) == 0o600
         path.unlink()
-    assert all(load_head(tmp_path / name).kept.data_hessian is None for name in ("original", "retrained"))
+    for name in ("original", "retrained"):
+        kept = load_head(tmp_path / name).kept
+        assert (kept.data_hessian, kept.projected_2K) == (None, None)
