@@ -223,12 +223,9 @@ class ForgetRequest:
         return self.data().weight
 
     @property
-    def mean_square(self) -> float | None:
-        """Weighted mean of the squared norms of the design rows; ``None`` if the head is not linear."""
-        if self.head.feature_weights_CD is None:
-            return None
-        weights_F, squares_F = self.data().weights_N, self.design_FE.double().square().sum(1)
-        return float(squares_F.mean() if weights_F is None else (weights_F.double() @ squares_F) / weights_F.sum())
+    def mean_square(self) -> float:
+        """Weighted mean of the rows' squared Jacobians, as :attr:`~sfu.heads.kept.Kept.mean_square` has it."""
+        return self.data().mean_square()
 
     @property
     def retained_weight(self) -> float:
@@ -312,7 +309,7 @@ class ForgetRequest:
         head = self.head
         kept = head.kept.without_rows(
             self.features_FD, self.labels_F, n_train=head.n_train, weights=(head.total_weight, self.weight),
-            mean_square=self.mean_square,
+            mean_square=None if head.kept.mean_square is None else self.mean_square,
             forgotten_hessian=self._constant_hessian() if head.kept.has_curvature else None,
         )  # fmt: skip
         return replace(

@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sfu.curvature.calibration import stretch_of_forget_rows
 from sfu.curvature.evidence import Evidence, examine
 from sfu.curvature.source_fit import Caution
 from sfu.data.settings import RANDOM
@@ -41,6 +42,8 @@ _FEW = 8.5
 """Of this many rows all is taken to be unseen, of more the cube of this over their number."""
 _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
+_TOO_LIGHT = 1.8
+"""No gain is predicted if the retained rows' mean square is this times that of the rows that show their curvature."""
 _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
 _SURE = (0.05, 1e-3)
@@ -64,6 +67,7 @@ class Assessment:
         evidence: The findings.
         reasons: Why the forget set is not taken for a random sample of the training data; none if it may be one.
         bounded: Whether a bound of the training rows' curvature is known.
+        enough: Whether the rows show enough of the curvature for a gain to be predicted.
     """
 
     caution: Caution
@@ -72,11 +76,12 @@ class Assessment:
     evidence: Evidence
     reasons: tuple[str, ...]
     bounded: bool
+    enough: bool = True
 
     @property
     def predictable(self) -> bool:
         """Whether a gain can be predicted: the forget set may be a random sample, or there are unlabelled rows."""
-        return (not self.reasons or self.trust > 0) and self.caution.few < _TOO_FEW
+        return (not self.reasons or self.trust > 0) and self.enough
 
     @property
     def harmless(self) -> bool:
@@ -112,17 +117,22 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         unlike = max(unlike, sure)
     trust = unlike
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few = _of_few(rows)
+    few, stretch = _of_few(rows), stretch_of_forget_rows(request)
     if unlabelled is not None:
-        more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
+        more = float(len(unlabelled))  # none counts for too much if they are scaled to what the head keeps
+        if request.head.feature_weights_CD is not None or kept.mean_square is None:
+            more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
         like = 1 - _unlike(request, unlabelled, evidence)
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         trust = max(trust, few, alike * more / (rows + more)) * like
         few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
-    caution = Caution(min(1.0, shift), few, half, _stretch(request) * _of_few_retained(evidence))
     trust = trust if unlabelled is not None else 0.0
-    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None)
+    enough = few < _TOO_FEW and 1 + (1 - trust) * (stretch - 1) < _TOO_LIGHT
+    if request.head.feature_weights_CD is None:  # cross-validation stretches the rows of these itself
+        enough, stretch = enough and kept.mean_square is not None, 1.0
+    caution = Caution(min(1.0, shift), few, half, stretch * _of_few_retained(evidence))
+    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None, enough)
 
 
 _DECLARED = {
@@ -151,18 +161,13 @@ def curvature_bound(request: ForgetRequest) -> float | None:
 def curved_rows(head: Head, rows: Rows) -> float:
     r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
 
-    With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |a_i|^2` is the trace of
-    what it adds to the Hessian; 0 where no row is curved. Where the classes share all parameters, it is the number
-    of rows: Jacobians have so heavy tails that few rows would count, and steps would end far short of those that
-    cross-validation chooses.
+    With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |A_i|^2` is the trace of
+    what it adds to the Hessian (about that, where the classes share all parameters); 0 where no row is curved.
     """
-    if rows.shared:
-        return float(rows.count)
     found = []
-    for chunk in rows.linear_chunks():
+    for chunk in rows.chunks():
         hessian = head.loss.curvature(chunk.outputs(head.parameters_CE), chunk.labels_B)
-        size_B = hessian.trace() * chunk.design_BE.square().sum(1)
-        found.append((chunk.share_B * size_B).double())
+        found.append((chunk.share_B * hessian.trace() * chunk.squares_of_rows()).double())
     size_N = torch.cat(found)
     return float(size_N.sum()) ** 2 / max(float(size_N.square().sum()), 1e-300)
 
@@ -177,14 +182,6 @@ def _of_rows(request: ForgetRequest) -> float:
 
 def _squares(request: ForgetRequest) -> Tensor:
     return request.design_FE.double().square().sum(1)
-
-
-def _stretch(request: ForgetRequest) -> float:
-    """Return by how much the mean squared norm of the retained rows exceeds that of the forget rows; at least 1."""
-    kept, own = request.head.kept.mean_square, request.mean_square
-    if kept is None or not own:
-        return 1.0
-    return max(1.0, (request.head.total_weight * kept - request.weight * own) / (request.retained_weight * own))
 
 
 def _of_few_retained(evidence: Evidence) -> float:

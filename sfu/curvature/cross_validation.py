@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from sfu.curvature.calibration import factors_of_unlabelled, stretch_of_forget_rows
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.folds import fold_indices, random_folds
 from sfu.curvature.observations import HessianObservation, merge_hessians
@@ -193,8 +194,12 @@ def _in_a_subspace(
     return share_subspace(own, [part.weight for part in observations], gradients, scored)
 
 
-def _own_hessian(part: ForgetRequest, observation: Any) -> CurvatureOperator:
-    """Return the Hessian of a fold's own rows; the observation may be it already."""
+def _own_hessian(part: ForgetRequest, observation: Any, stretch: float) -> CurvatureOperator:
+    """Return the Hessian of a fold's own rows, stretched; the observation may be it already."""
+    if stretch != 1:
+        head, rows = part.head, part.data(cache=True)
+        rows = rows.scaled(torch.full((rows.count,), stretch, dtype=torch.float64))
+        return build_operator(head.objective(), rows, head.parameters_CE, Structure.products)
     seen = observation.operator if isinstance(observation, HessianObservation) else None
     by_products = isinstance(seen, ProductOperator) or part.head.layout is not Layout.shared
     structure = Structure.products if by_products else Structure.shared
@@ -217,8 +222,11 @@ class _Further:
         by_products = like.structure == Structure.products.value or request.head.layout is not Layout.shared
         self._scored_by = Structure.products if by_products else Structure.shared
         self._found: dict[str, list[HessianObservation]] = {}
+        self._unlabelled: dict[str, list[Rows]] = {}
         self._splits = dict(zip(_names(request.unlabelled), splits, strict=True))
         self._own = request.hessian(self._scored_by) if trust > 0 else None
+        linear = request.head.feature_weights_CD is not None
+        self._stretch = 1.0 if linear else stretch_of_forget_rows(request)
         if not request.unlabelled and request.views_VFD is None:
             return
         if like.structure not in {known.value for known in Structure}:
@@ -231,9 +239,13 @@ class _Further:
         if request.views_VFD is not None:
             self._found[VIEWS] = [self._views(part) for part in parts]
         head = request.head
-        for name, rows_UD in zip(self._splits, request.unlabelled, strict=True):
-            parts_UD = [rows_UD[index] for index in self._splits[name]]
-            self._found[name] = [self._hessian(head.unlabelled_rows(part), self._structure) for part in parts_UD]
+        factors = factors_of_unlabelled(request)
+        for j, (name, split) in enumerate(self._splits.items()):
+            every = [head.unlabelled_rows(request.unlabelled[j][index]) for index in split]
+            if factors is not None:
+                every = [rows.scaled(factors[j][index]) for rows, index in zip(every, split, strict=True)]
+            self._unlabelled[name] = every
+            self._found[name] = [self._hessian(rows, self._structure) for rows in every]
 
     def _views(self, part: ForgetRequest) -> HessianObservation:
         views_VFD, weights_F = part.views_VFD, part.weights_F
@@ -281,13 +293,12 @@ class _Further:
 
     def held_out(self, k: int, observations: Sequence[Any]) -> tuple[CurvatureOperator, CurvatureOperator | None]:
         """Return what fold k shows of the retained data's Hessian, and of the training data's."""
-        own = _own_hessian(self._parts[k], observations[k]) if len(self._parts) > 1 else None
+        own = _own_hessian(self._parts[k], observations[k], self._stretch) if len(self._parts) > 1 else None
         if self._own is None:
             assert own is not None, "without unlabelled rows, a fold has forget rows"
             return own, None
         training = merge_hessians([
-            self._hessian(self._request.head.unlabelled_rows(rows_UD[split[k % len(split)]]), self._scored_by)
-            for rows_UD, split in zip(self._request.unlabelled, self._splits.values(), strict=True)
+            self._hessian(every[k % len(every)], self._scored_by) for every in self._unlabelled.values()
         ])  # fmt: skip
         retained = self._retained(training.operator, self._own)
         if own is not None:

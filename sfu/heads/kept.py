@@ -52,7 +52,8 @@ class Kept:
         sketch: The data term's Hessian at the parameters, encoded.
         data_hessian: That Hessian itself: ``[E, E]``, ``[C, E, E]`` or ``[C E, C E]``, by the loss. It is a sum over
             rows, so the difference of two such sums gives back the row that only one of them holds.
-        mean_square: Weighted mean of the squared norms of the design rows of a linear head.
+        mean_square: Weighted mean of the squared norms of the design rows of a linear head; of a linearised head, of
+            the squared Frobenius norms of the rows' Jacobians, estimated with random signs.
     """
 
     bound: float | None = None

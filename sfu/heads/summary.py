@@ -30,7 +30,7 @@ _SMALLEST, _LARGEST = 1e-20, 1e30  # traces between which squares in float32 nei
 def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     """Return what ``head.keep`` asks for of the training rows, at the trained head."""
     shares_C = rows.labels_N.bincount(minlength=trained.n_classes).double() / rows.count
-    numbers = Kept(curvature_bound(trained, rows), shares_C.to(rows.device), mean_square=mean_square(rows))
+    numbers = Kept(curvature_bound(trained, rows), shares_C.to(rows.device), mean_square=rows.mean_square())
     if config.keep is Keep.bound:
         return numbers
     mean_D = rows.features_ND.mean(0, dtype=torch.float64).to(rows.device)
@@ -38,15 +38,6 @@ def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     if config.keep is Keep.full:
         return replace(numbers, mean_D=mean_D, data_hessian=hessian)
     return replace(numbers, mean_D=mean_D, sketch=Sketch.encode(hessian, config.sketch))
-
-
-def mean_square(rows: Rows) -> float | None:
-    """Return the weighted mean of the squared norms of a linear head's design rows; ``None`` for other heads."""
-    if rows.shared:
-        return None
-    return sum(
-        float(chunk.share_B.double() @ chunk.design_BE.double().square().sum(1)) for chunk in rows.linear_chunks()
-    )
 
 
 def check_keep(head: Head, keep: Keep) -> None:
