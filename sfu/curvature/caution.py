@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sfu.curvature.calibration import stretch_of_forget_rows
+from sfu.curvature.calibration import factors_of_unlabelled, stretch_of_forget_rows
 from sfu.curvature.evidence import Evidence, examine
 from sfu.curvature.source_fit import Caution
 from sfu.data.settings import RANDOM
@@ -42,7 +42,7 @@ _FEW = 8.5
 """Of this many rows all is taken to be unseen, of more the cube of this over their number."""
 _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
-_TOO_LIGHT = 1.8
+_TOO_LIGHT = 1.5
 """No gain is predicted if the retained rows' mean square is this times that of the rows that show their curvature."""
 _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
@@ -119,13 +119,14 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
     few, stretch = _of_few(rows), stretch_of_forget_rows(request)
     if unlabelled is not None:
-        more = float(len(unlabelled))  # none counts for too much if they are scaled to what the head keeps
-        if request.head.feature_weights_CD is not None or kept.mean_square is None:
-            more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
+        others, factors, part = request.head.unlabelled_rows(unlabelled), factors_of_unlabelled(request), 3.0
+        if factors is not None:  # scaled rows show as much as forget rows, and stretched ones little
+            others, rows, part = others.scaled(torch.cat(factors)), rows / stretch**2, 1.0
+        more = max(1e-9, curved_rows(request.head, others))
         like = 1 - _unlike(request, unlabelled, evidence)
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         trust = max(trust, few, alike * more / (rows + more)) * like
-        few = (1 - like) * few + like * _of_few(rows + trust * more / 3)
+        few = (1 - like) * few + like * _of_few(rows + trust * more / part)
         shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
     trust = trust if unlabelled is not None else 0.0
     enough = few < _TOO_FEW and 1 + (1 - trust) * (stretch - 1) < _TOO_LIGHT
