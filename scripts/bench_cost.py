@@ -26,20 +26,44 @@ from sfu.heads.exact import train_exact
 from sfu.heads.newton_cg import minimize
 from sfu.losses.base import make_loss
 
-Case = tuple[str, int, int, int, int]  # loss, C, D, N, N_f
-QUICK: list[Case] = [
-    ("quadratic", 2, 64, 2000, 20), ("quadratic", 10, 256, 4000, 400), ("softmax", 2, 64, 2000, 20),
-    ("softmax", 10, 256, 4000, 400), ("softmax", 100, 64, 4000, 400),
+
+class Case(NamedTuple):
+    """A problem: N rows of C classes and D features, N_f of them to forget, and what else shows curvature."""
+
+    loss: str
+    classes: int
+    features: int
+    rows: int
+    forget: int
+    views: int = 0
+    unlabelled: int = 0
+
+
+QUICK = [
+    Case("quadratic", 2, 64, 2000, 20), Case("quadratic", 10, 256, 4000, 400), Case("softmax", 2, 64, 2000, 20),
+    Case("softmax", 10, 256, 4000, 400), Case("softmax", 100, 64, 4000, 400),
 ]  # fmt: skip
-GRID: list[Case] = [
+GRID = [
     *QUICK,
-    ("quadratic", 2, 512, 50_000, 5000), ("quadratic", 10, 256, 200_000, 20_000), ("quadratic", 10, 1024, 50_000, 500),
-    ("quadratic", 10, 1024, 50_000, 5000), ("quadratic", 1000, 512, 20_000, 2000), ("quadratic", 10, 4096, 20_000, 200),
-    ("quadratic", 10, 2048, 20_000, 2000),
-    ("softmax", 2, 64, 200_000, 20_000), ("softmax", 2, 768, 20_000, 71), ("softmax", 10, 128, 50_000, 5000),
-    ("softmax", 10, 512, 20_000, 20), ("softmax", 10, 512, 20_000, 500), ("softmax", 10, 512, 20_000, 2000),
-    ("softmax", 100, 512, 20_000, 2000), ("softmax", 1000, 768, 20_000, 71), ("softmax", 1000, 256, 20_000, 2000),
-    ("softmax", 10, 2048, 20_000, 2000), ("softmax", 2, 4096, 10_000, 200),
+    # many rows to forget
+    Case("quadratic", 2, 64, 200_000, 20_000), Case("quadratic", 10, 256, 200_000, 20_000),
+    Case("quadratic", 100, 64, 200_000, 20_000), Case("softmax", 2, 64, 200_000, 20_000),
+    Case("softmax", 10, 128, 50_000, 5000),
+    # few
+    Case("quadratic", 1000, 64, 20_000, 20), Case("quadratic", 2, 4096, 10_000, 20),
+    Case("quadratic", 100, 4096, 10_000, 200), Case("softmax", 1000, 64, 20_000, 20),
+    Case("softmax", 2, 4096, 10_000, 20), Case("softmax", 100, 4096, 10_000, 200),
+    Case("softmax", 2, 768, 20_000, 71), Case("softmax", 1000, 768, 20_000, 71),
+    # between
+    Case("quadratic", 2, 512, 50_000, 5000), Case("quadratic", 10, 1024, 50_000, 500),
+    Case("quadratic", 10, 1024, 50_000, 5000), Case("quadratic", 1000, 512, 20_000, 2000),
+    Case("softmax", 10, 512, 20_000, 500), Case("softmax", 10, 512, 20_000, 2000),
+    Case("softmax", 1000, 256, 20_000, 2000),
+    # views and unlabelled rows
+    Case("quadratic", 10, 512, 20_000, 500, unlabelled=1000),
+    Case("quadratic", 10, 512, 20_000, 500, unlabelled=10_000), Case("quadratic", 10, 512, 20_000, 500, views=3),
+    Case("softmax", 10, 64, 20_000, 500, unlabelled=1000), Case("softmax", 10, 512, 20_000, 500, views=3),
+    Case("softmax", 10, 512, 20_000, 500, unlabelled=1000), Case("softmax", 100, 256, 20_000, 500, unlabelled=1000),
 ]  # fmt: skip
 
 
@@ -67,9 +91,10 @@ def timed(work: Callable[[], object]) -> tuple[object, float]:
 
 
 def compare(case: Case, l2: float, tolerance: float) -> Timed:
-    name, classes, features, count, n_forget = case
-    loss = make_loss(name)
-    rows_ND, labels_N = made_rows(classes, features, count)
+    classes, features, count = case.classes, case.features, case.rows
+    loss = make_loss(case.loss)
+    every_row, every_label = made_rows(classes, features, count + case.unlabelled)
+    rows_ND, labels_N, unlabelled_UD = every_row[:count], every_label[:count], every_row[count:]
     zero_CD = torch.zeros(classes, features, dtype=torch.float64)
     blank = LinearHead(zero_CD, zero_CD, l2, count, False, loss)
     objective = blank.objective()
@@ -78,17 +103,23 @@ def compare(case: Case, l2: float, tolerance: float) -> Timed:
     optimum = minimize(objective, blank.rows(rows_ND, labels_N, cache=True), zero_CD, **roughly)
     head = LinearHead(optimum.parameters_CE, optimum.gradient_CE, l2, count, False, loss)
     order_N = torch.randperm(count, generator=torch.Generator().manual_seed(1))
-    forget_F, keep_R = order_N[:n_forget], order_N[n_forget:]
+    forget_F, keep_R = order_N[: case.forget], order_N[case.forget :]
+    forget_FD = rows_ND[forget_F]
+    moved_VFD = forget_FD + 0.3 * torch.randn(case.views, *forget_FD.shape) / features**0.5
+    more = {
+        "views": moved_VFD / moved_VFD.norm(dim=2, keepdim=True) if case.views else None,
+        "unlabelled": unlabelled_UD if case.unlabelled else None,
+    }
 
     def step() -> object:
-        return unlearn(head, rows_ND[forget_F], labels_N[forget_F], curvature={"force": True})
+        return unlearn(head, forget_FD, labels_N[forget_F], curvature={"force": True}, **more)
 
     def retrain(train: Callable[..., object]) -> object:
         rows = head.rows(rows_ND[keep_R], labels_N[keep_R], cache=True)
         return train(objective, rows, head.parameters_CE, **limits)
 
     result, seconds = timed(step)
-    ways = [minimize, train_exact] if name == "quadratic" else [minimize]
+    ways = [minimize, train_exact] if case.loss == "quadratic" else [minimize]
     retraining = min(timed(lambda train=train: retrain(train))[1] for train in ways)
     details = result.details
     small = f" in {details['reduced_features']} features" if "reduced_features" in details else ""
@@ -107,8 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, l2 = {given.l2:g}")
     print(f"{'':3s} {'loss':9s} {'C':>5s} {'D':>5s} {'N':>6s} {'N_f':>6s} {'step':>8s} {'retrain':>8s} {'ratio':>6s}")
     cases, slow = QUICK if given.quick else GRID, 0
-    warm_up = ("softmax", 3, 8, 100, 30)
-    compare(warm_up, given.l2, given.tolerance)
+    for loss in ("quadratic", "softmax"):
+        compare(Case(loss, 3, 8, 100, 30), given.l2, given.tolerance)
     for number, case in enumerate(cases):
         if given.only and number not in given.only:
             continue
@@ -116,11 +147,14 @@ def main(arguments: list[str] | None = None) -> int:
         ratio = found.step / max(found.retraining, 1e-9)
         too_slow = ratio > given.limit and found.step > given.least
         slow += too_slow
-        name, *sizes = case
+        name, *sizes = case[:5]
         shown = "{:5d} {:5d} {:6d} {:6d}".format(*sizes)
+        further = [
+            f"{count:,} {what}" for what, count in (("views", case.views), ("unlabelled", case.unlabelled)) if count
+        ]
         mark = "  SLOWER" if too_slow else ""
         times = f"{found.step:8.2f} {found.retraining:8.2f} {ratio:6.2f}"
-        print(f"{number:3d} {name:9s} {shown} {times}  {found.how}{mark}", flush=True)
+        print(f"{number:3d} {name:9s} {shown} {times}  {', '.join([found.how, *further])}{mark}", flush=True)
     print(f"{slow} of the steps took longer than {given.limit:g} times the retraining and {given.least:g} s")
     return int(slow > 0)
 

@@ -102,6 +102,8 @@ class ForgetRequest:
         weights_F: Their sample weights, if the head was trained with sample weights.
         views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, used for the curvature
             only; ``None`` if there are none.
+        partners_VF: The row that each view shows besides its own, if some are mixed from two rows; a row's own number
+            where there is none. ``None`` if there are no such views.
         unlabelled: Sets of features ``[U, D]`` of unlabelled rows like the training rows, for the curvature only.
         kind: What the rows are: one of :data:`KINDS`. Whole classes are of kind ``class`` in any case.
         classes: The classes to forget, if the rows are all training rows of whole classes; ``None`` otherwise.
@@ -112,6 +114,7 @@ class ForgetRequest:
     labels_F: Tensor
     weights_F: Tensor | None = None
     views_VFD: Tensor | None = None
+    partners_VF: Tensor | None = None
     unlabelled: tuple[Tensor, ...] = ()
     kind: str = RANDOM
     classes: tuple[int, ...] | None = None
@@ -161,6 +164,9 @@ class ForgetRequest:
             )
         if views is not None and not torch.isfinite(views).all():
             raise DataError("the augmented features (views) have NaN or infinite values. Remove or repair them.")
+        partners = self.partners_VF
+        if partners is not None and (views is None or partners.shape != views.shape[:2]):
+            raise DataError(f"the partners of the views are {list(partners.shape)}. Give the number of a row for each.")
         if self.kind not in KINDS:
             raise ConfigError(f"request={self.kind!r} is no kind of request. Choose one of {', '.join(KINDS)}.")
         for rows in self.unlabelled:
@@ -176,6 +182,8 @@ class ForgetRequest:
         object.__setattr__(self, "unlabelled", moved)
         if views is not None:
             object.__setattr__(self, "views_VFD", views.detach().to(device, copy=True).contiguous())
+        if partners is not None:
+            object.__setattr__(self, "partners_VF", partners.to(device, torch.int64, copy=True))
         object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
         object.__setattr__(self, "labels_F", labels.detach().to(device, torch.int64, copy=True).contiguous())
         if self.weights_F is not None:
@@ -223,9 +231,9 @@ class ForgetRequest:
         return self.data().weight
 
     @property
-    def mean_square(self) -> float:
-        """Weighted mean of the rows' squared Jacobians, as :attr:`~sfu.heads.kept.Kept.mean_square` has it."""
-        return self.data().mean_square()
+    def trace(self) -> float:
+        """Trace of the data term's Hessian of the forget rows, as :attr:`sfu.heads.kept.Kept.trace` has it."""
+        return float(self.head.traces(self.data()).sum())
 
     @property
     def retained_weight(self) -> float:
@@ -260,13 +268,20 @@ class ForgetRequest:
         return self if head.parameters_CE.dtype == torch.float64 else replace(self, head=double)
 
     def rows(self, index: Tensor) -> ForgetRequest:
-        """Return the request for some of its rows (a cross-validation fold)."""
+        """Return the request for some of its rows (a cross-validation fold); other rows are nobody's partners."""
+        partners_VF = self.partners_VF
+        if partners_VF is not None:
+            places_F = torch.full_like(self.labels_F, -1)
+            places_F[index] = own_F = torch.arange(len(index)).to(places_F)
+            places_VF = places_F[partners_VF[:, index]]
+            partners_VF = torch.where(places_VF < 0, own_F, places_VF)
         return replace(
             self,
             features_FD=self.features_FD[index],
             labels_F=self.labels_F[index],
             weights_F=None if self.weights_F is None else self.weights_F[index],
             views_VFD=None if self.views_VFD is None else self.views_VFD[:, index],
+            partners_VF=partners_VF,
         )
 
     def at(self, parameters_CE: Tensor) -> ForgetRequest:
@@ -309,7 +324,7 @@ class ForgetRequest:
         head = self.head
         kept = head.kept.without_rows(
             self.features_FD, self.labels_F, n_train=head.n_train, weights=(head.total_weight, self.weight),
-            mean_square=None if head.kept.mean_square is None else self.mean_square,
+            trace=None if head.kept.trace is None else self.trace,
             forgotten_hessian=self._constant_hessian() if head.kept.has_curvature else None,
         )  # fmt: skip
         return replace(
@@ -334,6 +349,10 @@ class ForgetRequest:
         """``H_f``: Hessian of the mean objective of the forget rows at the head."""
         head = self.head
         return build_operator(head.objective(), self.data(cache=True), head.parameters_CE, structure)
+
+    def retained_hessian(self, training: CurvatureOperator, forget: CurvatureOperator) -> CurvatureOperator:
+        """``(V H - V_f H_f) / V_r``; Hessians of samples may give it negative eigenvalues."""
+        return training.combine([forget], [self.head.total_weight / self.retained_weight, -self.step_ratio])
 
     def forget_gradient(self) -> Tensor:
         """``g_f``: gradient of the mean objective of the forget rows at the head, ``[C, E]``."""

@@ -158,7 +158,7 @@ def check_fields(settings: Any, prefix: str) -> None:
     Raises:
         ConfigError: The message names the key, the value and what is accepted.
     """
-    hints = typing.get_type_hints(type(settings))
+    hints = _hints(type(settings))
     for one in fields(settings):
         value = getattr(settings, one.name)
         accepted = _types(hints[one.name])
@@ -173,6 +173,16 @@ def check_fields(settings: Any, prefix: str) -> None:
             raise ConfigError(f"{key}={value}. Choose true or false.")
         if meta.choices and value not in meta.choices:
             raise ConfigError(unknown(key, _text(value), map(_text, meta.choices)))
+
+
+_known_hints: dict[type[Any], dict[str, Any]] = {}
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass; a run checks the same few classes hundreds of times."""
+    if kind not in _known_hints:
+        _known_hints[kind] = typing.get_type_hints(kind)
+    return _known_hints[kind]
 
 
 def _text(value: Any) -> str:
@@ -288,7 +298,7 @@ def hydra_schema(kind: type[Any], only: Container[str] | None = None) -> type[An
         kind: A dataclass.
         only: Names of the fields to take; all by default.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     taken = [one for one in fields(kind) if one.init and (only is None or one.name in only)]
     return dataclasses.make_dataclass(kind.__name__, [(one.name, hints[one.name], _plain(one)) for one in taken])
 
@@ -310,7 +320,7 @@ def typed(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    hints, by_name = typing.get_type_hints(kind), {one.name: one for one in fields(kind) if one.init}
+    hints, by_name = _hints(kind), {one.name: one for one in fields(kind) if one.init}
     plain = {
         key: plain_value(value)
         for key, value in given.items()

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-torch.set_num_threads(1)  # small problems: more threads only wait for each other
-
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 

@@ -74,13 +74,16 @@ def test_the_unlearned_head_is_that_of_the_retained_data_and_holds_nothing_of_th
 
 def test_views_go_with_their_rows_and_unlabelled_rows_stay_whole():
     views, rows = (torch.randn(2, 4, 20, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
-    request = weighted_request(views_VFD=views, unlabelled=(rows[0], rows[1, :3]))
+    partners = torch.tensor([[0, 1, 2, 3], [2, 3, 0, 1]])
+    request = weighted_request(views_VFD=views, partners_VF=partners, unlabelled=(rows[0], rows[1, :3]))
     assert (request.n_forget, request.weight) == (4, 6.5)
     for mine, source in zip(request.unlabelled, (rows[0], rows[1, :3]), strict=True):
         assert torch.equal(mine, source)
         assert mine.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
     part = request.rows(torch.tensor([2, 0]))
     assert torch.equal(part.views_VFD, views[:, [2, 0]])
+    assert part.partners_VF.tolist() == [[0, 1], [1, 0]]
+    assert request.rows(torch.tensor([3, 2])).partners_VF.tolist() == [[0, 1], [0, 1]]  # partners are gone
     assert [len(part_rows) for part_rows in part.unlabelled] == [4, 3]
     assert part.weight == 4.0
 
@@ -93,6 +96,11 @@ def test_views_go_with_their_rows_and_unlabelled_rows_stay_whole():
             {"unlabelled": (torch.zeros(3, 19),)},
             DataError,
             r"unlabelled rows are \[3, 19\]. Give features \[rows, 20\]",
+        ),
+        (
+            {"partners_VF": torch.zeros(1, 4)},
+            DataError,
+            r"partners of the views are \[1, 4\]. Give the number of a row",
         ),
         ({"unlabelled": (torch.zeros(0, 20),)}, DataError, r"unlabelled rows are \[0, 20\]"),
         ({"unlabelled": (torch.full((3, 20), torch.nan),)}, DataError, "unlabelled rows have NaN or infinite values"),

@@ -43,15 +43,15 @@ _FEW = 8.5
 _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
 _TOO_LIGHT = 1.5
-"""No gain is predicted if the retained rows' mean square is this times that of the rows that show their curvature."""
+"""No gain is predicted if the retained rows' trace is this times that of the rows that show their curvature."""
 _FEW_UNLABELLED = 25.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
-_SURE = (0.05, 1e-3)
-"""Between these p-values, unlabelled rows take the place of the forget rows."""
+_SURE = (0.005, 1e-4)
+"""Between these p-values a shift begins to count, and unlabelled rows take the place of the forget rows."""
 _MISTAKEN = 0.15
 """Shares of predicted classes may differ from those of the labels by so much, since predictions err."""
-_NORMS = 1.5
-"""Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of mean squared norms."""
+_TRACES = 1.5
+"""Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of traces."""
 _EQUAL = 1e-3
 """Largest relative deviation of the squared norms of rows that are taken to be normalised."""
 
@@ -131,7 +131,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     trust = trust if unlabelled is not None else 0.0
     enough = few < _TOO_FEW and 1 + (1 - trust) * (stretch - 1) < _TOO_LIGHT
     if request.head.feature_weights_CD is None:  # cross-validation stretches the rows of these itself
-        enough, stretch = enough and kept.mean_square is not None, 1.0
+        enough, stretch = enough and kept.trace is not None, 1.0
     caution = Caution(min(1.0, shift), few, half, stretch * _of_few_retained(evidence))
     return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None, enough)
 
@@ -162,15 +162,11 @@ def curvature_bound(request: ForgetRequest) -> float | None:
 def curved_rows(head: Head, rows: Rows) -> float:
     r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
 
-    With shares :math:`s_i` and output Hessians :math:`M_i`, :math:`h_i = s_i \, tr(M_i) |A_i|^2` is the trace of
-    what it adds to the Hessian (about that, where the classes share all parameters); 0 where no row is curved.
+    :math:`h_i` is what a row adds to the trace of the Hessian (:meth:`sfu.heads.base.Head.traces`); the result is 0
+    where no row is curved.
     """
-    found = []
-    for chunk in rows.chunks():
-        hessian = head.loss.curvature(chunk.outputs(head.parameters_CE), chunk.labels_B)
-        found.append((chunk.share_B * hessian.trace() * chunk.squares_of_rows()).double())
-    size_N = torch.cat(found)
-    return float(size_N.sum()) ** 2 / max(float(size_N.square().sum()), 1e-300)
+    traces_N = head.traces(rows)
+    return float(traces_N.sum()) ** 2 / max(float(traces_N.square().sum()), 1e-300)
 
 
 def _of_rows(request: ForgetRequest) -> float:
@@ -198,7 +194,7 @@ def _of_few_retained(evidence: Evidence) -> float:
 
 def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -> float:
     """Return how unlike the training rows the unlabelled rows are, 0 to 1, as far as the head can tell."""
-    unlike = _unlike_in_norm(request, unlabelled_UD)
+    unlike = _unlike_in_trace(request, unlabelled_UD)
     drift, shares_C = evidence["drift"], request.head.kept.shares_C
     if drift.p is not None:
         return min(1.0, max(unlike, _significance(drift.p) * (drift.effect or 0.0)))
@@ -211,16 +207,16 @@ def _unlike(request: ForgetRequest, unlabelled_UD: Tensor, evidence: Evidence) -
     return min(1.0, max(unlike, far))
 
 
-def _unlike_in_norm(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
-    """Compare the mean squared norm with that of the training rows, or of the forget rows if it is not known."""
-    head, squares_U = request.head, unlabelled_UD.double().square().sum(1)
-    if head.feature_weights_CD is None:
+def _unlike_in_trace(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
+    """Compare the trace of the Hessian with that of the training rows, or of the forget rows if it is not known."""
+    if request.head.feature_weights_CD is None:  # the mean of heavy-tailed rows says nothing
         return 0.0
-    known = head.kept.mean_square
-    wanted = float(request.features_FD.double().square().sum(1).mean()) if known is None else known - head.bias
-    found, chance = float(squares_U.mean()), 3 * float(squares_U.std(correction=0)) / len(squares_U) ** 0.5
+    traces_U = request.head.traces(request.head.unlabelled_rows(unlabelled_UD))
+    known = request.head.kept.trace
+    wanted = request.trace if known is None else known
+    found, chance = float(traces_U.sum()), 3 * float(traces_U.std(correction=0)) * len(traces_U) ** 0.5
     nearest = min(max(wanted, found - chance), found + chance)
-    return min(1.0, _NORMS * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
+    return min(1.0, _TRACES * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
 
 
 def _of_few(rows: float) -> float:

@@ -19,8 +19,8 @@ Shapes: K folds, J sources, C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sfu.curvature.calibration import factors_of_unlabelled, stretch_of_forget_rows
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
@@ -92,15 +92,13 @@ class Validation:
     """What cross-validation observed.
 
     Attributes:
-        observation: The estimator's, of the whole forget set.
-        estimate: Its estimate.
+        estimate: The estimator's, of the whole forget set.
         sources: The curvatures of all rows.
         folds: Those of the folds; none if there are too few rows.
         trust: Share of the unlabelled rows, against the forget rows, in what is held out.
         failed_fits: How many of the folds' estimates came with a note.
     """
 
-    observation: Any
     estimate: CurvatureEstimate
     sources: Sources
     folds: Sequence[Fold] = ()
@@ -111,8 +109,8 @@ class Validation:
 def observe_once(estimator: CurvatureEstimator[Any, Any], request: ForgetRequest, observation: Any) -> Validation:
     """Return the sources of all rows, without folds."""
     estimate = estimator.estimate(observation, request)
-    whole = [[torch.arange(rows_UD.shape[0])] for rows_UD in request.unlabelled]
-    return Validation(observation, estimate, _Further(request, estimate.operator, [request], whole).with_all(estimate))
+    own, *others = [[torch.arange(len(rows_ND))] for rows_ND in (request.features_FD, *request.unlabelled)]
+    return Validation(estimate, _Further(request, estimate.operator, own, others).joined(estimate))
 
 
 def cross_validate(
@@ -131,59 +129,58 @@ def cross_validate(
     Raises:
         ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
     """
-    head, drawn = request.head, context.generator("folds")
+    drawn = context.generator("folds")
     indices = random_folds(request, n_folds, drawn) if request.n_forget >= n_folds else []
     divided = len(indices) > 1
     if not divided and not request.unlabelled:
         return observe_once(estimator, request, estimator.observe(request, context))
-    trust = trust if divided else 1.0
     parts = [request.rows(index) for index in indices] if divided else [request]
-    n_folds = len(parts) if divided else n_folds
-    steps = len(parts) + n_folds
+    n_folds, trust = (len(parts), trust) if divided else (n_folds, 1.0)
     observations = []
     for done, part in enumerate(parts, start=1):
         observations.append(estimator.observe(part, context))
-        context.report(done, steps)
-    observation = estimator.merge(observations)
-    estimate = estimator.estimate(observation, request)
+        context.report(done, len(parts) + n_folds)
+    estimate = estimator.estimate(estimator.merge(observations), request)
+    indices = indices if divided else [torch.arange(request.n_forget)]
     splits = [fold_indices(rows_UD.shape[0], min(n_folds, rows_UD.shape[0]), drawn) for rows_UD in request.unlabelled]
-    further = _Further(request, estimate.operator, parts, splits, trust)
-    held_out = [further.held_out(k, observations) for k in range(n_folds)]
-    sums = torch.stack([part.forget_gradient() * part.weight for part in parts])
-    correction = (head.total_weight / request.weight) * head.gradient_CE
-    signal_CE = head.rows_gradient_CE - correction
-    gradients = [sums.sum(0) / request.weight - correction] * n_folds
-    if divided:
-        gradients = [
-            (sums.sum(0) - own_CE) / (request.weight - part.weight) - correction
-            for own_CE, part in zip(sums, parts, strict=True)
-        ]
+    further = _Further(request, estimate.operator, indices, splits, trust)
+    held_out = further.held_out(parts, observations, n_folds)
+    gradients, signal_CE = _gradients(request, parts, n_folds)
+    found, failed_fits = None, 0
     if divided and further.is_empty and estimator.is_forget_hessian(request):
         found = _in_a_subspace(observations, gradients, [own for own, _ in held_out])
-        if found is not None:
-            inverses, whole = found
-            rows = {FORGET: request.weight}
-            folds = [
-                Fold(Sources({FORGET: whole}, rows, {(1.0,): inverse}), gradient_CE, signal_CE, own)
-                for inverse, gradient_CE, (own, _) in zip(inverses, gradients, held_out, strict=True)
-            ]
-            sources = Sources({FORGET: whole}, rows, {(1.0,): whole.damped()})
-            return Validation(observation, replace(estimate, operator=whole), sources, folds)
-    folds, failed_fits = [], 0
-    for k, gradient_CE in enumerate(gradients):
-        others = estimate
-        if divided:
-            others = estimator.estimate(estimator.merge([observations[j] for j in range(n_folds) if j != k]), request)
-            failed_fits += others.note is not None
-        folds.append(Fold(further.without(k, others), gradient_CE, signal_CE, *held_out[k]))
-        context.report(len(parts) + k + 1, steps)
-    return Validation(observation, estimate, further.with_all(estimate), folds, trust, failed_fits)
+    if found is None:
+        without = []
+        for k in range(n_folds):
+            others = estimate
+            if divided:
+                others = estimator.estimate(estimator.merge(observations[:k] + observations[k + 1 :]), request)
+                failed_fits += others.note is not None
+            without.append(further.joined(others, k))
+            context.report(len(parts) + k + 1, len(parts) + n_folds)
+        found = without, further.joined(estimate)
+    folds = [
+        Fold(sources, gradient_CE, signal_CE, *shown)
+        for sources, gradient_CE, shown in zip(found[0], gradients, held_out, strict=True)
+    ]
+    return Validation(estimate, found[1], folds, trust, failed_fits)
+
+
+def _gradients(request: ForgetRequest, parts: Sequence[ForgetRequest], n_folds: int) -> tuple[list[Tensor], Tensor]:
+    """Return the right-hand side of the Newton step without each fold, and the part that is not sampling noise."""
+    head = request.head
+    correction_CE = (head.total_weight / request.weight) * head.gradient_CE
+    sums = [part.forget_gradient() * part.weight for part in parts]
+    left = [(sums[0], request.weight)] * n_folds
+    if len(parts) > 1:
+        left = [(sum(sums) - own_CE, request.weight - part.weight) for own_CE, part in zip(sums, parts, strict=True)]
+    return [sum_CE / weight - correction_CE for sum_CE, weight in left], head.rows_gradient_CE - correction_CE
 
 
 def _in_a_subspace(
     observations: Sequence[HessianObservation], gradients: Sequence[Tensor], held_out: Sequence[CurvatureOperator]
-) -> tuple[Sequence[DampedInverse], ProductOperator] | None:
-    """Return the folds' inverses and the whole set's Hessian by products in one subspace, if they are products.
+) -> tuple[list[Sources], Sources] | None:
+    """Return the folds' curvatures and the whole set's by products in one subspace, if they are products.
 
     Where the classes share all parameters, they need another way.
     """
@@ -191,19 +188,19 @@ def _in_a_subspace(
     scored = [operator for operator in held_out if isinstance(operator, ProductOperator)]
     if len(own) < len(observations) or own[0].shared:
         return None
-    return share_subspace(own, [part.weight for part in observations], gradients, scored)
+    weights = [part.weight for part in observations]
+    inverses, whole = share_subspace(own, weights, gradients, scored)
+    *of_folds, of_all = [
+        Sources({FORGET: whole}, {FORGET: sum(weights)}, {(1.0,): inverse}) for inverse in (*inverses, whole.damped())
+    ]
+    return of_folds, of_all
 
 
-def _own_hessian(part: ForgetRequest, observation: Any, stretch: float) -> CurvatureOperator:
-    """Return the Hessian of a fold's own rows, stretched; the observation may be it already."""
-    if stretch != 1:
-        head, rows = part.head, part.data(cache=True)
-        rows = rows.scaled(torch.full((rows.count,), stretch, dtype=torch.float64))
-        return build_operator(head.objective(), rows, head.parameters_CE, Structure.products)
-    seen = observation.operator if isinstance(observation, HessianObservation) else None
-    by_products = isinstance(seen, ProductOperator) or part.head.layout is not Layout.shared
-    structure = Structure.products if by_products else Structure.shared
-    return seen if seen is not None and seen.structure == structure.value else part.hessian(structure)
+class _Part(NamedTuple):
+    """The Hessian of some rows, and the folds of which they show something; none if the source is not divided."""
+
+    folds: frozenset[int]
+    hessian: HessianObservation
 
 
 class _Further:
@@ -213,20 +210,16 @@ class _Further:
         self,
         request: ForgetRequest,
         like: CurvatureOperator,
-        parts: Sequence[ForgetRequest],
+        indices: Sequence[Tensor],
         splits: Sequence[Sequence[Tensor]],
         trust: float = 0.0,
     ) -> None:
-        """Compute the Hessians; ``parts`` are those of the forget rows, and ``splits`` those of the unlabelled rows."""
-        self._request, self._parts, self._trust = request, parts, trust
+        """Compute the Hessians; ``indices`` divide the forget rows, and ``splits`` each set of unlabelled rows."""
+        self._request, self._trust = request, trust
         by_products = like.structure == Structure.products.value or request.head.layout is not Layout.shared
         self._scored_by = Structure.products if by_products else Structure.shared
-        self._found: dict[str, list[HessianObservation]] = {}
-        self._unlabelled: dict[str, list[Rows]] = {}
-        self._splits = dict(zip(_names(request.unlabelled), splits, strict=True))
-        self._own = request.hessian(self._scored_by) if trust > 0 else None
-        linear = request.head.feature_weights_CD is not None
-        self._stretch = 1.0 if linear else stretch_of_forget_rows(request)
+        self._found: dict[str, list[_Part]] = {}
+        self._factors = factors_of_unlabelled(request)
         if not request.unlabelled and request.views_VFD is None:
             return
         if like.structure not in {known.value for known in Structure}:
@@ -235,75 +228,107 @@ class _Further:
                 "or unlabelled rows. Use curvature.estimator=closed_form, or leave out curvature.augment and "
                 "curvature.unlabelled."
             )
-        self._structure = Structure(like.structure)
+        structure = Structure(like.structure)
         if request.views_VFD is not None:
-            self._found[VIEWS] = [self._views(part) for part in parts]
-        head = request.head
-        factors = factors_of_unlabelled(request)
-        for j, (name, split) in enumerate(self._splits.items()):
-            every = [head.unlabelled_rows(request.unlabelled[j][index]) for index in split]
-            if factors is not None:
-                every = [rows.scaled(factors[j][index]) for rows, index in zip(every, split, strict=True)]
-            self._unlabelled[name] = every
-            self._found[name] = [self._hessian(rows, self._structure) for rows in every]
+            self._found[VIEWS] = self._of_views(indices, structure)
+        self._unlabelled = self._scored = self._of_unlabelled(splits, structure)
+        self._found |= self._unlabelled
+        if trust > 0 and structure is not self._scored_by:
+            self._scored = self._of_unlabelled(splits, self._scored_by)
 
-    def _views(self, part: ForgetRequest) -> HessianObservation:
-        views_VFD, weights_F = part.views_VFD, part.weights_F
-        assert views_VFD is not None, "the request has views, so its parts have"
-        count = len(views_VFD)
-        weights_N = None if weights_F is None else weights_F.repeat(count)
-        rows = part.head.rows(views_VFD.flatten(0, 1), part.labels_F.repeat(count), weights_N, cache=True)
-        return self._hessian(rows, self._structure)
+    def _of_unlabelled(self, splits: Sequence[Sequence[Tensor]], structure: Structure) -> dict[str, list[_Part]]:
+        """Return the Hessians of the folds of each set."""
+        head, given = self._request.head, self._request.unlabelled
+        found: dict[str, list[_Part]] = {}
+        for j, (name, split) in enumerate(zip(_names(given), splits, strict=True)):
+            found[name] = []
+            for k, index in enumerate(split):
+                rows = head.unlabelled_rows(given[j][index])
+                if self._factors is not None:
+                    rows = rows.scaled(self._factors[j][index])
+                found[name].append(_Part(frozenset({k} if len(split) > 1 else ()), self._hessian(rows, structure)))
+        return found
+
+    def _of_views(self, indices: Sequence[Tensor], structure: Structure) -> list[_Part]:
+        """Return the Hessians of the views of each fold, and of those that show rows of two folds."""
+        request, parts = self._request, []
+        views_VFD, partners_VF, weights_F = request.views_VFD, request.partners_VF, request.weights_F
+        assert views_VFD is not None, "it is asked for views only if there are some"
+        fold_F = torch.empty_like(request.labels_F)
+        for k, index in enumerate(indices):
+            fold_F[index] = k
+        own_VF = fold_F.expand(views_VFD.shape[:2])
+        other_VF = own_VF if partners_VF is None else fold_F[partners_VF]
+        lower_VF, upper_VF = torch.minimum(own_VF, other_VF), torch.maximum(own_VF, other_VF)
+        for lower, upper in torch.stack([lower_VF, upper_VF]).flatten(1).unique(dim=1).T.tolist():
+            here_VF = (lower_VF == lower) & (upper_VF == upper)
+            weights_N = None if weights_F is None else weights_F.expand_as(here_VF)[here_VF]
+            labels_N = request.labels_F.expand_as(here_VF)[here_VF]
+            rows = request.head.rows(views_VFD[here_VF], labels_N, weights_N, cache=True)
+            parts.append(_Part(frozenset({lower, upper} if len(indices) > 1 else ()), self._hessian(rows, structure)))
+        return parts
 
     def _hessian(self, rows: Rows, structure: Structure) -> HessianObservation:
         head = self._request.head
         return HessianObservation(build_operator(head.objective(), rows, head.parameters_CE, structure), rows.weight)
-
-    def without(self, k: int, estimate: CurvatureEstimate) -> Sources:
-        """Join the estimate of fold k with the Hessians of the other folds."""
-        return self._joined(estimate, {
-            name: [part for j, part in enumerate(parts) if j != k or len(parts) == 1]
-            for name, parts in self._found.items()
-        })  # fmt: skip
-
-    def with_all(self, estimate: CurvatureEstimate) -> Sources:
-        """Join the estimate with the Hessians of all rows."""
-        return self._joined(estimate, self._found)
-
-    def _joined(self, estimate: CurvatureEstimate, found: dict[str, list[HessianObservation]]) -> Sources:
-        request = self._request
-        merged = {name: merge_hessians(parts) for name, parts in found.items()}
-        operators = {FORGET: estimate.operator, **{name: one.operator for name, one in merged.items()}}
-        rows = {FORGET: request.weight, **{name: one.weight for name, one in merged.items()}}
-        unlabelled = [merged[name] for name in self._splits]
-        if self._trust > 0 and isinstance(estimate.operator, ExplicitOperator):
-            retained = self._retained(merge_hessians(unlabelled).operator, estimate.operator)
-            assert isinstance(retained, ExplicitOperator)
-            operators[RETAINED], rows[RETAINED] = retained.raised(request.head.objective().ridge_E), 0.0
-        return Sources(operators, rows)
-
-    def _retained(self, training: CurvatureOperator, forget: CurvatureOperator) -> CurvatureOperator:
-        request = self._request
-        return training.combine([forget], [request.head.total_weight / request.retained_weight, -request.step_ratio])
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no sources but the forget rows."""
         return not self._found
 
-    def held_out(self, k: int, observations: Sequence[Any]) -> tuple[CurvatureOperator, CurvatureOperator | None]:
-        """Return what fold k shows of the retained data's Hessian, and of the training data's."""
-        own = _own_hessian(self._parts[k], observations[k], self._stretch) if len(self._parts) > 1 else None
-        if self._own is None:
-            assert own is not None, "without unlabelled rows, a fold has forget rows"
-            return own, None
-        training = merge_hessians([
-            self._hessian(every[k % len(every)], self._scored_by) for every in self._unlabelled.values()
-        ])  # fmt: skip
-        retained = self._retained(training.operator, self._own)
-        if own is not None:
-            retained = own.combine([retained], [1 - self._trust, self._trust])
-        return retained, training.operator
+    def joined(self, estimate: CurvatureEstimate, left_out: int | None = None) -> Sources:
+        """Join the estimate with the Hessians of all folds, or of all but one."""
+        merged = {FORGET: HessianObservation(estimate.operator, self._request.weight)}
+        for name, parts in self._found.items():
+            left = [part.hessian for part in parts if left_out not in part.folds]
+            merged[name] = merge_hessians(left or [merged[FORGET]])  # each view may show a row of the fold
+        operators = {name: one.operator for name, one in merged.items()}
+        rows = {name: one.weight for name, one in merged.items()}
+        if self._trust > 0 and isinstance(estimate.operator, ExplicitOperator):
+            training = merge_hessians([merged[name] for name in self._unlabelled]).operator
+            retained = self._request.retained_hessian(training, estimate.operator)
+            assert isinstance(retained, ExplicitOperator)
+            operators[RETAINED], rows[RETAINED] = retained.raised(self._request.head.objective().ridge_E), 0.0
+        return Sources(operators, rows)
+
+    def held_out(
+        self, parts: Sequence[ForgetRequest], observations: Sequence[Any], n_folds: int
+    ) -> Sequence[tuple[CurvatureOperator, CurvatureOperator | None]]:
+        """Return what each fold shows of the retained data's Hessian, and of the training data's."""
+        own = [self._own(*pair) for pair in zip(parts, observations, strict=True)]
+        scored = self._stretched(parts, own)
+        if self._trust == 0:
+            return [(one, None) for one in scored]
+        forget, shown = merge_hessians(own).operator, []
+        for k in range(n_folds):
+            training = merge_hessians([of[k % len(of)].hessian for of in self._scored.values()]).operator
+            retained = self._request.retained_hessian(training, forget)
+            if len(own) > 1:
+                retained = scored[k].combine([retained], [1 - self._trust, self._trust])
+            shown.append((retained, training))
+        return shown
+
+    def _stretched(
+        self, parts: Sequence[ForgetRequest], own: Sequence[HessianObservation]
+    ) -> Sequence[CurvatureOperator]:
+        """Return the Hessians of the folds' own rows, of a linearised head stretched to the retained rows' trace."""
+        head = self._request.head
+        linear = head.feature_weights_CD is not None
+        stretch = 1.0 if linear else stretch_of_forget_rows(self._request)
+        if stretch == 1:
+            return [one.operator for one in own]
+        every = [part.data(cache=True) for part in parts]
+        factors = [torch.full((rows.count,), stretch, dtype=torch.float64) for rows in every]
+        return [
+            self._hessian(rows.scaled(factor_N), self._scored_by).operator
+            for rows, factor_N in zip(every, factors, strict=True)
+        ]
+
+    def _own(self, part: ForgetRequest, observation: Any) -> HessianObservation:
+        """Return the Hessian of a fold's own rows; the observation may be it already."""
+        seen = isinstance(observation, HessianObservation) and observation.operator.structure == self._scored_by.value
+        return observation if seen else HessianObservation(part.hessian(self._scored_by), part.weight)
 
 
 def _names(unlabelled: Sequence[Tensor]) -> list[str]:

@@ -42,14 +42,16 @@ def near_groups(features_ND: Tensor, mean_D: Tensor | None = None) -> Tensor:
         low, high = projected_NK[block[0], 0] - reach, projected_NK[block[-1], 0] + reach
         start, stop = torch.searchsorted(place_N, low), torch.searchsorted(place_N, high, right=True)
         others = order_N[start:stop]
-        distances_BO = squares_N[block, None] + squares_N[others] - 2 * projected_NK[block] @ projected_NK[others].T
-        near_BO = distances_BO <= _SLACK * limit + rounding
+        part_BO = torch.addmm(squares_N[others], projected_NK[block], projected_NK[others].T, alpha=-2)
+        near_BO = part_BO <= (_SLACK * limit + rounding - squares_N[block])[:, None]
+        several_B = near_BO.count_nonzero(dim=1) > 1  # each is near to itself
+        block, near_BO = block[several_B], near_BO[several_B]
         too_far_B = torch.ones(len(block), dtype=torch.bool)
         while bool(too_far_B.any()):  # candidates are tried in turn
             first_B, column_B = torch.where(near_BO, others, block[:, None]).min(1)
             too_far_B = (rows_ND[block] - rows_ND[first_B]).square().sum(1) > limit
             near_BO[too_far_B, column_B[too_far_B]] = False
-        first_N[block] = first_B
+            first_N[block] = first_B
     while not torch.equal(first_N[first_N], first_N):  # near to a row that is near to another
         first_N = first_N[first_N]
     return first_N.cpu()

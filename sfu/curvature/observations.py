@@ -90,18 +90,23 @@ class Observations:
 
 
 def count_perturbations(settings: PsdFitSettings, n_classes: int, width: int, structure: Structure) -> int:
-    """Return the number of perturbations to draw: ``curvature.perturbations``, or as many as carry information.
+    """Return the number of perturbations to draw: ``curvature.perturbations``, or as many as carry information."""
+    if settings.measurement is Measurement.loss:
+        return settings.perturbations or DEFAULT_LOSSES
+    enough = enough_gradients(settings, n_classes, width, structure)
+    return min(settings.perturbations or enough, enough)
+
+
+def enough_gradients(settings: PsdFitSettings, n_classes: int, width: int, structure: Structure) -> int:
+    """Return the number of perturbations whose gradients determine the Hessian.
 
     Gradient changes are ``H d`` without noise, so as many of them as H has rows determine H. Twice as many, for
     conditioning, are drawn at most: more would only cost more.
     """
-    if settings.measurement is Measurement.loss:
-        return settings.perturbations or DEFAULT_LOSSES
     side = n_classes * width if structure is Structure.dense else width
     at_once = n_classes if structure is Structure.shared and settings.per_class else 1
     enough = -(-2 * side // at_once)
-    enough = 2 * enough if settings.pairs is Pairs.antithetic else enough
-    return min(settings.perturbations or enough, enough)
+    return 2 * enough if settings.pairs is Pairs.antithetic else enough
 
 
 def draw_perturbations(

@@ -146,7 +146,7 @@ def measured_options(
 def predicted_options(head: Head) -> KeepPlan:
     """Predict random forget sets from what the head keeps of its training rows."""
     law, unknown = _Law.of(head), (None,) * (len(SHARES) + 1)
-    bound = Kept(0.0, torch.zeros(head.n_classes, dtype=torch.float64), mean_square=0.0)
+    bound = Kept(0.0, torch.zeros(head.n_classes, dtype=torch.float64), trace=0.0)
     remarks = ["Whole classes cannot be predicted from a head. Give a file of features."]
     if law is None:
         why = "it keeps no second moments" if head.layout is Layout.shared else f"its loss is {head.loss.name}"
@@ -191,7 +191,7 @@ def _ways(head: Head, more_UD: Tensor) -> list[_Way]:
 
 
 def _bytes_of(kept: Kept) -> int:
-    numbers = sum(one is not None for one in (kept.bound, kept.mean_square))
+    numbers = sum(one is not None for one in (kept.bound, kept.trace))
     numbers += 0 if kept.shares_C is None else len(kept.shares_C)
     return _FLOAT * numbers + sum(one.numel() * one.element_size() for one in kept.as_secrets().values())
 

@@ -63,9 +63,9 @@ def run_source_free_rows(run: RunContext) -> None:
                 continue
             request = run.request.without_summary() if method.access is Access.FORGET else run.request
             if method.augmentations:
-                request = replace(
-                    request, views_VFD=torch.stack([views[view] for view in numbered(method.augmentations)])
-                )
+                own = [views[view] for view in numbered(method.augmentations)]
+                features_VFD, partners_VF = (torch.stack(parts) for parts in zip(*own, strict=True))
+                request = replace(request, views_VFD=features_VFD, partners_VF=partners_VF)
             _run_row(run, name, method, request, None)
 
 
@@ -103,9 +103,12 @@ def evaluate(run: RunContext) -> dict[str, Any]:
     return rows
 
 
-def _augment(run: RunContext) -> dict[tuple[str, int], Tensor]:
-    """Features ``[F, D]`` of the forget images under each augmentation and draw that a method wants; no other image."""
-    views: dict[tuple[str, int], Tensor] = {}
+def _augment(run: RunContext) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
+    """Features ``[F, D]`` of the forget images under each augmentation and draw that a method wants; no other image.
+
+    With them comes the number of the image that each is mixed with, ``[F]``.
+    """
+    views: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
     wanted = [view for method in run.methods.values() for view in numbered(method.augmentations)]
     for view in dict.fromkeys(wanted):
         assert run.forget_images is not None
@@ -114,7 +117,8 @@ def _augment(run: RunContext) -> dict[tuple[str, int], Tensor]:
             shown = {"dataset": f"{run.config.dataset.name}, {images.title}"}
             found = run.extractor(tick).extract(images, shown=shown, folder=VIEWS)
         features = found.features_MD
-        views[view] = torch.nn.functional.normalize(features, dim=1) if run.config.dataset.normalize_rows else features
+        features = torch.nn.functional.normalize(features, dim=1) if run.config.dataset.normalize_rows else features
+        views[view] = features, torch.tensor([images.partner(index) for index in range(len(images))])
     return views
 
 

@@ -34,7 +34,7 @@ class KeptRecord(Record):
     """What a head's JSON file says of its training rows: the numbers."""
 
     bound: Size | None = None
-    mean_square: Size | None = None
+    trace: Size | None = None
     shares: list[Share] | None = None
 
 
@@ -52,8 +52,8 @@ class Kept:
         sketch: The data term's Hessian at the parameters, encoded.
         data_hessian: That Hessian itself: ``[E, E]``, ``[C, E, E]`` or ``[C E, C E]``, by the loss. It is a sum over
             rows, so the difference of two such sums gives back the row that only one of them holds.
-        mean_square: Weighted mean of the squared norms of the design rows of a linear head; of a linearised head, of
-            the squared Frobenius norms of the rows' Jacobians, estimated with random signs.
+        trace: Trace of the data term's Hessian at the parameters, of a block of one class on average. Under a quadratic
+            loss it is the mean squared norm of the design rows; for a linearised head, of the Jacobians.
     """
 
     bound: float | None = None
@@ -61,11 +61,11 @@ class Kept:
     mean_D: Tensor | None = field(default=None, repr=False)
     sketch: Sketch | None = field(default=None, repr=False)
     data_hessian: Tensor | None = field(default=None, repr=False)
-    mean_square: float | None = None
+    trace: float | None = None
 
     def __post_init__(self) -> None:
         """Raise :class:`ConfigError` unless the numbers are finite and at least 0."""
-        for name in ("bound", "mean_square"):
+        for name in ("bound", "trace"):
             object.__setattr__(self, name, plain_value(getattr(self, name)))
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), Meta(at_least=0))
@@ -101,10 +101,10 @@ class Kept:
         return _in_shape(self.sketch.decode(), layout)
 
     def numbers(self) -> Self:
-        """Return it with the numbers alone: the bound, the mean square and the class shares."""
+        """Return it with the numbers alone: the bound, the trace and the class shares."""
         if self.mean_D is None and not self.has_curvature:
             return self
-        return type(self)(self.bound, self.shares_C, mean_square=self.mean_square)
+        return type(self)(self.bound, self.shares_C, trace=self.trace)
 
     def without_rows(
         self,
@@ -113,7 +113,7 @@ class Kept:
         *,
         n_train: int,
         weights: tuple[float, float],
-        mean_square: float | None,
+        trace: float | None,
         forgotten_hessian: Tensor | None,
     ) -> Self:
         r"""Return it for the training rows without some of them.
@@ -127,7 +127,7 @@ class Kept:
             labels_F: Their labels.
             n_train: Number N of training rows before.
             weights: Total weights V and V_f of the training rows before and of the rows to leave out.
-            mean_square: Weighted mean of the squared norms of the design rows to leave out, for a linear head.
+            trace: That of the rows to leave out.
             forgotten_hessian: The Hessian of the data term of those rows, if it does not depend on the parameters.
         """
         whole, part = weights
@@ -144,10 +144,10 @@ class Kept:
             sketch = self.sketch and Sketch.encode(after, self.sketch.kind)
             hessian = None if self.data_hessian is None else after
         bound = None if self.bound is None else self.bound * whole / left
-        square = None
-        if self.mean_square is not None and mean_square is not None:
-            square = max(0.0, (whole * self.mean_square - part * mean_square) / left)
-        return type(self)(bound, shares_C, mean_D, sketch, hessian, square)
+        trace_left = None
+        if self.trace is not None and trace is not None:
+            trace_left = max(0.0, (whole * self.trace - part * trace) / left)
+        return type(self)(bound, shares_C, mean_D, sketch, hessian, trace_left)
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Self:
         """Return it on another device, with mean and Hessian in another dtype."""
@@ -158,7 +158,7 @@ class Kept:
             None if mean_D is None else mean_D.to(device, dtype),
             sketch and sketch.to(device),
             None if hessian is None else hessian.to(device, dtype),
-            self.mean_square,
+            self.trace,
         )
 
     def laid_out(self, lay_out: Callable[[Tensor], Tensor]) -> Self:
@@ -171,7 +171,7 @@ class Kept:
     def as_json(self) -> dict[str, Any]:
         """Return the numbers, for a JSON file."""
         shares = None if self.shares_C is None else self.shares_C.tolist()
-        return {"bound": self.bound, "mean_square": self.mean_square, "shares": shares}
+        return {"bound": self.bound, "trace": self.trace, "shares": shares}
 
     def as_secrets(self) -> dict[str, Tensor]:
         """Return the sums over rows as tensors, for a file that the owner alone may read."""
@@ -199,7 +199,7 @@ class Kept:
             floats(tensors, _MEAN, 1) if _MEAN in tensors else None,
             Sketch.restored(sketch) if sketch else None,
             None if hessian is None else floats(tensors, hessian, tensors[hessian].ndim),
-            numbers.mean_square,
+            numbers.trace,
         )
 
 

@@ -30,7 +30,8 @@ _SMALLEST, _LARGEST = 1e-20, 1e30  # traces between which squares in float32 nei
 def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     """Return what ``head.keep`` asks for of the training rows, at the trained head."""
     shares_C = rows.labels_N.bincount(minlength=trained.n_classes).double() / rows.count
-    numbers = Kept(curvature_bound(trained, rows), shares_C.to(rows.device), mean_square=rows.mean_square())
+    trace = float(trained.traces(rows).sum())
+    numbers = Kept(curvature_bound(trained, rows), shares_C.to(rows.device), trace=trace)
     if config.keep is Keep.bound:
         return numbers
     mean_D = rows.features_ND.mean(0, dtype=torch.float64).to(rows.device)

@@ -111,10 +111,12 @@ class Loss(Choice, ABC, kind="loss"):
     synonyms: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("crossentropy", "crossentropyloss", "categoricalcrossentropy", "ce", "nll", "nllloss",
                          "multinomial"), "softmax"),
-        **dict.fromkeys(("mse", "mseloss", "squarederror", "squared", "leastsquares", "ridge"), "quadratic"),
+        **dict.fromkeys(("mse", "mseloss", "squarederror", "squared", "leastsquares", "ridge",
+                         "ridgeclassifier"), "quadratic"),
         **dict.fromkeys(("bce", "bceloss", "bcewithlogits", "bcewithlogitsloss", "binarycrossentropy", "sigmoid"),
                         "logistic"),
-        **dict.fromkeys(("hinge", "hingeloss", "multimarginloss", "svm", "squaredhinge"), "huber_hinge"),
+        **dict.fromkeys(("hinge", "hingeloss", "multimarginloss", "svm"), "huber_hinge"),
+        **dict.fromkeys(("squaredhinge", "linearsvc"), "squared_hinge"),
     }  # fmt: skip
 
     class_weights: Any = setting(None, "null, balanced, or a number for every class.")

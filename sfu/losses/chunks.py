@@ -79,10 +79,10 @@ class LinearChunk(Chunk):
         return (flat_BQ.T @ self.design_BE).reshape(*cotangent.shape[1:], self.design_BE.shape[1])
 
     def squares(self, cotangent_BC: Tensor) -> float:
-        return float(cotangent_BC.square().sum(1) @ self.squares_of_rows())
+        return float(cotangent_BC.square().sum(1) @ self.design_BE.square().sum(1))
 
     def squares_of_rows(self) -> Tensor:
-        return self.design_BE.square().sum(1)
+        return self.design_BE.double().square().sum(1)
 
 
 @dataclass(frozen=True)

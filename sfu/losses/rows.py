@@ -131,14 +131,6 @@ class Rows:
         shares_N = weights_N / self.weight
         return shares_N if self.factors_N is None else shares_N * self.factors_N
 
-    def squares(self) -> Tensor:
-        """Return ``|A_i|_F^2`` of each row (:meth:`Chunk.squares_of_rows`), ``[N]`` float64."""
-        return torch.cat([chunk.squares_of_rows().double() for chunk in self.chunks()])
-
-    def mean_square(self) -> float:
-        """Return the mean of :meth:`squares`, each row by its share."""
-        return sum(float(chunk.share_B.double() @ chunk.squares_of_rows().double()) for chunk in self.chunks())
-
     def joined(self, others: Sequence[Rows], coefficients: Sequence[float]) -> Rows | None:
         """Join several sets, each row's share times its set's coefficient; ``None`` where that would gain nothing."""
         return None

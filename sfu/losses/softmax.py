@@ -1,4 +1,5 @@
-r"""Cross-entropy over C classes: :math:`l = \log \sum_c e^{z_c} - z_y`.
+r"""Cross-entropy over C classes: :math:`l = \log \sum_c e^{z_c} - \sum_c t_c z_c`, with targets
+:math:`t = (1 - s) e_y + s / C`; s is the label smoothing, 0 by default.
 
 Adding one number to all outputs changes nothing, so a bias for every class is one too many: the Hessian is singular
 along equal biases, the gradient has no part there, and solves leave that direction alone.
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+from sfu.schema import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 class Softmax(Loss, name="softmax"):
     """Stable at any output: nothing is exponentiated before the largest output is taken off."""
 
+    label_smoothing: float = setting(0.0, "Share of the target that all classes divide evenly.", at_least=0, below=1)
+
     layout: ClassVar[Layout] = Layout.dense
     shift_invariant: ClassVar[bool] = True
     attained: ClassVar[bool] = False
@@ -28,10 +32,10 @@ class Softmax(Loss, name="softmax"):
     def constants(self) -> Constants:
         r"""Bounds for the vector of outputs.
 
-        The slope :math:`p - e_y` has norm at most :math:`\sqrt2` (all mass on a wrong class). Along a unit vector u the
-        second derivative is the variance, and the third the third central moment, of a variable that takes the value
-        :math:`u_c` with probability :math:`p_c` and so has range :math:`r \le \sqrt2`. The variance is at most
-        :math:`r^2/4 = 1/2`. For a given mean the third central moment is linear in the distribution, so two values
+        The slope :math:`p - t` has norm at most :math:`\sqrt2` (all mass on a wrong class, no smoothing). Along a unit
+        vector u the second derivative is the variance, and the third the third central moment, of a variable that takes
+        the value :math:`u_c` with probability :math:`p_c` and so has range :math:`r \le \sqrt2`. The variance is at
+        most :math:`r^2/4 = 1/2`. For a given mean the third central moment is linear in the distribution, so two values
         are worst: :math:`p(1-p)(1-2p) r^3 \le r^3 / (6\sqrt3)`, which gives :math:`\gamma = \sqrt{2/27}`. (The third
         derivative is a symmetric form, whose norm is reached on equal arguments.)
         """
@@ -40,12 +44,18 @@ class Softmax(Loss, name="softmax"):
     def values(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         hot = one_hot(labels_N, outputs)
         own = (outputs * hot).sum(-1, keepdim=True)
-        return (outputs - own).logsumexp(-1, keepdim=True)
+        values = (outputs - own).logsumexp(-1, keepdim=True)
+        if self.label_smoothing == 0:
+            return values
+        return values + self.label_smoothing * (own - outputs.mean(-1, keepdim=True))
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         hot = one_hot(labels_N, outputs)
         others = outputs.softmax(-1) * (1 - hot)
-        return others - hot * others.sum(-1, keepdim=True)  # p_y - 1 would lose its digits when p_y is near 1
+        slopes = others - hot * others.sum(-1, keepdim=True)  # p_y - 1 would lose its digits when p_y is near 1
+        if self.label_smoothing == 0:
+            return slopes
+        return slopes + self.label_smoothing * (hot - 1 / outputs.shape[-1])
 
     def curvature(self, outputs: Tensor, labels_N: Tensor) -> OutputHessian:
         probability = outputs.softmax(-1)

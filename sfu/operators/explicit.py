@@ -30,6 +30,7 @@ class ExplicitOperator(CurvatureOperator):
         self.n_classes, self.regularized_E = n_classes, regularized_E
         count, side = self.blocks_BKK.shape[:2]
         self._repeats = n_classes * regularized_E.shape[0] // (count * side)
+        self._factored: tuple[float, Tensor | None] | None = None
 
     @property
     def structure(self) -> str:
@@ -63,17 +64,26 @@ class ExplicitOperator(CurvatureOperator):
 
     def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
         """Solve by Cholesky, or by eigenvalues (Moore-Penrose) if a block is singular to working precision."""
-        damped_BKK = self.blocks_BKK + torch.diag(rho * self.regularized_K)
-        factor, info = torch.linalg.cholesky_ex(damped_BKK)
-        pivots_BK = factor.diagonal(dim1=1, dim2=2)
-        smallest = pivots_BK.amin(1).square() / pivots_BK.amax(1).square()
-        solver = "cholesky"
-        if bool((info == 0).all()) and bool((smallest > damped_BKK.shape[1] * torch.finfo(factor.dtype).eps).all()):
-            right_BMK = self._split(right_CE)
-            value_CE = torch.cholesky_solve(right_BMK.mT, factor).mT.reshape(right_CE.shape)
-        else:
+        factor = self._factor(rho)
+        if factor is None:
             solver, value_CE = "eigenvalues", self.damped().solve(right_CE, rho)
+        else:
+            solver = "cholesky"
+            value_CE = torch.cholesky_solve(self._split(right_CE).mT, factor).mT.reshape(right_CE.shape)
         return LinearSolution(value_CE, solver, self.residual(value_CE, right_CE, rho))
+
+    def _factor(self, rho: float) -> Tensor | None:
+        """Return the Cholesky factors, kept for the last rho; ``None`` if a block is singular to working precision."""
+        if self._factored is None or self._factored[0] != rho:
+            damped_BKK = self.blocks_BKK + torch.diag(rho * self.regularized_K)
+            factor, info = torch.linalg.cholesky_ex(damped_BKK)
+            pivots_BK = factor.diagonal(dim1=1, dim2=2)
+            smallest = pivots_BK.amin(1).square() / pivots_BK.amax(1).square()
+            sound = bool((info == 0).all()) and bool(
+                (smallest > len(damped_BKK[0]) * torch.finfo(factor.dtype).eps).all()
+            )
+            self._factored = rho, factor if sound else None
+        return self._factored[1]
 
     def raised(self, ridge_E: Tensor) -> ExplicitOperator:
         """Return it with the negative eigenvalues of its data term raised to 0; ``ridge_E`` is the regulariser."""

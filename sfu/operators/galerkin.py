@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator, DampedInverse
@@ -34,13 +34,24 @@ _TIGHT, _LOOSE = 1e-6, 3e-4
 """Squared error of a fold's solution in the norm of its operator, relative to the solution's own square."""
 _STEP, _SINGLE_STEP = 1e-9, 1e-6
 """The same of the step itself, with products in float64 and in float32."""
-_CHEAP = 1e8
-"""Multiplications of a product up to which folds are solved tightly (about 10 ms)."""
-_SINGLE = 2e9
-"""Multiplications of a product from which it is float32."""
-_LARGEST = 1 << 28
-"""Numbers of a basis (1 GiB in float32)."""
 _STEPS, _REMEMBERED = 100, 32
+
+
+class Limits(NamedTuple):
+    """Sizes at which a subspace is treated in another way.
+
+    Attributes:
+        cheap: Multiplications of a product up to which folds are solved tightly (about 10 ms).
+        single: Multiplications of a product above which it is float32.
+        numbers: Largest basis (1 GiB in float32).
+    """
+
+    cheap: float = 1e8
+    single: float = 2e9
+    numbers: int = 1 << 28
+
+
+LIMITS = Limits()
 
 
 class SharedSubspace:
@@ -52,12 +63,12 @@ class SharedSubspace:
         basis_MCE: The basis V, in float32 if products are.
     """
 
-    def __init__(self, operators: Sequence[ProductOperator], unit: float) -> None:
+    def __init__(self, operators: Sequence[ProductOperator], unit: float, limits: Limits = LIMITS) -> None:
         """Start with no direction; l2 and R are the same in all operators."""
-        first = operators[0]
+        first, self._limits = operators[0], limits
         self.work = first.ridge_E.shape[0] * sum(operator.n_outputs for operator in operators)
         self.given, self.ridge, self.unit = list(operators), first.ridge, unit
-        self._operators = [operator.to_float32() for operator in operators] if self.work > _SINGLE else self.given
+        self._operators = [operator.to_float32() for operator in operators] if self.work > limits.single else self.given
         self._regularized_E = self._operators[0].regularized_E
         self.basis_MCE = self._regularized_E.new_zeros(0, first.n_classes, len(first.regularized_E))
         self._coordinates: list[tuple[Tensor, Tensor]] = []
@@ -66,7 +77,7 @@ class SharedSubspace:
     @property
     def tolerance(self) -> float:
         """The error to which folds are solved."""
-        return _TIGHT if self.work <= _CHEAP else _LOOSE
+        return _TIGHT if self.work <= self._limits.cheap else _LOOSE
 
     @property
     def step_tolerance(self) -> float:
@@ -76,7 +87,7 @@ class SharedSubspace:
     @property
     def full(self) -> bool:
         """Whether memory allows no further direction."""
-        return len(self.basis_MCE) > 0 and self.basis_MCE.numel() + self.basis_MCE[0].numel() > _LARGEST
+        return len(self.basis_MCE) > 0 and self.basis_MCE.numel() + self.basis_MCE[0].numel() > self._limits.numbers
 
     def extend(self, vectors_NCE: Tensor) -> bool:
         """Add what vectors have outside the subspace; return whether there was anything."""
@@ -242,6 +253,7 @@ def share_subspace(
     weights: Sequence[float],
     rights: Sequence[Tensor],
     held_out: Sequence[ProductOperator],
+    limits: Limits = LIMITS,
 ) -> tuple[list[SubspaceInverse], SubspaceProducts]:
     """Prepare cross-validation: return the inverse of all folds but one, for each, and the operator of all.
 
@@ -250,6 +262,7 @@ def share_subspace(
         weights: The total weight of each.
         rights: For each fold, the right-hand side ``[C, E]`` of the others.
         held_out: The operators by which solutions will be scored; they may be those of the folds.
+        limits: Sizes at which the subspace is treated in another way.
     """
     total = sum(weights)
     union = operators[0].combine(operators[1:], [weight / total for weight in weights])
@@ -259,7 +272,8 @@ def share_subspace(
     of_biases = float(outputs_CC.trace()) * float((union.regularized_E == 0).sum())
     preconditioner = Kronecker(moments, outputs_CC)
     further = [operator for operator in held_out if not any(operator is own for own in operators)]
-    subspace = SharedSubspace([*operators, *further], (union.trace() - of_biases) / (count * union.n_classes))
+    unit = (union.trace() - of_biases) / (count * union.n_classes)
+    subspace = SharedSubspace([*operators, *further], unit, limits)
 
     def inverse(left_out: int | None) -> SubspaceInverse:
         left = total - (0.0 if left_out is None else weights[left_out])

@@ -106,11 +106,9 @@ class SpectralInverse(DampedInverse):
         right_NK = right_CE.reshape(-1, side)
         if len(right_NK) * len(rhos) <= side:
             return super().scores(right_CE, rhos, held_out, floor=floor)
-        inverse_MD, held_out_KK = self._inverses(rhos, floor)[:, 0], blocks_BKK[0]
-        _, square_M = self._scores(right_NK, inverse_MD, torch.eye(side).to(held_out_KK))
-        return (*self._scores(right_NK, inverse_MD, held_out_KK), square_M)
+        return self._scores(right_NK, self._inverses(rhos, floor)[:, 0], blocks_BKK[0])
 
-    def _scores(self, right_NK: Tensor, inverse_MD: Tensor, held_out_KK: Tensor) -> tuple[Tensor, Tensor]:
+    def _scores(self, right_NK: Tensor, inverse_MD: Tensor, held_out_KK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r"""Score ``u_n = V (d * r_n)`` for the diagonals d, with r the right-hand sides in eigenvectors V.
 
         .. math:: \sum_n u_n^T H u_n = d^T \bigl((V^T H V) \odot \sum_n r_n r_n^T\bigr) d
@@ -120,7 +118,9 @@ class SpectralInverse(DampedInverse):
         vectors_DD, features, biases = self._vectors_BDD[0], self._regularized, self._biases
         rotated_ND = self._reduce(right_NK[None])[0] @ vectors_DD
         curvature_DD = held_out_KK[features][:, features]
+        outer_DD, rotated_D = rotated_ND.T @ rotated_ND, rotated_ND.square().sum(0)
         along, linear_D, constant = right_NK.new_zeros(()), torch.zeros_like(inverse_MD[0]), right_NK.new_zeros(())
+        square_M = inverse_MD.square() @ rotated_D
         if biases.numel():
             coupling_UD, cross_UD = self._coupling_BUD[0], held_out_KK[biases][:, features]
             own_UU, own_NU = held_out_KK[biases][:, biases], right_NK[:, biases] @ self._bias_inverse_BUU[0]
@@ -129,9 +129,12 @@ class SpectralInverse(DampedInverse):
             along = (own_NU * right_NK[:, biases]).sum()
             linear_D = 2 * ((own_NU @ (cross_UD - own_UU @ coupling_UD) @ vectors_DD) * rotated_ND).sum(0)
             constant = (own_NU @ own_UU * own_NU).sum()
-        weighed_DD = (vectors_DD.T @ curvature_DD @ vectors_DD) * (rotated_ND.T @ rotated_ND)
+            of_biases_UD = coupling_UD @ vectors_DD
+            square_M += ((inverse_MD @ ((of_biases_UD.T @ of_biases_UD) * outer_DD)) * inverse_MD).sum(1)
+            square_M += own_NU.square().sum() - 2 * inverse_MD @ ((own_NU @ of_biases_UD) * rotated_ND).sum(0)
+        weighed_DD = (vectors_DD.T @ curvature_DD @ vectors_DD) * outer_DD
         curved_M = ((inverse_MD @ weighed_DD) * inverse_MD).sum(1) + inverse_MD @ linear_D + constant
-        return inverse_MD @ rotated_ND.square().sum(0) + along, curved_M
+        return inverse_MD @ rotated_D + along, curved_M, square_M
 
     def solve_rows(self, right_CE: Tensor, rho_C: Tensor) -> Tensor:
         """Solve with a single block and one rho for each row of the right-hand side, ``[C, E]``."""

@@ -29,7 +29,8 @@ def command(*arguments: str, folder: Path, **environment: str) -> subprocess.Com
 
 
 def test_extract_ls_and_rm(tmp_path, capsys):
-    assert "No features are cached" in command("ls", folder=tmp_path).stdout
+    features_cli.main(["ls"])
+    assert "No features are cached" in capsys.readouterr().out
     done = command("extract", *DIGITS, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1,797 images in" in done.stdout

@@ -24,7 +24,7 @@ def test_every_line_fits_and_every_key_stands_there_once():
         ("dataset.path", "dataset=features: File of features, .npz or .safetensors."),
         ("dataset.damaged", "or skip them. Not with dataset=features."),
         ("loss.smoothing", "Only with loss=huber_hinge."),
-        ("loss.name", "loss.name: huber_hinge | logistic | quadratic | softmax The choice itself;"),
+        ("loss.name", "loss.name: huber_hinge | logistic | quadratic | softmax | squared_hinge The choice itself;"),
         ("colour", "No key begins with colour."),
     ],
 )

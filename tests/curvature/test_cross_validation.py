@@ -7,11 +7,14 @@ import dataclasses
 import pytest
 import torch
 
+from sfu import request as request_module
+from sfu.curvature import cross_validation
 from sfu.curvature.cross_validation import FORGET, RETAINED, UNLABELLED, VIEWS, Sources, cross_validate, observe_once
 from sfu.curvature.estimators.base import make_estimator
 from sfu.curvature.settings import curvature_settings
 from sfu.errors import ConfigError
 from sfu.heads.settings import Training
+from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from tests.unlearning.cases import CONTEXT, FORGET_CURVATURE, situation
 
@@ -87,6 +90,49 @@ def test_views_and_unlabelled_rows_are_split_too():
             validation.sources.operators[name].blocks_BKK, whole.operators[name].blocks_BKK, **CLOSE
         )
     assert validation.sources.rows == {FORGET: 50, VIEWS: 100, UNLABELLED: 100, RETAINED: 0}
+
+
+def test_a_fold_is_made_without_views_that_show_one_of_its_rows():
+    request = with_others()
+    rows = torch.arange(50)
+    partners = torch.stack([rows, (rows + 7) % 50])  # the second view of each row is mixed with another row
+    mixed = dataclasses.replace(request, partners_VF=partners)
+    validation = cross_validate(make_estimator(FORGET_CURVATURE), mixed, CONTEXT, 5)
+    order = torch.randperm(50, generator=CONTEXT.generator("folds")).tensor_split(5)
+    for fold, own in zip(validation.folds, order, strict=True):
+        shows = torch.isin(rows, own) | torch.isin(partners, own)
+        assert 10 < shows[1].sum() < 40
+        expected = second_moments(request.views_VFD[~shows])
+        torch.testing.assert_close(fold.sources.operators[VIEWS].blocks_BKK[0], expected, **CLOSE)
+        assert fold.sources.rows[VIEWS] == (~shows).sum()
+    whole = second_moments(request.views_VFD.flatten(0, 1))
+    torch.testing.assert_close(validation.sources.operators[VIEWS].blocks_BKK[0], whole, **CLOSE)
+
+
+def test_if_every_view_shows_a_row_of_the_fold_the_forget_rows_stand_for_them():
+    request = with_others(n_forget=20, views=1)
+    first, second = torch.randperm(20, generator=CONTEXT.generator("folds")).tensor_split(2)
+    partners = torch.empty(1, 20, dtype=torch.int64)
+    partners[0, first], partners[0, second] = second, first
+    validation = cross_validate(
+        make_estimator(FORGET_CURVATURE), dataclasses.replace(request, partners_VF=partners), CONTEXT, 2
+    )
+    for fold, others in zip(validation.folds, (second, first), strict=True):
+        expected = second_moments(request.features_FD[others])
+        torch.testing.assert_close(fold.sources.operators[VIEWS].blocks_BKK[0], expected, **CLOSE)
+
+
+def test_every_row_is_looked_at_once(monkeypatch):
+    seen = []
+
+    def build(objective, rows, parameters_CE, structure):
+        seen.append(rows.count)
+        return build_operator(objective, rows, parameters_CE, structure)
+
+    for module in (cross_validation, request_module):
+        monkeypatch.setattr(module, "build_operator", build)
+    cross_validate(make_estimator(FORGET_CURVATURE), with_others(), CONTEXT, 5, trust=0.5)
+    assert sorted(seen) == 5 * [10] + 10 * [20]  # forget rows, two views of each, unlabelled rows
 
 
 def test_without_trust_unlabelled_rows_are_a_source_and_no_judge():

@@ -79,6 +79,20 @@ def test_near_duplicates_are_found(width):
     assert effective_rows(torch.ones(90), groups) == pytest.approx(90**2 / (10 * 9 + 10 * 4 + 40))
 
 
+@pytest.mark.parametrize("width", [1, 3, 40])
+def test_groups_are_those_of_all_distances(width):
+    """With rows that are alone, rows that are near in the projections alone, and copies that differ a little."""
+    rows = torch.randn(60, width, generator=seeded()).double()[torch.randint(60, (150,), generator=seeded(1))]
+    rows += 0.005 * torch.randn(150, width, generator=seeded(2)).double()
+    typical = (2 * (rows - rows.mean(0)).square().sum(1).mean()).sqrt()
+    near = (rows[:, None] - rows).square().sum(2) <= (0.01 * typical) ** 2
+    first = near.int().argmax(1)
+    while not torch.equal(first[first], first):
+        first = first[first]
+    assert 0 < int((first == torch.arange(150)).sum()) < 150
+    assert torch.equal(near_groups(rows), first)
+
+
 def test_projections_miss_no_row_that_is_nearly_too_far():
     rows = torch.randn(400, 200, generator=seeded()).double()
     typical = (2 * (rows - rows.mean(0)).square().sum(1).mean()).sqrt()
@@ -95,12 +109,9 @@ def test_a_row_that_is_near_to_a_near_duplicate_belongs_to_its_group():
     assert near_groups(chain)[50:].tolist() == [7, 7, 7]
 
 
-def test_blocks_of_rows_give_the_same_groups(monkeypatch):
-    rows = torch.randn(30, 40, generator=seeded()).repeat(3, 1)
-    whole = near_groups(rows)
-    monkeypatch.setattr("sfu.curvature.near_duplicates._BLOCK_ROWS", 7)
-    assert torch.equal(near_groups(rows), whole)
-    assert torch.equal(whole, torch.arange(30).repeat(3))
+def test_near_duplicates_are_found_in_another_block_of_rows():
+    rows = torch.randn(400, 40, generator=seeded())
+    assert torch.equal(near_groups(rows.repeat(3, 1)), torch.arange(400).repeat(3))
 
 
 def test_copies_that_differ_a_little_are_known_by_the_mean():

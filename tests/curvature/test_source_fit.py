@@ -46,7 +46,7 @@ def validation_of(n_sources: int = 1, training: float | None = None, seed: int =
         shown = None if training is None else operator(parts[FORGET][k], training)
         folds.append(Fold(Sources(sources, dict.fromkeys(names, 30.0)), gradient, 0 * gradient, held_out, shown))
     whole = Sources({name: operator(torch.cat(split)) for name, split in parts.items()}, dict.fromkeys(names, 40.0))
-    return Validation(None, None, whole, folds)
+    return Validation(None, whole, folds)
 
 
 def error(validation: Validation, weights, rho: float, scale: float, caution: Caution = CAUTIONS[0]) -> float:

@@ -231,6 +231,9 @@ def test_every_method_gets_the_views_it_asks_for_normalised_like_the_rest(tmp_pa
     torch.testing.assert_close(both.views_VFD.norm(dim=2), torch.ones(4, 12))
     flipped = both.features_FD.reshape(12, 3, 6, 6).flip(-1).flatten(1)
     torch.testing.assert_close(both.views_VFD[0], flipped, rtol=0, atol=1e-6)
+    rows = torch.arange(12)
+    assert both.partners_VF[:3].equal(rows.repeat(3, 1))
+    assert not (both.partners_VF[3] == rows).any()  # cutmix shows a second row
 
 
 @pytest.mark.parametrize("through", ["its name", "a link", "the cache", "torchvision"])

@@ -16,7 +16,7 @@ ROWS = ["original", "retrained", "unlearned_plus", "plus_2", "stored", "unlearne
 TWO_STEPS = {"plus_2": {"base": "unlearned_plus", "settings": {"steps": 2}}}
 
 
-@pytest.mark.parametrize("loss", ["logistic", "softmax", "huber_hinge"])
+@pytest.mark.parametrize("loss", ["logistic", "softmax", "huber_hinge", "squared_hinge"])
 def test_a_run_under_every_loss(loss, tmp_path, feature_file):
     own = {"loss__smoothing": 1.0} if loss == "huber_hinge" else {}
     config = config_for(

@@ -46,6 +46,20 @@ def moments(features, bias=False, weights=None):
 
 @every_loss
 @pytest.mark.parametrize("bias", [False, True])
+def test_the_trace_is_that_of_the_hessian_at_the_head(name, bias):
+    features, labels = tensors()
+    weights = torch.rand(len(labels), generator=torch.Generator().manual_seed(0)).double()
+    head = fit(features, labels, name, bias=bias, weights=weights)
+    hessian = head.objective().data_hessian(head.rows(features, labels, weights), head.parameters_CE, head.layout)
+    blocks = 1 if name == "quadratic" else 4
+    assert head.kept.trace == pytest.approx(float(hessian.diagonal(dim1=-2, dim2=-1).sum()) / blocks, rel=1e-12)
+    forget = ForgetRequest(head, features[:40], labels[:40], weights[:40])
+    left, without = forget.unlearned_head(head.parameters_CE).kept, head.rows(features[40:], labels[40:], weights[40:])
+    assert left.trace == pytest.approx(float(head.traces(without).sum()), rel=1e-12)
+
+
+@every_loss
+@pytest.mark.parametrize("bias", [False, True])
 def test_the_bound_is_the_largest_eigenvalue_at_the_head_and_at_others_where_curvature_does_not_change(name, bias):
     features, labels = tensors()
     weights = torch.rand(len(labels), generator=torch.Generator().manual_seed(0)).double()
@@ -56,7 +70,7 @@ def test_the_bound_is_the_largest_eigenvalue_at_the_head_and_at_others_where_cur
         return float(torch.linalg.eigvalsh(head.objective().data_hessian(rows, parameters_CE, head.layout)).max())
 
     others = [scale * torch.randn(head.parameters_CE.shape, generator=draw).double() for scale in (0.0, 0.1, 1.0)]
-    if name in ("quadratic", "huber_hinge"):  # any parameters; that of huber_hinge jumps between 0 and its bound
+    if name in ("quadratic", "huber_hinge", "squared_hinge"):  # any parameters: curvature that jumps is at its highest
         bound = head.loss.constants.curvature_bound * float(torch.linalg.eigvalsh(moments(features, bias, weights))[-1])
         assert bound <= head.kept.bound <= 1.001 * bound
         assert max(map(largest, others)) <= head.kept.bound
@@ -150,6 +164,7 @@ def test_after_a_request_it_is_that_of_the_retained_rows(name, keep):
     left = request_of(head, features, labels).unlearned_head(head.parameters_CE + 0.1).kept
     retained = fit(features[40:], labels[40:], name, keep=keep, bias=True).kept
     assert retained.bound <= left.bound == pytest.approx(head.kept.bound * 400 / 360)
+    assert name != "quadratic" or left.trace == pytest.approx(retained.trace, rel=1e-12)
     torch.testing.assert_close(left.shares_C, retained.shares_C, rtol=0, atol=1e-14)
     torch.testing.assert_close(left.mean_D, retained.mean_D, rtol=1e-9, atol=1e-12)
     if name != "quadratic":

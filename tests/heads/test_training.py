@@ -16,8 +16,9 @@ from sfu.losses.huber_hinge import HuberHinge
 from sfu.losses.logistic import Logistic
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.softmax import Softmax
+from sfu.losses.squared_hinge import SquaredHinge
 
-LOSSES = [Quadratic(), Logistic(), Softmax(), HuberHinge()]
+LOSSES = [Quadratic(), Logistic(), Softmax(), HuberHinge(), SquaredHinge()]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 
 
@@ -102,14 +103,34 @@ def test_class_weights_are_scikit_learns():
 
 
 def test_the_quadratic_loss_is_scikit_learns_ridge_classifier():
-    """Its targets are -1 and 1: the weights of targets 0 and 2, and a bias that is 1 less."""
     from sklearn.linear_model import RidgeClassifier
 
     features, labels = digits()
-    head = fit(Quadratic(target_scale=2.0), features, labels, bias=True)
+    head = fit(Quadratic(other_target=-1.0), features, labels, bias=True)
     model = RidgeClassifier(alpha=1e-3 * len(labels)).fit(features.numpy(), labels.numpy())
     close(head.weight_CD, model.coef_)
-    close(head.parameters_CE[:, -1] - 1, model.intercept_)
+    close(head.parameters_CE[:, -1], model.intercept_)
+
+
+def test_the_squared_hinge_is_scikit_learns_linear_svc():
+    """Its bias is the weight of a feature that is always 1, and it has C_svc = 1 / (2 l2 N)."""
+    from sklearn.svm import LinearSVC
+
+    features, labels = digits()
+    with_one = torch.cat([features, torch.ones(len(labels), 1)], dim=1)
+    head = fit(SquaredHinge(), with_one, labels)
+    model = LinearSVC(C=1 / (2 * 1e-3 * len(labels)), dual=False, tol=1e-8).fit(features.numpy(), labels.numpy())
+    close(head.parameters_CE, np.concatenate([model.coef_, model.intercept_[:, None]], axis=1))
+
+
+def test_label_smoothing_is_pytorchs():
+    """Its gradient is 0 at sfu's optimum."""
+    features, labels = digits()
+    head = fit(Softmax(label_smoothing=0.1), features, labels, tolerance=1e-10)
+    weight = head.weight_CD.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(features @ weight.T, labels, label_smoothing=0.1)
+    (loss + 1e-3 / 2 * weight.square().sum()).backward()
+    assert float(weight.grad.norm()) < 1e-8
 
 
 @every_loss
@@ -135,7 +156,7 @@ def test_a_head_rounded_to_float32_keeps_the_gradient_of_what_it_is():
 @pytest.mark.parametrize(("scale", "l2"), [(180.0, 1e-3), (1e4, 1e-3), (1e-4, 1e-3)])
 def test_badly_scaled_features_are_no_obstacle(loss, scale, l2):
     features, labels = digits()
-    head = fit(loss, features[:400] * scale, labels[:400], l2=l2, tolerance=1e-7)
+    head = fit(loss, features[:200] * scale, labels[:200], l2=l2, tolerance=1e-7)
     assert float(head.gradient_CE.norm()) <= 1e-7
 
 

@@ -10,9 +10,11 @@ from sfu.losses.huber_hinge import HuberHinge
 from sfu.losses.logistic import Logistic
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.softmax import Softmax
+from sfu.losses.squared_hinge import SquaredHinge
 
 LOSSES = [
     Quadratic(), Quadratic(target_scale=2.5), Logistic(), Softmax(), HuberHinge(), HuberHinge(smoothing=0.1),
+    Quadratic(target_scale=2.0, other_target=-1.0), Softmax(label_smoothing=0.1), SquaredHinge(),
 ]  # fmt: skip
 IDS = [f"{loss.name}-{i}" for i, loss in enumerate(LOSSES)]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=IDS)
@@ -21,16 +23,20 @@ every_loss = pytest.mark.parametrize("loss", LOSSES, ids=IDS)
 def defined(loss: Loss, outputs: torch.Tensor, label: int) -> torch.Tensor:
     """The loss of one row as its formula says."""
     if isinstance(loss, Softmax):
-        return torch.nn.functional.cross_entropy(outputs[None], torch.tensor([label]))
+        return torch.nn.functional.cross_entropy(
+            outputs[None], torch.tensor([label]), label_smoothing=loss.label_smoothing
+        )
     signs = -torch.ones_like(outputs)
     signs[label] = 1
     margin = signs * outputs
     if isinstance(loss, Quadratic):
-        target = torch.zeros_like(outputs)
+        target = torch.full_like(outputs, loss.other_target)
         target[label] = loss.target_scale
         return 0.5 * (outputs - target).square().sum()
     if isinstance(loss, Logistic):
         return -torch.nn.functional.logsigmoid(margin).sum()
+    if isinstance(loss, SquaredHinge):
+        return 0.5 * (1 - margin).clamp(min=0).square().sum()
     assert isinstance(loss, HuberHinge)
     h = loss.smoothing
     parabola = (1 + h - margin) ** 2 / (4 * h)

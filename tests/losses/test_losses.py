@@ -14,6 +14,7 @@ from sfu.losses.base import Layout, Loss, make_loss
 from sfu.losses.huber_hinge import HuberHinge
 from sfu.losses.logistic import Logistic
 from sfu.losses.softmax import Softmax
+from sfu.losses.squared_hinge import SquaredHinge
 from tests.losses.cases import defined, every_loss
 
 outputs_and_label = st.integers(2, 6).flatmap(
@@ -44,7 +45,7 @@ def test_value_slope_and_hessian_are_autograds(loss, case):
     torch.testing.assert_close(loss.slopes(point[None], labels)[0], slope, rtol=1e-12, atol=1e-14 * size)
     hessian = loss.curvature(point[None], labels)
     dense = hessian.dense()[0]
-    if not (isinstance(loss, HuberHinge) and _at_a_kink(loss, point)):
+    if not _at_a_kink(loss, point):
         expected = torch.autograd.functional.hessian(lambda z: defined(loss, z, label), point)
         torch.testing.assert_close(dense, expected, rtol=1e-12, atol=1e-15)
     vector = torch.linspace(-1, 1, len(point), dtype=torch.float64)
@@ -52,8 +53,10 @@ def test_value_slope_and_hessian_are_autograds(loss, case):
     assert float(hessian.trace()) == pytest.approx(float(dense.trace()), rel=1e-12, abs=1e-15)
 
 
-def _at_a_kink(loss: HuberHinge, point: torch.Tensor) -> bool:
-    return bool(((point.abs() - 1).abs() - loss.smoothing).abs().min() < 1e-9)
+def _at_a_kink(loss: Loss, point: torch.Tensor) -> bool:
+    if isinstance(loss, SquaredHinge):
+        return bool((point.abs() - 1).abs().min() < 1e-9)
+    return isinstance(loss, HuberHinge) and bool(((point.abs() - 1).abs() - loss.smoothing).abs().min() < 1e-9)
 
 
 @every_loss
@@ -144,6 +147,10 @@ def test_what_cannot_be_a_loss_is_refused():
         make_loss("huber_hinge", smoothing=2.0)
     with pytest.raises(ConfigError, match=r"loss\.target_scale=nan"):
         make_loss("quadratic", target_scale=math.nan)
+    with pytest.raises(ConfigError, match=r"loss\.other_target=1 is not below loss\.target_scale=1"):
+        make_loss("quadratic", other_target=1.0)
+    with pytest.raises(ConfigError, match=r"loss\.label_smoothing=1"):
+        make_loss("softmax", label_smoothing=1.0)
     with pytest.raises(ConfigError, match=r"loss\.class_weights=\[1\.0, -1\.0\]"):
         make_loss("softmax", class_weights=[1, -1])
     assert {make_loss(name).layout for name in Loss.names()} == set(Layout) - {Layout.products}  # that one is a head's

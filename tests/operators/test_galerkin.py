@@ -8,10 +8,11 @@ import torch
 from sfu.losses.base import Layout, make_loss
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
-from sfu.operators import galerkin, preconditioner
 from sfu.operators.build import build_operator
-from sfu.operators.galerkin import SubspaceInverse, refine, share_subspace
+from sfu.operators.galerkin import LIMITS, Limits, SubspaceInverse, refine, share_subspace
+from sfu.operators.preconditioner import Kronecker
 from sfu.operators.products import ProductOperator
+from sfu.operators.spectral import SpectralInverse
 from sfu.operators.structure import Structure
 
 CLASSES, WIDTH, L2 = 3, 8, 1e-2
@@ -43,8 +44,10 @@ class Case:
         total = sum(COUNTS)
         return [[(j != k) * count / (total - COUNTS[k]) for j, count in enumerate(COUNTS)] for k in range(3)]
 
-    def share(self, held_out: list[ProductOperator] | None = None) -> tuple[list[SubspaceInverse], ProductOperator]:
-        return share_subspace(self.operators, self.weights, self.rights, held_out or self.operators)
+    def share(
+        self, held_out: list[ProductOperator] | None = None, limits: Limits = LIMITS
+    ) -> tuple[list[SubspaceInverse], ProductOperator]:
+        return share_subspace(self.operators, self.weights, self.rights, held_out or self.operators, limits)
 
     def sum(self, share: list[float]) -> torch.Tensor:
         return sum(weight * dense for weight, dense in zip(share, self.dense, strict=True))
@@ -127,14 +130,11 @@ def test_operators_that_score_need_not_be_among_those_that_are_inverted():
     assert float(curved) == pytest.approx(float(solution @ expected @ solution), rel=1e-9)
 
 
-def test_large_products_are_float32_and_are_solved_less_tightly(monkeypatch):
+def test_large_products_are_float32_and_are_solved_less_tightly():
     right, exact = sum(Case().rights) / 3, Case().share()[1].damped()
     solved = exact.solve(right, 0.1)
     tolerances = exact.subspace.tolerance, exact.subspace.step_tolerance
-    monkeypatch.setattr(galerkin, "_SINGLE", 0)
-    monkeypatch.setattr(galerkin, "_CHEAP", 0)
-    case = Case()
-    inverses, whole = case.share()
+    inverses, whole = Case().share(limits=Limits(cheap=0, single=0))
     subspace = inverses[0].subspace
     assert subspace.basis_MCE.dtype == torch.float32
     assert (subspace.tolerance, subspace.step_tolerance) > tolerances
@@ -142,25 +142,31 @@ def test_large_products_are_float32_and_are_solved_less_tightly(monkeypatch):
     assert 0 < float(difference.norm()) < 1e-2 * float(solved.norm())
 
 
-def test_the_basis_stops_growing_at_its_limit(monkeypatch):
-    monkeypatch.setattr(galerkin, "_LARGEST", 7 * CLASSES * (WIDTH + 1))
-    inverses, _ = Case().share()
+def test_the_basis_stops_growing_at_its_limit():
+    inverses, _ = Case().share(limits=Limits(numbers=7 * CLASSES * (WIDTH + 1)))
     assert len(inverses[0].subspace.basis_MCE) == 6  # as it begins
     assert refine(inverses[:1], Case().rights[:1], 0.1)
     assert not refine(inverses[:1], Case().rights[:1], 0.1)
 
 
-@pytest.mark.parametrize("many", [256, 2])
-def test_the_preconditioner_inverts_the_product_of_both_means(monkeypatch, many):
-    monkeypatch.setattr(preconditioner, "_MANY_CLASSES", many)
+def test_the_preconditioner_inverts_the_product_of_both_means():
     operator = Case("softmax", bias=False).operators[0]
     outputs = operator.output_mean()
     rows = next(operator.parts[0].rows.linear_chunks()).design_BE
     moments = rows.T @ rows / len(rows)
-    means = torch.diag(outputs.diagonal()) if many == 2 else outputs
-    values, vectors = torch.linalg.eigh(means)
+    values, vectors = torch.linalg.eigh(outputs)
     means = vectors @ torch.diag(values.clamp(min=max(1e-4 * float(values[-1]), 0.1 + L2))) @ vectors.T
     dense = torch.kron(means, moments) + (0.1 + L2) * torch.eye(CLASSES * WIDTH)
     residual = torch.randn(CLASSES, WIDTH, dtype=torch.float64)
     found = operator.preconditioner(operator.moments(), 0.1)(residual)
     torch.testing.assert_close(dense @ found.flatten(), residual.flatten(), rtol=1e-8, atol=1e-10)
+
+
+def test_the_preconditioner_of_many_classes_takes_the_diagonal_of_their_mean():
+    drawn = torch.Generator().manual_seed(0)
+    factor, rows = (torch.randn(*shape, generator=drawn, dtype=torch.float64) for shape in ((257, 257), (9, 2)))
+    outputs, moments = torch.eye(257).double() + factor @ factor.T / 257, rows.T @ rows / 9
+    residual = torch.randn(257, 2, generator=drawn, dtype=torch.float64)
+    found = Kronecker(SpectralInverse(moments, torch.ones(2)), outputs).inverse(0.1)(residual)
+    for own, right, solved in zip(outputs.diagonal(), residual, found, strict=True):
+        torch.testing.assert_close(own * moments @ solved + 0.1 * solved, right, rtol=1e-9, atol=1e-10)

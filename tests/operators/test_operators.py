@@ -79,6 +79,23 @@ def test_solves_are_dense_solves(name, structure, bias, rho, device):
     assert solution.residual == pytest.approx(measured, rel=1e-3, abs=1e-15)
 
 
+@pytest.mark.parametrize("structure", [Structure.shared, Structure.products])
+def test_each_solve_is_for_its_own_damping(structure):
+    operator, dense, mask, right = problem("quadratic", structure)
+    for rho in (0.3, 2.0, 2.0, 0.3):
+        expected = torch.linalg.solve(dense + rho * torch.diag(mask), right.flatten())
+        torch.testing.assert_close(operator.solve(right, rho).value_CE.flatten(), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_one_matrix_is_factored_once_for_one_damping(monkeypatch):
+    operator, _, _, right = problem("quadratic", Structure.shared)
+    factor, dampings = torch.linalg.cholesky_ex, []
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: (dampings.append(matrix), factor(matrix))[1])
+    for rho in (0.3, 0.3, 2.0):
+        operator.solve(right, rho)
+    assert len(dampings) == 2
+
+
 @every_case
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_family_of_inverses_is_the_dense_one(name, structure, bias, device):

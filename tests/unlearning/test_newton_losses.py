@@ -196,8 +196,21 @@ def test_unlabelled_rows_serve_every_loss(loss, tmp_path):
     given = dataclasses.replace(FORGET_CURVATURE, unlabelled=str(tmp_path / "rows.npz"))
     result = Newton(given).unlearn(request, CONTEXT)
     alone = distance(Newton(FORGET_CURVATURE).unlearn(request, CONTEXT).head, request, retained, config)
-    assert distance(result.head, request, retained, config) < 1.02 * alone
-    assert result.details["weight_unlabelled"] > 0
+    assert distance(result.head, request, retained, config) < 0.9 * alone
+    assert result.details["weight_unlabelled"] + result.details["weight_retained"] > 0
+
+
+def test_a_step_from_rows_less_curved_than_the_others_is_shorter():
+    """Of 24 draws of 60 and 90 random rows under softmax, these were the worst: 1.13 and 1.26 without the trace."""
+    for count in (60, 90):
+        request, retained, config = situation(Softmax(), n_forget=count)
+        blind = dataclasses.replace(request.head, kept=dataclasses.replace(request.head.kept, trace=None))
+        results = [
+            Newton(FORGET_CURVATURE).unlearn(dataclasses.replace(request, head=head), CONTEXT)
+            for head in (request.head, blind)
+        ]
+        sees, blindly = (distance(result.head, request, retained, config) for result in results)
+        assert sees < 0.9 < 1.1 < blindly
 
 
 @every_smooth_loss

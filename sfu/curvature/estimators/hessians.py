@@ -17,6 +17,7 @@ from sfu.losses.base import Layout
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator, with_ridge
 from sfu.operators.diagonal import DiagonalOperator
+from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.plan import Plan
 from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
@@ -98,10 +99,8 @@ class StoredHessian(HessianEstimator[StoredSettings], name="stored"):
             raise ConfigError(f"curvature.estimator=stored, but this head {_without_curvature(head)}")
         stored = stored.to(head.parameters_CE)
         whole = with_ridge(stored, head.objective(), head.n_classes)
-        left = head.total_weight - observation.weight
-        shares = [head.total_weight / left, -observation.weight / left]
-        operator = whole.combine([observation.operator], shares)
-        if kept.data_hessian is None:  # rounding of a sketch may leave less than nothing
+        operator = request.retained_hessian(whole, observation.operator)
+        if kept.data_hessian is None and isinstance(operator, ExplicitOperator):  # rounding may leave less than nothing
             operator = operator.raised(head.objective().ridge_E)
         return CurvatureEstimate(operator)
 

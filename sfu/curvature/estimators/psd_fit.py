@@ -31,9 +31,9 @@ from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.observations import (
     HessianObservation,
     Observations,
-    count_perturbations,
     default_scale,
     draw_perturbations,
+    enough_gradients,
     merge_hessians,
     observe,
 )
@@ -94,7 +94,7 @@ class PsdFit(CurvatureEstimator[PsdFitSettings, Observation], name="psd_fit"):
         if change == math.inf or (change > 0 and settings.scale is not None):
             return False
         (n_classes, width), structure = head.parameters_CE.shape, self._plan(request).structure
-        enough = count_perturbations(replace(settings, perturbations=None), n_classes, width, structure)
+        enough = enough_gradients(settings, n_classes, width, structure)
         return structure is Structure.products or (settings.perturbations or enough) >= enough
 
     def _structure(self, request: ForgetRequest) -> Structure:

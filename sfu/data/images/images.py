@@ -161,10 +161,10 @@ class AugmentedImages(Images):
     def __len__(self) -> int:
         return len(self._images)
 
-    def partner(self, index: int) -> int | None:
-        """Return the number of the image that one is mixed with; ``None`` if the augmentation mixes none."""
+    def partner(self, index: int) -> int:
+        """Return the number of the image that one is mixed with; its own if the augmentation mixes none."""
         if not isinstance(self._change, Mixture):
-            return None
+            return index
         further = 1 + int(torch.randint(len(self) - 1, (), generator=self._generator(index, "partner")))
         return (index + further) % len(self)
 
@@ -175,9 +175,7 @@ class AugmentedImages(Images):
         image, generator = self._images.decode(index).contiguous(), self._generator(index)
         if not isinstance(self._change, Mixture):
             return self._change(image, generator)
-        partner = self.partner(index)
-        assert partner is not None
-        other = self._images.decode(partner).contiguous()
+        other = self._images.decode(self.partner(index)).contiguous()
         if other.shape != image.shape:
             from torchvision.transforms import v2
 

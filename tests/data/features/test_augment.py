@@ -108,7 +108,7 @@ def test_every_draw_is_another_copy_with_a_key_of_its_own():
         again = AugmentedImages(images, name, 2)
         assert again.decode(4).equal(copies[1][4])
         assert again.take([0, 1, 2, 3, 4]).decode(4).equal(copies[1][4])
-    assert AugmentedImages(images, "flip").partner(0) is None
+    assert AugmentedImages(images, "flip").partner(2) == 2
 
 
 def test_an_image_is_mixed_with_every_other_one_and_never_with_itself():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -428,10 +427,9 @@ def test_two_ranks_give_the_same_bytes_as_one_process(tmp_path):
         "backbone.weights=none", "device=cpu",
     ]  # fmt: skip
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [*torchrun, "-m", "sfu.cli.features", *settings, f"backbone.cache={tmp_path / 'two'}"],
-        check=True, env=environment, timeout=240, capture_output=True,
+        check=True, timeout=240, capture_output=True,
     )  # fmt: skip
     features_cli.main([*settings, f"backbone.cache={tmp_path / 'one'}"])
     ours, theirs = ([files(chunk) for chunk in chunks(tmp_path / cache)] for cache in ("one", "two"))

@@ -1,4 +1,4 @@
-"""Rows of a linearised head with heavy tails: what the mean square that the head keeps makes of them."""
+"""Rows of a linearised head with heavy tails: what the trace that the head keeps makes of them."""
 
 from __future__ import annotations
 
@@ -62,11 +62,9 @@ def along(operator) -> torch.Tensor:
     return operator.quadratic(torch.eye(D, C * (D + 1)).double()[:, None])
 
 
-def without_mean_square(request: ForgetRequest) -> ForgetRequest:
+def without_trace(request: ForgetRequest) -> ForgetRequest:
     head = request.head
-    return dataclasses.replace(
-        request, head=dataclasses.replace(head, kept=dataclasses.replace(head.kept, mean_square=None))
-    )
+    return dataclasses.replace(request, head=dataclasses.replace(head, kept=dataclasses.replace(head.kept, trace=None)))
 
 
 @pytest.mark.parametrize("wanted", [0.4, 2.0, 7.5])
@@ -81,15 +79,15 @@ def test_factors_cap_the_largest_squares_so_that_the_mean_is_the_wanted_one(want
     assert factors_to(1.0, torch.zeros(3).double()).tolist() == [1, 1, 1]
 
 
-def test_the_mean_square_is_that_of_the_jacobians_and_follows_a_request():
+def test_the_trace_is_the_mean_square_of_the_jacobians_and_follows_a_request():
     request, retained = make()
     exact = C * float((design(torch.cat([retained, request.features_FD]))).square().sum(1).mean())
-    assert request.head.kept.mean_square == pytest.approx(exact, rel=0.15)  # by random signs
-    left = request.unlearned_head(request.head.parameters_CE).kept.mean_square
+    assert request.head.kept.trace == pytest.approx(exact, rel=0.15)  # by random signs
+    left = request.unlearned_head(request.head.parameters_CE).kept.trace
     rows = request.head.rows(retained, torch.zeros(len(retained), dtype=torch.int64))
-    assert left == pytest.approx(rows.mean_square(), rel=1e-9)
-    assert stretch_of_forget_rows(request) == pytest.approx(left / request.mean_square, rel=1e-9)
-    assert stretch_of_forget_rows(without_mean_square(request)) == 1
+    assert left == pytest.approx(float(request.head.traces(rows).sum()), rel=1e-9)
+    assert stretch_of_forget_rows(request) == pytest.approx(left / request.trace, rel=1e-9)
+    assert stretch_of_forget_rows(without_trace(request)) == 1
 
 
 def test_held_out_forget_rows_are_stretched_and_unlabelled_rows_capped():
@@ -119,7 +117,7 @@ def test_held_out_forget_rows_are_stretched_and_unlabelled_rows_capped():
     alone = cross_validate(estimator, dataclasses.replace(request, unlabelled=()), CONTEXT, 2)
     both = sum(along(fold.held_out) for fold in alone.folds) / 2
     torch.testing.assert_close(both, wanted(stretch * moments(request.features_FD)))
-    assert factors_of_unlabelled(without_mean_square(request)) is None
+    assert factors_of_unlabelled(without_trace(request)) is None
 
 
 def test_scaled_rows_keep_their_weight_in_every_other_form():
@@ -142,7 +140,7 @@ def test_a_gain_is_predicted_only_if_the_rows_show_enough_of_the_curvature():
         for among, enough in ((0, True), (4, False)):  # once capped, four heavy ones are most of the curvature again
             shown = dataclasses.replace(request, unlabelled=(heavy_rows(UNLABELLED, 77, among),))
             assert assess(shown).enough is enough
-            assert not assess(without_mean_square(shown)).enough
+            assert not assess(without_trace(shown)).enough
 
 
 def retained_distance(request: ForgetRequest, retained: torch.Tensor) -> float:
@@ -159,8 +157,8 @@ def retained_distance(request: ForgetRequest, retained: torch.Tensor) -> float:
 
 
 def test_retained_rows_heavier_than_all_that_are_seen_do_less_harm():
-    """Four retained rows have two thirds of all curvature; without the mean square, steps are far too long."""
+    """Four retained rows have two thirds of all curvature; without the trace, steps are far too long."""
     found = [retained_distance(one, retained) for request, retained in (make(2), make(3))
-             for one in (request, without_mean_square(request))]  # fmt: skip
+             for one in (request, without_trace(request))]  # fmt: skip
     assert max(found[::2]) < 0.9
     assert min(found[1::2]) > 1.2
