@@ -114,6 +114,9 @@ def test_held_out_forget_rows_are_stretched_and_unlabelled_rows_capped():
     torch.testing.assert_close(
         along(fold.held_out), wanted((1 + share) * training - share * moments(request.features_FD))
     )
+    both = sum(along(fold.held_out) for fold in cross_validate(estimator, request, CONTEXT, 2, 0.25).folds) / 2
+    own = moments(request.features_FD)
+    torch.testing.assert_close(both, wanted(0.75 * stretch * own + 0.25 * ((1 + share) * training - share * own)))
     alone = cross_validate(estimator, dataclasses.replace(request, unlabelled=()), CONTEXT, 2)
     both = sum(along(fold.held_out) for fold in alone.folds) / 2
     torch.testing.assert_close(both, wanted(stretch * moments(request.features_FD)))
