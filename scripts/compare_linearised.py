@@ -12,8 +12,8 @@ distance to Retrained of
 
 It exits with 1 unless steps with unlabelled images end, on average, within 10 % of the best (rho, c); predicted over
 measured gains average .85 to 1.1; and no step that is predicted to help ends at a distance of 1 or more. The default
-(K = 1, 10 draws) takes TIME on one core; K = 2 takes hours, because every product with the curvature is a pass through
-the network.
+(K = 1, 10 draws) takes about 15 minutes on a busy core. Expect hours for K = 2, where every product with the curvature
+is a pass through convolutions.
 """
 
 from __future__ import annotations
