@@ -38,15 +38,32 @@ from sfu.unlearning.methods.retrained import Retrained
 
 _SLACK, _SLACK_REQUESTS, _AXES = 1.03, 1.05, 1e-5
 COLUMNS = ((0.1, 1e-6), (0.1, 5e-4), (0.01, 1e-6), (0.01, 5e-4))
-KNOWN = {
-    "forget rows": (0.309, 0.183, 0.633, 0.453),
-    "with 1,000 unlabelled rows": (0.287, 0.168, 0.467, 0.299),
-    "with 10,000 unlabelled rows": (0.207, 0.117, 0.231, 0.132),
-    "forget rows of 5 classes": (0.417, 0.251, 0.730, 0.560),
-    "with rows of 5 other classes": (0.351, 0.222, 0.483, 0.345),
-    "with a sketch kept at training": (0.055, None, 0.056, None),
+
+
+class Source(NamedTuple):
+    """A row of the first table.
+
+    Attributes:
+        known: Distances found by an independent computation, in the order of the columns.
+        unlabelled: Number of unlabelled rows; ``None`` for all.
+        half: Whether the head is that of the first five classes, and the rows of the others are unlabelled ones.
+        estimator: The estimator of the curvature.
+    """
+
+    known: tuple[float | None, ...]
+    unlabelled: int | None = 0
+    half: bool = False
+    estimator: str = "closed_form"
+
+
+SOURCES = {
+    "forget rows": Source((0.309, 0.183, 0.633, 0.453)),
+    "with 1,000 unlabelled rows": Source((0.287, 0.168, 0.467, 0.299), 1000),
+    "with 10,000 unlabelled rows": Source((0.207, 0.117, 0.231, 0.132), 10_000),
+    "forget rows of 5 classes": Source((0.417, 0.251, 0.730, 0.560), half=True),
+    "with rows of 5 other classes": Source((0.351, 0.222, 0.483, 0.345), None, half=True),
+    "with a sketch kept at training": Source((0.055, None, 0.056, None), estimator="stored"),
 }
-"""Distances found by an independent computation, in the order of the columns."""
 REQUEST_SOURCES = {
     "alone": "forget rows",
     "1,000": "with 1,000 unlabelled rows",
@@ -113,8 +130,8 @@ def serve(data: Data, head: Head, forget: Tensor, seed: int, sources: dict[str, 
     hessian = build_operator(head.objective(), rows, head.parameters_CE, Structure.shared)
     whole, found = squared_norm(head.parameters_CE - retrained, hessian), {}
     for name, source in sources.items():
-        given = replace(request, unlabelled=source.get("unlabelled", ()))
-        config = curvature_settings(estimator=source.get("estimator", "closed_form"))
+        given = replace(request, unlabelled=source["unlabelled"])
+        config = curvature_settings(estimator=source["estimator"])
         result = Newton(config).unlearn(given, MethodContext({"folds": seed}))
         left = squared_norm(result.head.parameters_CE - retrained, hessian)
         gain = result.predicted_distance_gain
@@ -125,13 +142,12 @@ def serve(data: Data, head: Head, forget: Tensor, seed: int, sources: dict[str, 
 def sources_of(data: Data, names: list[str], seed: int) -> dict[str, dict]:
     """Return what each row of the table adds to the forget rows."""
     order = torch.randperm(len(data.unlabelled), generator=torch.Generator().manual_seed(seed))
-    given = {
-        "with 1,000 unlabelled rows": {"unlabelled": (data.unlabelled[order[:1000]],)},
-        "with 10,000 unlabelled rows": {"unlabelled": (data.unlabelled[order[:10000]],)},
-        "with rows of 5 other classes": {"unlabelled": (data.unlabelled,)},
-        "with a sketch kept at training": {"estimator": "stored"},
-    }
-    return {name: given.get(name, {}) for name in names}
+    given = {}
+    for name in names:
+        source = SOURCES[name]
+        rows = data.unlabelled if source.unlabelled is None else data.unlabelled[order[: source.unlabelled]]
+        given[name] = {"estimator": source.estimator, "unlabelled": (rows,) if len(rows) else ()}
+    return given
 
 
 Table = dict[str, list[list[Result]]]  # for each row of a table, its columns, each with the results of all seeds
@@ -149,9 +165,9 @@ def of_sources(everything: Data, seeds: int, *, quick: bool) -> Table:
     features, labels, _ = everything
     half = labels < 5
     related = Data(features[half], labels[half], features[~half])
-    groups = [(everything, [name for name in KNOWN if "classes" not in name])]
+    groups = [(everything, [name for name, source in SOURCES.items() if not source.half])]
     if not quick:
-        groups.append((related, [name for name in KNOWN if "classes" in name]))
+        groups.append((related, [name for name, source in SOURCES.items() if source.half]))
     table: Table = {}
     for fraction, l2 in COLUMNS:
         for data, names in groups:
@@ -162,7 +178,7 @@ def of_sources(everything: Data, seeds: int, *, quick: bool) -> Table:
             ]
             for name in names:
                 table.setdefault(name, []).append([found[name] for found in of_seeds])
-    return {name: table[name] for name in KNOWN if name in table}
+    return {name: table[name] for name in SOURCES if name in table}
 
 
 def of_requests(data: Data, seeds: int) -> Table:
@@ -215,7 +231,8 @@ def main() -> None:
     arguments = parser.parse_args()
     data = read(arguments.features)
     titles = [f"{100 * share:g} %, l2={l2:g}" for share, l2 in COLUMNS]
-    above = show(of_sources(data, arguments.seeds, quick=arguments.quick), titles, KNOWN, _SLACK)
+    known = {name: source.known for name, source in SOURCES.items()}
+    above = show(of_sources(data, arguments.seeds, quick=arguments.quick), titles, known, _SLACK)
     if not arguments.quick:
         titles = [f"{l2:g}, {source}" for l2, source in REQUEST_COLUMNS]
         print("\nNot random; l2, and unlabelled rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,11 +26,29 @@ QUICK = ("methods=[original,retrained,closed_form]", "evaluation.membership_spli
 FOREVER = ("methods=[slow]", "+variants.slow={base:neg_grad,settings:{epochs:1000000,lr:1e-9}}")
 
 
+started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    """A test that fails leaves no run that never ends."""
+    yield
+    while started:
+        process = started.pop()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def start(module: str, *arguments: str, mark: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    """Start a command; a suite in the background of a shell ignores SIGINT, and the command would, too."""
+    process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments], env={**os.environ, load_script("kill_runs").MARK: mark},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+    started.append(process)
+    return process
 
 
 def wait_until(true: Callable[[], object], seconds: float = 60.0) -> None:

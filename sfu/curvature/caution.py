@@ -44,8 +44,8 @@ _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
 _TOO_LIGHT = 1.5
 """No gain is predicted if the retained rows' trace is this times that of the rows that show their curvature."""
-_FEW_UNLABELLED = 25.0
-"""So few unlabelled rows, of a set that is no random sample, show half of what is unseen."""
+_FEW_UNLABELLED = 50.0
+"""So few unlabelled rows, of a set that is no random sample, show half of what is unseen, and 1,000 nearly all."""
 _SURE = (0.005, 1e-4)
 """Between these p-values a shift begins to count, and unlabelled rows take the place of the forget rows."""
 _MISTAKEN = 0.15
@@ -127,7 +127,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         trust = max(trust, few, alike * more / (rows + more)) * like
         few = (1 - like) * few + like * _of_few(rows + trust * more / part)
-        shift *= 1 - trust / (1 + (_FEW_UNLABELLED / more) ** 2)
+        shift = min(1.0, shift) * (1 - trust / (1 + (_FEW_UNLABELLED / more) ** 3))
     trust = trust if unlabelled is not None else 0.0
     enough = few < _TOO_FEW and 1 + (1 - trust) * (stretch - 1) < _TOO_LIGHT
     if request.head.feature_weights_CD is None:  # cross-validation stretches the rows of these itself

@@ -97,6 +97,7 @@ class Validation:
         folds: Those of the folds; none if there are too few rows.
         trust: Share of the unlabelled rows, against the forget rows, in what is held out.
         failed_fits: How many of the folds' estimates came with a note.
+        divided: Whether the folds lack some of the forget rows; otherwise each has their whole gradient.
     """
 
     estimate: CurvatureEstimate
@@ -104,6 +105,7 @@ class Validation:
     folds: Sequence[Fold] = ()
     trust: float = 0.0
     failed_fits: int = 0
+    divided: bool = False
 
 
 def observe_once(estimator: CurvatureEstimator[Any, Any], request: ForgetRequest, observation: Any) -> Validation:
@@ -163,7 +165,7 @@ def cross_validate(
         Fold(sources, gradient_CE, signal_CE, *shown)
         for sources, gradient_CE, shown in zip(found[0], gradients, held_out, strict=True)
     ]
-    return Validation(estimate, found[1], folds, trust, failed_fits)
+    return Validation(estimate, found[1], folds, trust, failed_fits, divided)
 
 
 def _gradients(request: ForgetRequest, parts: Sequence[ForgetRequest], n_folds: int) -> tuple[list[Tensor], Tensor]:

@@ -37,7 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,9 +45,6 @@ from sfu.curvature.cross_validation import FORGET, RETAINED, VIEWS, Fold, Source
 from sfu.lazy import torch
 from sfu.operators.galerkin import refine
 from sfu.operators.products import ProductOperator
-
-if TYPE_CHECKING:
-    pass
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
@@ -137,8 +134,8 @@ def choose_step(validation: Validation, noise: float, caution: Caution, l2: floa
     caution = caution.of(folds, l2)
     found = [_on_grid(folds, weights, caution, l2) for weights in _starts(sources, validation.trust)]
     best = max(found, key=lambda one: one.gain)
-    if best.gain <= 0:  # the gradient is zero: nothing to gain
-        return replace(best, gain=0.0)
+    if best.gain == 0:  # the gradient is zero
+        return best
     first = sources.operators[FORGET]
     costly = isinstance(first, ProductOperator) and first.shared
     if len(sources.rows) > 1 and not costly:

@@ -219,3 +219,26 @@ def test_unlabelled_rows_of_other_classes_are_a_source_but_score_no_random_set()
     shifted = dataclasses.replace(like, unlabelled=(more + 0.2,))
     assert assess(like).trust > 0.5
     assert assess(shifted).trust < 0.01
+
+
+def assess_with(n_unlabelled: int, share: float):
+    """Assess 120 of 1,200 rows, of which a share more than at random is of one class, with other rows like all."""
+    request, _, _ = with_share_of_one_class(share, 3)
+    rows = torch.from_numpy(make_arrays(n_train=1200, n_test=1000, seed=3)["test_features"][:n_unlabelled])
+    return assess(dataclasses.replace(request, unlabelled=(rows,)))
+
+
+def test_unlabelled_rows_score_a_random_set_by_their_number_and_any_other_alone():
+    trusts = [assess_with(count, 0.0).trust for count in (30, 120, 1000)]
+    assert trusts == pytest.approx([30 / 150, 120 / 240, 1000 / 1120], abs=0.03)
+    assert assess_with(120, 1.0).trust == pytest.approx(1, abs=1e-6)
+    request, _, _ = with_share_of_one_class(0.0, 3)
+    few = dataclasses.replace(request.rows(torch.arange(5)), unlabelled=(request.features_FD[5:15],))
+    assert assess(few).trust == pytest.approx(1, abs=1e-6)  # too few to show anything
+
+
+def test_many_unlabelled_rows_leave_nothing_unseen_however_far_a_set_is_from_random():
+    shares = [assess_with(count, 1.0).caution.share for count in (20, 50, 1000)]
+    assert shares[0] > 0.8
+    assert 0.5 < shares[1] < 0.8
+    assert shares[2] < 1e-3

@@ -135,6 +135,15 @@ def test_every_row_is_looked_at_once(monkeypatch):
     assert sorted(seen) == 5 * [10] + 10 * [20]  # forget rows, two views of each, unlabelled rows
 
 
+def test_the_difference_of_sampled_curvatures_has_no_negative_eigenvalues():
+    request = with_others()
+    few = dataclasses.replace(request, unlabelled=(request.unlabelled[0][:8],))
+    found = cross_validate(make_estimator(FORGET_CURVATURE), few, CONTEXT, 5, trust=0.5).sources.operators
+    blocks = {name: one.blocks_BKK[0] - 1e-3 * torch.eye(12).double() for name, one in found.items()}
+    assert torch.linalg.eigvalsh(400 * blocks[UNLABELLED] - 50 * blocks[FORGET])[0] < -1
+    assert torch.linalg.eigvalsh(blocks[RETAINED])[0] > -1e-9
+
+
 def test_without_trust_unlabelled_rows_are_a_source_and_no_judge():
     validation = cross_validate(make_estimator(FORGET_CURVATURE), with_others(sets=2), CONTEXT, 5)
     alone = cross_validate(make_estimator(FORGET_CURVATURE), situation(n_forget=50)[0], CONTEXT, 5)

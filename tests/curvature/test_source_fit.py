@@ -7,10 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 
-from sfu.curvature.cross_validation import FORGET, UNLABELLED, Fold, Sources, Validation
+from sfu.curvature.cross_validation import FORGET, RETAINED, UNLABELLED, VIEWS, Fold, Sources, Validation
 from sfu.curvature.settings import curvature_settings
-from sfu.curvature.source_fit import Caution, StepChoice, _slopes, choose_step, expected_gain, noise_factor
+from sfu.curvature.source_fit import (
+    Caution,
+    StepChoice,
+    _on_grid,
+    _refine,
+    _slopes,
+    _starts,
+    choose_step,
+    expected_gain,
+    noise_factor,
+)
 from sfu.operators.explicit import ExplicitOperator
 from sfu.unlearning.methods.newton import Newton
 from tests.unlearning.cases import CONTEXT, measured_gain, situation
@@ -177,6 +188,38 @@ def test_if_nothing_is_seen_the_step_is_that_of_the_bound(n_sources):
     assert choice.gain == pytest.approx(float(np.mean(scored)))
 
 
+def test_a_source_that_a_start_leaves_out_is_brought_in():
+    validation = validation_of(2)
+    start = _on_grid(validation.folds, (1.0, 0.0), Caution(), L2)
+    found = _refine(validation.folds, start, Caution(), L2)
+    assert found.weights[1] > 0.1
+    assert found.gain > 1.001 * start.gain
+    assert found.gain == pytest.approx(choose_step(validation, 1.0, Caution(), L2).gain, rel=1e-3)
+
+
+def test_the_best_point_of_a_search_is_kept(monkeypatch):
+    folds = validation_of(2).folds
+    start = _on_grid(folds, (0.5, 0.5), Caution(), L2)
+    monkeypatch.setattr(optimize, "minimize", lambda loss, at, **_: (loss(at), loss(at + np.array([0.0, 0.0, 20.0]))))
+    assert _refine(folds, start, Caution(), L2) == start
+
+
+def test_few_rows_that_are_held_out_nowhere_count_as_unseen():
+    validation = validation_of()
+    alone = dataclasses.replace(validation, trust=1.0)
+    few, unseen = Caution(few=0.4, bound=2.0), Caution(share=0.4, bound=2.0)
+    assert choose_step(alone, 0.75, few, L2) == choose_step(validation, 0.75, unseen, L2)
+    assert choose_step(alone, 0.75, few, L2) != choose_step(validation, 0.75, few, L2)
+
+
+def test_the_search_starts_from_the_sources_that_are_trusted():
+    rows = {FORGET: 10.0, VIEWS: 10.0, f"{UNLABELLED}_1": 15.0, f"{UNLABELLED}_2": 5.0, RETAINED: 0.0}
+    sources = Sources(dict.fromkeys(rows), rows)
+    of_forget_rows = [(0.25, 0.25, 0.375, 0.125, 0), (1, 0, 0, 0, 0)]
+    assert _starts(sources, 0.0) == of_forget_rows
+    assert _starts(sources, 0.5) == [*of_forget_rows, (0, 0, 0.75, 0.25, 0), (0, 0, 0, 0, 1)]
+
+
 def test_no_step_counts_on_less_than_half_of_the_training_rows_curvature():
     """Sampled differences may show almost no curvature, or less than none."""
     whole = validation_of(training=1.0)
@@ -196,12 +239,12 @@ def test_no_step_counts_on_less_than_half_of_the_training_rows_curvature():
         assert 0 < along / square <= 2 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("unlabelled", [0, 150])
-def test_the_predicted_gain_is_unbiased(unlabelled):
+@pytest.mark.parametrize(("n_forget", "unlabelled"), [(100, 0), (100, 150), (4, 150)])
+def test_the_predicted_gain_is_unbiased(n_forget, unlabelled):
     """Over many random forget sets, predicted and measured gain agree on average, whatever sources are weighed."""
     predicted = measured = 0.0
     for seed in range(30):
-        request, retained, config = situation(n_forget=100, seed=seed)
+        request, retained, config = situation(n_forget=n_forget, seed=seed)
         given = (retained.features_RD[:unlabelled],) if unlabelled else ()
         closed = Newton(curvature_settings(estimator="closed_form"))
         result = closed.unlearn(dataclasses.replace(request, unlabelled=given), CONTEXT)

@@ -200,7 +200,7 @@ class Newton(UnlearningMethod, name="newton"):
         """Choose the weights of the sources, rho and c."""
         folds, head, rule = validation.folds, request.head, self.curvature.regularization
         caution = Caution() if assessment is None else assessment.caution
-        noise = noise_factor(len(folds), request.n_forget / head.n_train) if folds else 1.0
+        noise = noise_factor(len(folds), request.n_forget / head.n_train) if validation.divided else 1.0
         if assessment is not None:  # the gradient of a set that is no random sample is no noise
             noise += (1 - noise) * assessment.unlike
         if rule is Regularization.cross_validated and folds:
