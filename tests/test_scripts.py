@@ -20,10 +20,12 @@ def test_every_script_can_be_imported_and_is_described(name):
 
 def test_the_cost_of_a_step_is_held_against_a_limit(monkeypatch, capsys):
     script = load_script("bench_cost")
-    monkeypatch.setattr(script, "QUICK", [("quadratic", 2, 40, 400, 20), ("softmax", 3, 8, 400, 40)])
+    more = script.Case("softmax", 3, 8, 400, 40, views=2, unlabelled=50)
+    monkeypatch.setattr(script, "QUICK", [script.Case("quadratic", 2, 40, 400, 20), more])
     assert script.main(["--quick", "--limit", "1e9"]) == 0
     printed = capsys.readouterr().out
     assert "in 22 features" in printed
+    assert "2 views, 50 unlabelled" in printed
     assert "SLOWER" not in printed
     assert script.main(["--quick", "--limit", "0", "--least", "0", "--only", "1"]) == 1
     printed = capsys.readouterr().out

@@ -19,7 +19,7 @@ Shapes: K folds, J sources, C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sfu.curvature.calibration import factors_of_unlabelled, stretch_of_forget_rows
@@ -146,26 +146,20 @@ def cross_validate(
     indices = indices if divided else [torch.arange(request.n_forget)]
     splits = [fold_indices(rows_UD.shape[0], min(n_folds, rows_UD.shape[0]), drawn) for rows_UD in request.unlabelled]
     further = _Further(request, estimate.operator, indices, splits, trust)
-    held_out = further.held_out(parts, observations, n_folds)
     gradients, signal_CE = _gradients(request, parts, n_folds)
-    found, failed_fits = None, 0
-    if divided and further.is_empty and estimator.is_forget_hessian(request):
-        found = _in_a_subspace(observations, gradients, [own for own, _ in held_out])
-    if found is None:
-        without = []
-        for k in range(n_folds):
-            others = estimate
-            if divided:
-                others = estimator.estimate(estimator.merge(observations[:k] + observations[k + 1 :]), request)
-                failed_fits += others.note is not None
-            without.append(further.joined(others, k))
-            context.report(len(parts) + k + 1, len(parts) + n_folds)
-        found = without, further.joined(estimate)
-    folds = [
-        Fold(sources, gradient_CE, signal_CE, *shown)
-        for sources, gradient_CE, shown in zip(found[0], gradients, held_out, strict=True)
-    ]
-    return Validation(estimate, found[1], folds, trust, failed_fits, divided)
+    if estimator.is_forget_hessian(request):
+        observations = further.in_a_subspace(observations, gradients)
+        estimate = replace(estimate, operator=merge_hessians(observations).operator)
+    held_out = further.held_out(parts, observations, n_folds)
+    folds, failed_fits = [], 0
+    for k, gradient_CE in enumerate(gradients):
+        others = estimate
+        if divided:
+            others = estimator.estimate(estimator.merge(observations[:k] + observations[k + 1 :]), request)
+            failed_fits += others.note is not None
+        folds.append(Fold(further.joined(others, k), gradient_CE, signal_CE, *held_out[k]))
+        context.report(len(parts) + k + 1, len(parts) + n_folds)
+    return Validation(estimate, further.joined(estimate), folds, trust, failed_fits, divided)
 
 
 def _gradients(request: ForgetRequest, parts: Sequence[ForgetRequest], n_folds: int) -> tuple[list[Tensor], Tensor]:
@@ -177,25 +171,6 @@ def _gradients(request: ForgetRequest, parts: Sequence[ForgetRequest], n_folds: 
     if len(parts) > 1:
         left = [(sum(sums) - own_CE, request.weight - part.weight) for own_CE, part in zip(sums, parts, strict=True)]
     return [sum_CE / weight - correction_CE for sum_CE, weight in left], head.rows_gradient_CE - correction_CE
-
-
-def _in_a_subspace(
-    observations: Sequence[HessianObservation], gradients: Sequence[Tensor], held_out: Sequence[CurvatureOperator]
-) -> tuple[list[Sources], Sources] | None:
-    """Return the folds' curvatures and the whole set's by products in one subspace, if they are products.
-
-    Where the classes share all parameters, they need another way.
-    """
-    own = [part.operator for part in observations if isinstance(part.operator, ProductOperator)]
-    scored = [operator for operator in held_out if isinstance(operator, ProductOperator)]
-    if len(own) < len(observations) or own[0].shared:
-        return None
-    weights = [part.weight for part in observations]
-    inverses, whole = share_subspace(own, weights, gradients, scored)
-    *of_folds, of_all = [
-        Sources({FORGET: whole}, {FORGET: sum(weights)}, {(1.0,): inverse}) for inverse in (*inverses, whole.damped())
-    ]
-    return of_folds, of_all
 
 
 class _Part(NamedTuple):
@@ -222,6 +197,7 @@ class _Further:
         self._scored_by = Structure.products if by_products else Structure.shared
         self._found: dict[str, list[_Part]] = {}
         self._factors = factors_of_unlabelled(request)
+        self._unlabelled = self._scored = dict(self._found)
         if not request.unlabelled and request.views_VFD is None:
             return
         if like.structure not in {known.value for known in Structure}:
@@ -274,10 +250,23 @@ class _Further:
         head = self._request.head
         return HessianObservation(build_operator(head.objective(), rows, head.parameters_CE, structure), rows.weight)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no sources but the forget rows."""
-        return not self._found
+    def in_a_subspace(
+        self, observations: Sequence[HessianObservation], gradients: Sequence[Tensor]
+    ) -> list[HessianObservation]:
+        """Let all Hessians, these and the further ones, be inverted in one subspace, if they are held by products.
+
+        Where the classes share all parameters, they need another way.
+        """
+        seen = [*observations, *(part.hessian for parts in self._found.values() for part in parts)]
+        products = [one.operator for one in seen if isinstance(one.operator, ProductOperator)]
+        if len(products) < len(seen) or products[0].shared:
+            return list(observations)
+        shared = share_subspace(products, [one.weight for one in seen], gradients)
+        found = iter(HessianObservation(operator, one.weight) for operator, one in zip(shared, seen, strict=True))
+        own = [next(found) for _ in observations]
+        self._found = {name: [_Part(part.folds, next(found)) for part in parts] for name, parts in self._found.items()}
+        self._unlabelled = self._scored = {name: self._found[name] for name in self._unlabelled}
+        return own
 
     def joined(self, estimate: CurvatureEstimate, left_out: int | None = None) -> Sources:
         """Join the estimate with the Hessians of all folds, or of all but one."""

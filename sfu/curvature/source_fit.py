@@ -43,7 +43,7 @@ import numpy as np
 
 from sfu.curvature.cross_validation import FORGET, RETAINED, VIEWS, Fold, Sources, Validation
 from sfu.lazy import torch
-from sfu.operators.galerkin import refine
+from sfu.operators.galerkin import refine, solve_together
 from sfu.operators.products import ProductOperator
 
 _GRID_POINTS = 81
@@ -254,17 +254,17 @@ def _slopes(
 ) -> tuple[float, float, np.ndarray, np.ndarray]:
     """Return num and den, and their derivatives in the weights and rho; means over folds."""
     mixed = [fold.sources.mixed(list(weights)) for fold in folds]
-    steps = [operator.solve(fold.gradient_CE, rho).value_CE for operator, fold in zip(mixed, folds, strict=True)]
+    steps = solve_together(mixed, [fold.gradient_CE for fold in folds], rho)
     images = [fold.held_out.matmul(u_CE) for fold, u_CE in zip(folds, steps, strict=True)]
     held_out = [(image_CE * u_CE).sum() for image_CE, u_CE in zip(images, steps, strict=True)]
     least = [fold.training.matmul(u_CE) for fold, u_CE in zip(folds, steps, strict=True) if fold.training is not None]
     if least and sum(held_out) < _LEAST * sum((one * u_CE).sum() for one, u_CE in zip(least, steps, strict=True)):
         images = [_LEAST * image_CE for image_CE in least]
+    images = [caution.curved(image_CE, u_CE, l2) for image_CE, u_CE in zip(images, steps, strict=True)]
+    solved = solve_together(mixed, images, rho)
     along = curved = 0.0
     along_by, curved_by = np.zeros(len(weights) + 1), np.zeros(len(weights) + 1)
-    for fold, operator, u_CE, seen_CE in zip(folds, mixed, steps, images, strict=True):
-        image_CE = caution.curved(seen_CE, u_CE, l2)
-        v_CE = operator.solve(image_CE, rho).value_CE
+    for fold, operator, u_CE, image_CE, v_CE in zip(folds, mixed, steps, images, solved, strict=True):
         along += float((u_CE * fold.gradient_CE).sum()) / len(folds)
         curved += float((u_CE * image_CE).sum()) / len(folds)
         changes = [source.matmul(u_CE) for source in fold.sources.operators.values()]

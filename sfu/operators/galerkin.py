@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfu.lazy import torch
-from sfu.operators.base import CurvatureOperator, DampedInverse
+from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.preconditioner import Kronecker
 from sfu.operators.products import ProductOperator
@@ -63,12 +63,14 @@ class SharedSubspace:
         basis_MCE: The basis V, in float32 if products are.
     """
 
-    def __init__(self, operators: Sequence[ProductOperator], unit: float, limits: Limits = LIMITS) -> None:
-        """Start with no direction; l2 and R are the same in all operators."""
-        first, self._limits = operators[0], limits
+    def __init__(
+        self, operators: Sequence[ProductOperator], unit: float, preconditioner: Kronecker, limits: Limits = LIMITS
+    ) -> None:
+        """Start with no direction; l2 and R are the same in all operators, and the preconditioner suits their union."""
+        first, self.preconditioner, self._limits = operators[0], preconditioner, limits
         self.work = first.ridge_E.shape[0] * sum(operator.n_outputs for operator in operators)
-        self.given, self.ridge, self.unit = list(operators), first.ridge, unit
-        self._operators = [operator.to_float32() for operator in operators] if self.work > limits.single else self.given
+        self.ridge, self.unit, single = first.ridge, unit, self.work > limits.single
+        self._operators = [operator.to_float32() for operator in operators] if single else list(operators)
         self._regularized_E = self._operators[0].regularized_E
         self.basis_MCE = self._regularized_E.new_zeros(0, first.n_classes, len(first.regularized_E))
         self._coordinates: list[tuple[Tensor, Tensor]] = []
@@ -159,14 +161,16 @@ class SubspaceInverse(DampedInverse):
 
     Attributes:
         error: Squared error of the last solution in the norm of the sum, relative to the solution's own square.
+        steps: How often the subspace was extended for it.
     """
 
-    def __init__(self, subspace: SharedSubspace, weights: Sequence[float], preconditioner: Kronecker) -> None:
-        """Take weights that sum to 1, and the preconditioner of a similar sum."""
-        self.subspace, self.weights, self.preconditioner = subspace, list(weights), preconditioner
+    def __init__(self, subspace: SharedSubspace, weights: Sequence[float]) -> None:
+        """Take weights that sum to 1."""
+        self.subspace, self.weights = subspace, list(weights)
         self.error = 0.0
         self._known: SpectralInverse | None = None
-        self._steps = 0
+        self._restricted: ExplicitOperator | None = None
+        self.steps = 0
 
     @property
     def mean_eigenvalue(self) -> float:
@@ -178,31 +182,42 @@ class SubspaceInverse(DampedInverse):
         return self.subspace.ridge > 0
 
     def account(self) -> dict[str, float | int | str]:
-        return {"solver": "subspace", "solve_residual": self.error**0.5, "solve_iterations": self._steps}
+        return {"solver": "subspace", "solve_residual": self.error**0.5, "solve_iterations": self.steps}
+
+    def restricted(self) -> ExplicitOperator:
+        """Return the operator restricted to the subspace."""
+        if self._restricted is None or len(self._restricted.regularized_E) != len(self.subspace.basis_MCE):
+            self._restricted = self.subspace.combined(self.weights)
+        return self._restricted
 
     def small(self) -> SpectralInverse:
-        """Return the inverses restricted to the subspace."""
+        """Return the inverses restricted to the subspace, for many rho."""
         if self._known is None or self._known.eigenvalues_BD.shape[1] != len(self.subspace.basis_MCE):
-            operator = self.subspace.combined(self.weights)
+            operator = self.restricted()
             self._known = SpectralInverse(operator.blocks_BKK, operator.regularized_K)
         return self._known
 
     def solve_many(self, right_CE: Tensor, rhos: list[float], *, floor: float = 0.0) -> Tensor:
         """Solve for each rho to a small error in the norm of H; a floor of at most l2 changes nothing."""
-        solved = []
-        for rho in rhos:
-            self._steps = 0
-            while self._steps < _STEPS and self.improve(right_CE, rho, self.subspace.step_tolerance):
-                self._steps += 1
-            small_1M = self.small().solve(self.subspace.coordinates(right_CE), rho, floor=floor)
-            solved.append(self.subspace.lift(small_1M))
-        return torch.stack(solved)
+        return torch.stack([self.solved(right_CE, rho, self.subspace.step_tolerance) for rho in rhos])
+
+    def solved(self, right_CE: Tensor, rho: float, tolerance: float) -> Tensor:
+        """Extend the subspace until the error is below the tolerance, and return the solution, ``[C, E]``."""
+        self.steps = 0
+        while self.steps < _STEPS and self.improve(right_CE, rho, tolerance):
+            self.steps += 1
+        return self.value(right_CE, rho)
+
+    def value(self, right_CE: Tensor, rho: float) -> Tensor:
+        """Return the solution in the subspace as it is, ``[C, E]``."""
+        return self.subspace.lift(self.restricted().solve(self.subspace.coordinates(right_CE), rho).value_CE)
 
     def scores(
         self, right_CE: Tensor, rhos: list[float], held_out: CurvatureOperator, *, floor: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Score in the subspace; ``held_out`` is one of its operators."""
-        small = self.subspace.combined([float(own is held_out) for own in self.subspace.given])
+        """Score in the subspace; ``held_out`` is another sum of its operators."""
+        assert isinstance(held_out, SubspaceProducts)
+        small = self.subspace.combined(held_out.weights)
         return self.small().scores(self.subspace.coordinates(right_CE), rhos, small, floor=floor)
 
     def improve(self, right_CE: Tensor, rho: float, tolerance: float) -> bool:
@@ -212,10 +227,11 @@ class SubspaceInverse(DampedInverse):
 
 def _improve(inverses: Sequence[SubspaceInverse], rights: Sequence[Tensor], rho: float, tolerance: float) -> bool:
     """Extend the subspace by the preconditioned residuals of the systems whose error is above the tolerance."""
-    subspace, solve = inverses[0].subspace, inverses[0].preconditioner.inverse(inverses[0].subspace.ridge + rho)
+    subspace = inverses[0].subspace
+    solve = subspace.preconditioner.inverse(subspace.ridge + rho)
     rights_KM = torch.cat([subspace.coordinates(right_CE) for right_CE in rights])
     solved_KM = torch.cat(
-        [inverse.small().solve(b_M[None], rho) for inverse, b_M in zip(inverses, rights_KM, strict=True)]
+        [inverse.restricted().solve(b_M[None], rho).value_CE for inverse, b_M in zip(inverses, rights_KM, strict=True)]
     )
     weights_KJ = torch.stack([rights_KM.new_tensor(inverse.weights) for inverse in inverses])
     residuals_KCE = subspace.residuals(weights_KJ, rho, solved_KM, torch.stack(list(rights)))
@@ -234,34 +250,65 @@ def refine(inverses: Sequence[DampedInverse], rights: Sequence[Tensor], rho: flo
     return len(shared) == len(inverses) > 0 and _improve(shared, rights, rho, shared[0].subspace.tolerance)
 
 
+def solve_together(operators: Sequence[CurvatureOperator], rights: Sequence[Tensor], rho: float) -> list[Tensor]:
+    """Solve ``(H + rho R) x = b`` for each operator and right-hand side; a subspace that they share grows for all."""
+    members = [one for one in operators if isinstance(one, SubspaceProducts)]
+    if len(members) < len(operators):
+        return [one.solve(right_CE, rho).value_CE for one, right_CE in zip(operators, rights, strict=True)]
+    inverses, tolerance = [one.damped() for one in members], members[0].subspace.step_tolerance
+    for _ in range(_STEPS):
+        if not _improve(inverses, rights, rho, tolerance):
+            break
+    return [inverse.value(right_CE, rho) for inverse, right_CE in zip(inverses, rights, strict=True)]
+
+
 @dataclass(frozen=True)
 class SubspaceProducts(ProductOperator):
-    """Products of a union of sets, whose inverses are found in a subspace that is there already."""
+    """Products with a weighted sum of operators that share a subspace, in which their inverses are found."""
 
-    inverse: SubspaceInverse = field(kw_only=True)
+    subspace: SharedSubspace = field(kw_only=True)
+    weights: tuple[float, ...] = field(kw_only=True)
 
-    def damped(self) -> DampedInverse:
-        return self.inverse
+    def damped(self) -> SubspaceInverse:
+        return SubspaceInverse(self.subspace, self.weights)
+
+    def solve(self, right_CE: Tensor, rho: float = 0.0) -> LinearSolution:
+        """Solve in the subspace, as tightly as the step itself."""
+        inverse, tolerance = self.damped(), self.subspace.step_tolerance
+        value_CE, converged = inverse.solved(right_CE, rho, tolerance), inverse.error <= tolerance
+        return LinearSolution(value_CE, "subspace", inverse.error**0.5, inverse.steps, converged)
 
     def combine(self, others: Sequence[CurvatureOperator], coefficients: Sequence[float]) -> ProductOperator:
+        """Return a sum in the same subspace, or plain products if another operator is not in it."""
         plain = ProductOperator(self.parts, self.ridge_E, self.regularized_E, self.n_classes, self.unseen)
-        return plain.combine(others, coefficients)
+        found = plain.combine(others, coefficients)
+        members = [self, *(other for other in others if isinstance(other, SubspaceProducts))]
+        if len(members) <= len(others) or any(member.subspace is not self.subspace for member in members):
+            return found
+        rows = zip(*(member.weights for member in members), strict=True)
+        weights = tuple(sum(c * w for c, w in zip(coefficients, row, strict=True)) for row in rows)
+        return _member(found, self.subspace, weights)
+
+
+def _member(plain: ProductOperator, subspace: SharedSubspace, weights: tuple[float, ...]) -> SubspaceProducts:
+    return SubspaceProducts(
+        plain.parts, plain.ridge_E, plain.regularized_E, plain.n_classes, plain.unseen, subspace=subspace,
+        weights=weights,
+    )  # fmt: skip
 
 
 def share_subspace(
     operators: Sequence[ProductOperator],
     weights: Sequence[float],
     rights: Sequence[Tensor],
-    held_out: Sequence[ProductOperator],
     limits: Limits = LIMITS,
-) -> tuple[list[SubspaceInverse], SubspaceProducts]:
-    """Prepare cross-validation: return the inverse of all folds but one, for each, and the operator of all.
+) -> list[SubspaceProducts]:
+    """Return the same operators, whose weighted sums are inverted in one subspace.
 
     Args:
-        operators: The operators of the folds.
+        operators: Those of disjoint sets of rows.
         weights: The total weight of each.
-        rights: For each fold, the right-hand side ``[C, E]`` of the others.
-        held_out: The operators by which solutions will be scored; they may be those of the folds.
+        rights: Right-hand sides ``[C, E]`` with which the subspace begins.
         limits: Sizes at which the subspace is treated in another way.
     """
     total = sum(weights)
@@ -271,20 +318,10 @@ def share_subspace(
     outputs_CC, count = union.output_mean(), float(union.regularized_E.sum()) + union.unseen.directions
     of_biases = float(outputs_CC.trace()) * float((union.regularized_E == 0).sum())
     preconditioner = Kronecker(moments, outputs_CC)
-    further = [operator for operator in held_out if not any(operator is own for own in operators)]
     unit = (union.trace() - of_biases) / (count * union.n_classes)
-    subspace = SharedSubspace([*operators, *further], unit, limits)
-
-    def inverse(left_out: int | None) -> SubspaceInverse:
-        left = total - (0.0 if left_out is None else weights[left_out])
-        shares = [0.0 if j == left_out else weight / left for j, weight in enumerate(weights)]
-        return SubspaceInverse(subspace, [*shares, *[0.0] * len(further)], preconditioner)
-
-    folds = [inverse(k) for k in range(len(weights))]
+    subspace = SharedSubspace(operators, unit, preconditioner, limits)
     for damping in _FIRST:
         solve = preconditioner.inverse(subspace.ridge + damping * subspace.unit)
         subspace.extend(torch.stack([solve(right_CE) for right_CE in rights]))
-    whole = SubspaceProducts(
-        union.parts, union.ridge_E, union.regularized_E, union.n_classes, union.unseen, inverse=inverse(None)
-    )
-    return folds, whole
+    ones = torch.eye(len(operators)).tolist()
+    return [_member(one, subspace, tuple(row)) for one, row in zip(operators, ones, strict=True)]

@@ -12,11 +12,13 @@ from sfu.curvature import cross_validation
 from sfu.curvature.cross_validation import FORGET, RETAINED, UNLABELLED, VIEWS, Sources, cross_validate, observe_once
 from sfu.curvature.estimators.base import make_estimator
 from sfu.curvature.settings import curvature_settings
+from sfu.curvature.source_fit import Caution, choose_step
 from sfu.errors import ConfigError
 from sfu.heads.settings import Training
+from sfu.losses.base import make_loss
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
-from tests.unlearning.cases import CONTEXT, FORGET_CURVATURE, situation
+from tests.unlearning.cases import CONTEXT, FORGET_CURVATURE, case, situation
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -196,3 +198,32 @@ def test_curvature_that_cannot_be_mixed_is_refused():
     estimator = make_estimator(curvature_settings(estimator="diagonal", perturbations=20))
     with pytest.raises(ConfigError, match=r"held as diagonal and cannot be mixed .* Use curvature\.estimator=closed_"):
         cross_validate(estimator, with_others(), CONTEXT, 5)
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_products_of_all_sources_share_a_subspace_and_choose_what_matrices_choose(sets):
+    request, retained = case(make_loss("softmax"), 50)
+    views = request.features_FD + 0.1 * torch.randn(2, 50, 12, generator=torch.Generator().manual_seed(0))
+    unlabelled = tuple(retained.features_RD[:100].split(100 // sets))
+    request = dataclasses.replace(request, views_VFD=views, unlabelled=unlabelled)
+
+    def validated(structure: str, trust: float = 0.0):
+        settings = curvature_settings(estimator="closed_form", structure=structure)
+        return cross_validate(make_estimator(settings), request, CONTEXT, 5, trust)
+
+    dense, products = validated("dense"), validated("products")
+    held = [one for fold in products.folds for one in (*fold.sources.operators.values(), fold.held_out)]
+    assert len({id(one.subspace) for one in (*held, *products.sources.operators.values())}) == 1
+    expected, found = (choose_step(one, 1.0, Caution(), request.head.l2) for one in (dense, products))
+    assert (found.gain, found.scale) == pytest.approx((expected.gain, expected.scale), rel=1e-3)
+    right = request.newton_gradient()
+    steps = [one.sources.damped(expected.weights).solve(right, expected.rho) for one in (dense, products)]
+    torch.testing.assert_close(steps[1], steps[0], rtol=1e-3, atol=1e-4 * float(steps[0].abs().max()))
+    for fold, exact in zip(validated("products", 0.5).folds, validated("dense", 0.5).folds, strict=True):
+        vector = torch.randn(*right.shape, dtype=torch.float64)
+        torch.testing.assert_close(fold.held_out.matmul(vector), exact.held_out.matmul(vector), **CLOSE)
+        inverse, lift = fold.sources.damped(expected.weights), fold.training.subspace.lift
+        coordinates = inverse.restricted().solve(inverse.subspace.coordinates(right), 0.1).value_CE
+        for shown in (fold.held_out, fold.training):
+            _, curved, _ = inverse.scores(right, [0.1], shown)
+            assert float(curved[0]) == pytest.approx(float(shown.quadratic(lift(coordinates))), rel=1e-8)

@@ -9,7 +9,7 @@ from sfu.losses.base import Layout, make_loss
 from sfu.losses.objective import Objective
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
-from sfu.operators.galerkin import LIMITS, Limits, SubspaceInverse, refine, share_subspace
+from sfu.operators.galerkin import LIMITS, Limits, SubspaceInverse, SubspaceProducts, refine, share_subspace
 from sfu.operators.preconditioner import Kronecker
 from sfu.operators.products import ProductOperator
 from sfu.operators.spectral import SpectralInverse
@@ -44,10 +44,11 @@ class Case:
         total = sum(COUNTS)
         return [[(j != k) * count / (total - COUNTS[k]) for j, count in enumerate(COUNTS)] for k in range(3)]
 
-    def share(
-        self, held_out: list[ProductOperator] | None = None, limits: Limits = LIMITS
-    ) -> tuple[list[SubspaceInverse], ProductOperator]:
-        return share_subspace(self.operators, self.weights, self.rights, held_out or self.operators, limits)
+    def share(self, limits: Limits = LIMITS) -> tuple[list[SubspaceInverse], SubspaceProducts]:
+        """Return the inverses of the union of all sets but each, and the union of all; ``members`` are the sets."""
+        first, *others = self.members = share_subspace(self.operators, self.weights, self.rights, limits)
+        whole = first.combine(others, [count / sum(COUNTS) for count in COUNTS])
+        return [first.combine(others, share).damped() for share in self.shares()], whole
 
     def sum(self, share: list[float]) -> torch.Tensor:
         return sum(weight * dense for weight, dense in zip(share, self.dense, strict=True))
@@ -87,7 +88,7 @@ def test_refined_scores_are_those_of_dense_solves(loss, bias, rho):
             break
     for k, (inverse, right, share) in enumerate(zip(inverses, case.rights, case.shares(), strict=True)):
         solution = case.solved(share, right, rho)
-        along, curved, _ = inverse.scores(right, [rho], case.operators[k])
+        along, curved, _ = inverse.scores(right, [rho], case.members[k])
         assert float(along) == pytest.approx(float(solution @ right.flatten()), rel=1e-5)
         assert float(curved) == pytest.approx(float(solution @ case.dense[k] @ solution), rel=5e-3)
     assert not refine(inverses, case.rights, rho)
@@ -113,14 +114,19 @@ def test_the_whole_sets_step_is_the_dense_one(loss, bias):
     assert inverse.invertible
     vector = torch.randn(CLASSES, WIDTH + bias, dtype=torch.float64)
     torch.testing.assert_close(whole.matmul(vector).flatten(), case.sum(share) @ vector.flatten())
-    moved = whole.combine(case.operators[:2], [1.0, 1.0, -1.0])  # another operator, whose inverse is not known
+    solution = whole.solve(right, 0.1)
+    error = solution.value_CE.flatten() - case.solved(share, right, 0.1)
+    assert (solution.solver, solution.converged) == ("subspace", True)
+    assert float(error @ case.sum(share) @ error) < 1e-8 * float(size @ case.sum(share) @ size)
+    moved = whole.combine([case.members[0], case.operators[1]], [1.0, 1.0, -1.0])  # plain products are in no subspace
     assert type(moved) is ProductOperator
+    assert type(whole.combine(Case().share()[1:], [0.5, 0.5])) is ProductOperator  # nor are those of another one
 
 
 def test_operators_that_score_need_not_be_among_those_that_are_inverted():
     case = Case()
-    views = [case.operators[k].combine([case.operators[k - 1]], [0.5, 0.5]) for k in range(3)]
-    inverses, _ = case.share(views)
+    inverses, _ = case.share()
+    views = [case.members[k].combine([case.members[k - 1]], [0.5, 0.5]) for k in range(3)]
     right, basis = case.rights[0], inverses[0].subspace.basis_MCE.flatten(1)
     along, curved, _ = inverses[0].scores(right, [0.1], views[0])
     matrix = basis @ (case.sum(case.shares()[0]) + 0.1 * torch.diag(case.mask.repeat(CLASSES))) @ basis.T
