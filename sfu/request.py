@@ -231,10 +231,9 @@ class ForgetRequest:
         return self.data().weight
 
     @property
-    def trace(self) -> float | None:
+    def trace(self) -> float:
         """Trace of the data term's Hessian of the forget rows, as :attr:`sfu.heads.kept.Kept.trace` has it."""
-        traces_F = self.head.traces(self.data())
-        return None if traces_F is None else float(traces_F.sum())
+        return float(self.head.traces(self.data()).sum())
 
     @property
     def retained_weight(self) -> float:
@@ -325,7 +324,7 @@ class ForgetRequest:
         head = self.head
         kept = head.kept.without_rows(
             self.features_FD, self.labels_F, n_train=head.n_train, weights=(head.total_weight, self.weight),
-            trace=self.trace,
+            trace=None if head.kept.trace is None else self.trace,
             forgotten_hessian=self._constant_hessian() if head.kept.has_curvature else None,
         )  # fmt: skip
         return replace(

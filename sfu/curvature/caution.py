@@ -25,6 +25,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sfu.curvature.calibration import factors_of_unlabelled, stretch_of_forget_rows
 from sfu.curvature.evidence import Evidence, examine
 from sfu.curvature.source_fit import Caution
 from sfu.data.settings import RANDOM
@@ -44,6 +45,8 @@ _FEW = 8.5
 """Of this many rows all is taken to be unseen, of more the cube of this over their number."""
 _TOO_FEW = 0.08
 """No gain is predicted if few rows leave more than this unseen: below 20 rows that are equally curved."""
+_TOO_LIGHT = 1.5
+"""No gain is predicted if the retained rows' trace is this times that of the rows that show their curvature."""
 _FEW_UNLABELLED = 50.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen, and 1,000 nearly all."""
 _SURE = (0.005, 1e-4)
@@ -71,6 +74,7 @@ class Assessment:
         evidence: The findings.
         reasons: Why the forget set is not taken for a random sample of the training data; none if it may be one.
         bounded: Whether a bound of the training rows' curvature is known.
+        enough: Whether the rows show enough of the curvature for a gain to be predicted.
     """
 
     caution: Caution
@@ -79,6 +83,7 @@ class Assessment:
     evidence: Evidence
     reasons: tuple[str, ...]
     bounded: bool
+    enough: bool = True
 
     @property
     def replaced(self) -> bool:
@@ -88,7 +93,7 @@ class Assessment:
     @property
     def predictable(self) -> bool:
         """Whether a gain can be predicted: the forget set may be a random sample, or there are unlabelled rows."""
-        return (not self.reasons or self.replaced) and self.caution.few < _TOO_FEW
+        return (not self.reasons or self.replaced) and self.enough
 
     @property
     def harmless(self) -> bool:
@@ -123,22 +128,27 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         unlike = max(unlike, sure)
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few, doubt, trust = _of_few(rows), 0.0, 0.0
+    few, doubt, trust, stretch = _of_few(rows), 0.0, 0.0, stretch_of_forget_rows(request)
     if unlabelled is not None:
-        more = max(1e-9, curved_rows(request.head, request.head.unlabelled_rows(unlabelled)))
+        others, factors, part = request.head.unlabelled_rows(unlabelled), factors_of_unlabelled(request), 3.0
+        if factors is not None:  # scaled rows show as much as forget rows, and stretched ones little
+            others, rows, part = others.scaled(torch.cat(factors)), rows / stretch**2, 1.0
+        more = max(1e-9, curved_rows(request.head, others))
         like = 1 - max(_unlike_in_trace(request, unlabelled), _drifted(evidence["drift"].at_most))
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         wanted = max(unlike, few, alike * more / (rows + more))
-        few = (1 - like) * few + like * _of_few(rows + wanted * like * more / 3)
+        few = (1 - like) * few + like * _of_few(rows + wanted * like * more / part)
         doubt = max(_NOT_RULED_OUT * (1 - like), _significance(evidence["drift"].p)) * _DOUBT / math.sqrt(rows)
         # what neither of the two shows is left to the bound, so that it does not count as the forget rows'
         shift = min(1.0, shift)
         bounded = shift * wanted * (1 - like)
         trust = wanted * like / (1 - bounded) if like > 0 else 0.0
         shift *= 1 - wanted * like / (1 + (_FEW_UNLABELLED / more) ** 3)
-    stretch = _stretch(request) * _of_few_retained(evidence)
-    caution = Caution(min(1.0, shift), few, half, stretch, doubt=doubt)
-    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None)
+    enough = few < _TOO_FEW and 1 + (1 - trust) * (stretch - 1) < _TOO_LIGHT
+    if request.head.feature_weights_CD is None:  # cross-validation stretches the rows of these itself
+        enough, stretch = enough and kept.trace is not None, 1.0
+    caution = Caution(min(1.0, shift), few, half, stretch * _of_few_retained(evidence), doubt=doubt)
+    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None, enough)
 
 
 _DECLARED = {
@@ -168,12 +178,9 @@ def curved_rows(head: Head, rows: Rows) -> float:
     r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
 
     :math:`h_i` is what a row adds to the trace of the Hessian (:meth:`sfu.heads.base.Head.traces`); the result is 0
-    where no row is curved. Where the classes share all parameters, it is the number of rows: Jacobians have so heavy
-    tails that few rows would count, and steps would end far short of those that cross-validation chooses.
+    where no row is curved.
     """
     traces_N = head.traces(rows)
-    if traces_N is None:
-        return float(rows.count)
     return float(traces_N.sum()) ** 2 / max(float(traces_N.square().sum()), 1e-300)
 
 
@@ -187,14 +194,6 @@ def _of_rows(request: ForgetRequest) -> float:
 
 def _squares(request: ForgetRequest) -> Tensor:
     return request.design_FE.double().square().sum(1)
-
-
-def _stretch(request: ForgetRequest) -> float:
-    """Return by how much the trace of the retained rows' Hessian exceeds that of the forget rows'; at least 1."""
-    kept, own = request.head.kept.trace, request.trace
-    if kept is None or not own:
-        return 1.0
-    return max(1.0, (request.head.total_weight * kept - request.weight * own) / (request.retained_weight * own))
 
 
 def _of_few_retained(evidence: Evidence) -> float:
@@ -218,11 +217,11 @@ def _drifted(at_most: float | None) -> float:
 
 def _unlike_in_trace(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
     """Compare the trace of the Hessian with that of the training rows, or of the forget rows if it is not known."""
-    traces_U = request.head.traces(request.head.unlabelled_rows(unlabelled_UD))
-    if traces_U is None:
+    if request.head.feature_weights_CD is None:  # the mean of heavy-tailed rows says nothing
         return 0.0
+    traces_U = request.head.traces(request.head.unlabelled_rows(unlabelled_UD))
     known = request.head.kept.trace
-    wanted = (request.trace or 0.0) if known is None else known
+    wanted = request.trace if known is None else known
     found, chance = float(traces_U.sum()), 3 * float(traces_U.std(correction=0)) * len(traces_U) ** 0.5
     nearest = min(max(wanted, found - chance), found + chance)
     return min(1.0, _TRACES * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sfu.curvature.calibration import factors_of_unlabelled, stretch_of_forget_rows
 from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.folds import fold_indices, random_folds
 from sfu.curvature.observations import HessianObservation, merge_hessians
@@ -201,6 +202,7 @@ class _Further:
         by_products = like.structure == Structure.products.value or request.head.layout is not Layout.shared
         self._scored_by = Structure.products if by_products else Structure.shared
         self._found: dict[str, list[_Part]] = {}
+        self._factors = factors_of_unlabelled(request)
         self._unlabelled = self._scored = dict(self._found)
         if not request.unlabelled and request.views_VFD is None:
             return
@@ -221,16 +223,15 @@ class _Further:
     def _of_unlabelled(self, splits: Sequence[Sequence[Tensor]], structure: Structure) -> dict[str, list[_Part]]:
         """Return the Hessians of the folds of each set."""
         head, given = self._request.head, self._request.unlabelled
-        return {
-            name: [
-                _Part(
-                    frozenset({k} if len(split) > 1 else ()),
-                    self._hessian(head.unlabelled_rows(rows_UD[index]), structure),
-                )
-                for k, index in enumerate(split)
-            ]
-            for name, rows_UD, split in zip(_names(given), given, splits, strict=True)
-        }
+        found: dict[str, list[_Part]] = {}
+        for j, (name, split) in enumerate(zip(_names(given), splits, strict=True)):
+            found[name] = []
+            for k, index in enumerate(split):
+                rows = head.unlabelled_rows(given[j][index])
+                if self._factors is not None:
+                    rows = rows.scaled(self._factors[j][index])
+                found[name].append(_Part(frozenset({k} if len(split) > 1 else ()), self._hessian(rows, structure)))
+        return found
 
     def _of_views(self, indices: Sequence[Tensor], structure: Structure) -> list[_Part]:
         """Return the Hessians of the views of each fold, and of those that show rows of two folds."""
@@ -293,16 +294,33 @@ class _Further:
     ) -> Sequence[tuple[CurvatureOperator, CurvatureOperator | None]]:
         """Return what each fold shows of the retained data's Hessian, and of the training data's."""
         own = [self._own(*pair) for pair in zip(parts, observations, strict=True)]
+        scored = self._stretched(parts, own)
         if self._trust == 0:
-            return [(one.operator, None) for one in own]
+            return [(one, None) for one in scored]
         forget, shown = merge_hessians(own).operator, []
         for k in range(n_folds):
             training = merge_hessians([of[k % len(of)].hessian for of in self._scored.values()]).operator
             retained = self._request.retained_hessian(training, forget)
             if len(own) > 1:
-                retained = own[k].operator.combine([retained], [1 - self._trust, self._trust])
+                retained = scored[k].combine([retained], [1 - self._trust, self._trust])
             shown.append((retained, training.combine([], [self._trust])))
         return shown
+
+    def _stretched(
+        self, parts: Sequence[ForgetRequest], own: Sequence[HessianObservation]
+    ) -> Sequence[CurvatureOperator]:
+        """Return the Hessians of the folds' own rows, of a linearised head stretched to the retained rows' trace."""
+        head = self._request.head
+        linear = head.feature_weights_CD is not None
+        stretch = 1.0 if linear else stretch_of_forget_rows(self._request)
+        if stretch == 1:
+            return [one.operator for one in own]
+        every = [part.data(cache=True) for part in parts]
+        factors = [torch.full((rows.count,), stretch, dtype=torch.float64) for rows in every]
+        return [
+            self._hessian(rows.scaled(factor_N), self._scored_by).operator
+            for rows, factor_N in zip(every, factors, strict=True)
+        ]
 
     def _own(self, part: ForgetRequest, observation: Any) -> HessianObservation:
         """Return the Hessian of a fold's own rows; the observation may be it already."""

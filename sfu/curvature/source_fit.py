@@ -12,8 +12,9 @@ c and its gain are
           num = \sum_k \langle u_k, g_{-k}\rangle, \quad den = \sum_k \langle u_k, \tilde H_k u_k\rangle
 
 The start is the best of a wide grid of rho for a few choices of weights. With more than one source, L-BFGS then moves
-the logarithms of weights and rho; for :math:`v_k = M_{-k}^{-1} \tilde H_k u_k`, a change dM of M changes num by
-:math:`-\langle u_k, dM u_k\rangle` and den by :math:`-2\langle v_k, dM u_k\rangle`.
+the logarithms of weights and rho, unless each product is a pass through a network (linearised heads). For
+:math:`v_k = M_{-k}^{-1} \tilde H_k u_k`, a change dM of M changes num by :math:`-\langle u_k, dM u_k\rangle` and den by
+:math:`-2\langle v_k, dM u_k\rangle`.
 
 How far the held-out rows can be relied on decides the curvature that scores a step (:class:`Caution`),
 
@@ -43,6 +44,7 @@ import numpy as np
 from sfu.curvature.cross_validation import FORGET, RETAINED, VIEWS, Fold, Sources, Validation
 from sfu.lazy import torch
 from sfu.operators.galerkin import refine, solve_together
+from sfu.operators.products import ProductOperator
 
 _GRID_POINTS = 81
 _GRID_DECADES = (-6.0, 4.0)  # of the mean eigenvalue
@@ -148,7 +150,9 @@ def _best(folds: Sequence[Fold], caution: Caution, l2: float, trust: float) -> S
     best = max(found, key=lambda one: one.gain)
     if best.gain == 0:
         return best
-    if len(sources.rows) > 1:
+    first = sources.operators[FORGET]
+    costly = isinstance(first, ProductOperator) and first.shared
+    if len(sources.rows) > 1 and not costly:
         best = _refine(folds, best, caution, l2)
     return max(best, _safe(folds, best, caution, l2), key=lambda one: one.gain)
 

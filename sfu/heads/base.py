@@ -220,18 +220,17 @@ class Head(Registered, ABC, kind="head"):
         """Return unlabelled rows; where curvature depends on labels, the head's own predictions stand for them."""
         return self.rows(features_ND, self.logits(features_ND).argmax(1), cache=True)
 
-    def traces(self, rows: Rows) -> Tensor | None:
+    def traces(self, rows: Rows) -> Tensor:
         r"""Return what each row adds to the trace of the data term's Hessian, ``[N]``: their sum is the trace.
 
         It is :math:`s_i \, tr(M_i) |a_i|^2 / C`, with shares s, output Hessians M at the parameters and design rows a:
-        of a block of one class, on average. ``None`` if the classes share their parameters.
+        of a block of one class, on average. Where the classes share their parameters, :math:`|J_i|_F^2` of the Jacobian
+        (an estimate, :meth:`sfu.losses.chunks.Chunk.squares_of_rows`) takes the place of :math:`|a_i|^2`.
         """
-        if rows.shared:
-            return None
         found = []
-        for chunk in rows.linear_chunks():
+        for chunk in rows.chunks():
             hessian = self.loss.curvature(chunk.outputs(self.parameters_CE), chunk.labels_B)
-            squares_B = chunk.design_BE.double().square().sum(1)
+            squares_B = chunk.squares_of_rows().double()
             found.append(chunk.share_B.double() * hessian.trace().double() / self.n_classes * squares_B)
         return torch.cat(found)
 

@@ -53,8 +53,8 @@ class Kept:
         sketch: The data term's Hessian at the parameters, encoded.
         data_hessian: That Hessian itself: ``[E, E]``, ``[C, E, E]`` or ``[C E, C E]``, by the loss. It is a sum over
             rows, so the difference of two such sums gives back the row that only one of them holds.
-        trace: Trace of the data term's Hessian at the parameters, of a block of one class on average; ``None`` if the
-            classes share their parameters. Under a quadratic loss it is the mean squared norm of the design rows.
+        trace: Trace of the data term's Hessian at the parameters, of a block of one class on average. Under a quadratic
+            loss it is the mean squared norm of the design rows; for a linearised head, of the Jacobians.
         projected_2K: Means of the feature rows along random directions, and of the squares
             (:mod:`sfu.heads.projections`). They are sums over rows, too: two of them give 2 K equations of a row that
             only one of them holds.

@@ -31,10 +31,8 @@ _SMALLEST, _LARGEST = 1e-20, 1e30  # traces between which squares in float32 nei
 def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     """Return what ``head.keep`` asks for of the training rows, at the trained head."""
     shares_C = rows.labels_N.bincount(minlength=trained.n_classes).double() / rows.count
-    traces_N = trained.traces(rows)
-    trace = None if traces_N is None else float(traces_N.sum())
     numbers = Kept(
-        curvature_bound(trained, rows), shares_C.to(rows.device), trace=trace,
+        curvature_bound(trained, rows), shares_C.to(rows.device), trace=float(trained.traces(rows).sum()),
         projected_2K=projected_moments(rows.features_ND).to(rows.device),
     )  # fmt: skip
     if config.keep is Keep.bound:

@@ -56,6 +56,10 @@ class Chunk(ABC):
     def squares(self, cotangent_BC: Tensor) -> float:
         """Return ``sum_i |A_i^T b_i|^2``."""
 
+    @abstractmethod
+    def squares_of_rows(self) -> Tensor:
+        """Return ``|A_i|_F^2`` of each row, ``[B]``; of a linear head ``|a_i|^2``, which is that of one class."""
+
 
 @dataclass(frozen=True)
 class LinearChunk(Chunk):
@@ -76,6 +80,9 @@ class LinearChunk(Chunk):
 
     def squares(self, cotangent_BC: Tensor) -> float:
         return float(cotangent_BC.square().sum(1) @ self.design_BE.square().sum(1))
+
+    def squares_of_rows(self) -> Tensor:
+        return self.design_BE.double().square().sum(1)
 
 
 @dataclass(frozen=True)
@@ -101,3 +108,6 @@ class TableChunk(Chunk):
 
     def squares(self, cotangent_BC: Tensor) -> float:
         return float((cotangent_BC[:, None] @ self.jacobian_BCK).square().sum())
+
+    def squares_of_rows(self) -> Tensor:
+        return self.jacobian_BCK.square().sum((1, 2))

@@ -86,6 +86,7 @@ class Rows:
         self.shared = False
         self.weights_N = loss.row_weights(labels_N, sample_weights_N, torch.float64)
         self.weight = float(self.count) if self.weights_N is None else float(self.weights_N.sum())
+        self.factors_N: Tensor | None = None
         self.step = chunk_rows or (CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
         size = self.count * self.width * (torch.finfo(self.dtype).bits // 8)
         self._cached: list[Chunk] | None = [] if cache and size <= CACHE_BYTES else None
@@ -109,10 +110,26 @@ class Rows:
         twin = copy(self)
         twin.features_ND, twin.labels_N = self.features_ND[index], self.labels_N[index]
         twin.weights_N = None if self.weights_N is None else self.weights_N[index]
+        twin.factors_N = None if self.factors_N is None else self.factors_N[index]
         twin.count, twin.dtype, twin.progress = twin.features_ND.shape[0], dtype, None
         twin.weight = float(twin.count) if twin.weights_N is None else float(twin.weights_N.sum())
         twin._cached, twin._moments = None if self._cached is None else [], None
         return twin
+
+    def scaled(self, factors_N: Tensor) -> Rows:
+        """Return the rows with the share of each times a factor, so that shares no longer sum to 1."""
+        twin = self._like(slice(None), self.dtype)
+        twin.factors_N = factors_N.to(self.labels_N.device, torch.float64)
+        return twin
+
+    @property
+    def shares_N(self) -> Tensor:
+        """What each row counts for, float64: its share of the weights, times its factor if there are factors."""
+        weights_N = self.weights_N
+        if weights_N is None:
+            weights_N = torch.ones(self.count, dtype=torch.float64, device=self.labels_N.device)
+        shares_N = weights_N / self.weight
+        return shares_N if self.factors_N is None else shares_N * self.factors_N
 
     def joined(self, others: Sequence[Rows], coefficients: Sequence[float]) -> Rows | None:
         """Join several sets, each row's share times its set's coefficient; ``None`` where that would gain nothing."""
@@ -131,13 +148,10 @@ class Rows:
         if self._cached:
             yield from self._cached
             return
-        made = []
+        made, shares_N = [], self.shares_N
         for start in range(0, self.count, self.step):
             stop = min(start + self.step, self.count)
-            if self.weights_N is None:
-                share_B = torch.full((stop - start,), 1 / self.weight, device=self.device, dtype=self.dtype)
-            else:
-                share_B = (self.weights_N[start:stop] / self.weight).to(self.device, self.dtype)
+            share_B = shares_N[start:stop].to(self.device, self.dtype)
             chunk = self._chunk(self.features_ND[start:stop], self.labels_N[start:stop].to(self.device), share_B)
             if self._cached is not None:
                 made.append(chunk)

@@ -19,6 +19,7 @@ from sfu.losses.chunks import Chunk
 from sfu.losses.rows import Rows
 
 _PROBES = 16
+_ROW_PROBES = 32
 CHUNK_ROWS = 8192
 
 
@@ -46,6 +47,15 @@ class TangentChunk(Chunk):
             total += float(self.pull(cotangent_BC * signs_B[:, None]).square().sum()) / _PROBES
         return total
 
+    def squares_of_rows(self) -> Tensor:
+        """Estimate it: the mean of ``|J_i v|^2`` over vectors v of random signs, always the same ones."""
+        generator, total_B = torch.Generator().manual_seed(0), torch.zeros_like(self.share_B)
+        for _ in range(_ROW_PROBES):
+            signs_1P = torch.randint(0, 2, (1, self.core.n_parameters), generator=generator, dtype=torch.int8)
+            pushed_BC = self.push((2 * signs_1P - 1).to(self.share_B))
+            total_B += pushed_BC.square().sum(1) / _ROW_PROBES
+        return total_B
+
 
 class TangentRows(Rows):
     """A labelled set of activations; a chunk is a whole number of the core's batches."""
@@ -69,14 +79,11 @@ class TangentRows(Rows):
     def joined(self, others: Sequence[Rows], coefficients: Sequence[float]) -> TangentRows:
         """Join several sets, so that vectors are converted once for all of them."""
         sets = [self, *others]
-        shares = [
-            coefficient / rows.weight * (torch.ones(rows.count) if rows.weights_N is None else rows.weights_N).double()
-            for rows, coefficient in zip(sets, coefficients, strict=True)
-        ]
+        shares = [coefficient * rows.shares_N for rows, coefficient in zip(sets, coefficients, strict=True)]
         twin = copy(self)
         twin.features_ND = torch.cat([rows.features_ND for rows in sets])
         twin.labels_N = torch.cat([rows.labels_N for rows in sets])
-        twin.weights_N = torch.cat([share.to(twin.labels_N.device) for share in shares])
+        twin.weights_N, twin.factors_N = torch.cat([share.to(twin.labels_N.device) for share in shares]), None
         twin.count, twin.weight, twin.progress = twin.labels_N.shape[0], 1.0, None
         return twin
 
