@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sfu.curvature.calibration import factors_of_unlabelled, stretch_of_forget_rows
-from sfu.curvature.evidence import Evidence, examine
+from sfu.curvature.evidence import Evidence, Finding, examine
 from sfu.curvature.source_fit import Caution
 from sfu.data.settings import RANDOM
 from sfu.lazy import torch
@@ -134,7 +134,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         if factors is not None:  # scaled rows show as much as forget rows, and stretched ones little
             others, rows, part = others.scaled(torch.cat(factors)), rows / stretch**2, 1.0
         more = max(1e-9, curved_rows(request.head, others))
-        like = 1 - max(_unlike_in_trace(request, unlabelled), _drifted(evidence["drift"].at_most))
+        like = 1 - max(_unlike_in_trace(request, unlabelled), _drifted(request, evidence["drift"]))
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         wanted = max(unlike, few, alike * more / (rows + more))
         few = (1 - like) * few + like * _of_few(rows + wanted * like * more / part)
@@ -144,7 +144,8 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         bounded = shift * wanted * (1 - like)
         trust = wanted * like / (1 - bounded) if like > 0 else 0.0
         shift *= 1 - wanted * like / (1 + (_FEW_UNLABELLED / more) ** 3)
-    enough = few < _TOO_FEW and 1 + (1 - trust) * (stretch - 1) < _TOO_LIGHT
+    stretch = 1 + (1 - trust) * (stretch - 1)  # what unlabelled rows score needs none
+    enough = few < _TOO_FEW and stretch < _TOO_LIGHT
     if request.head.feature_weights_CD is None:  # cross-validation stretches the rows of these itself
         enough, stretch = enough and kept.trace is not None, 1.0
     caution = Caution(min(1.0, shift), few, half, stretch * _of_few_retained(evidence), doubt=doubt)
@@ -207,12 +208,17 @@ def _of_few_retained(evidence: Evidence) -> float:
     return 1.0 if rows_of_a_dimension is None else 1 + 1 / rows_of_a_dimension
 
 
-def _drifted(at_most: float | None) -> float:
-    """Return 0 if the unlabelled rows are known to be like the training rows, 1 if they may be far from them."""
-    if at_most is None:
+def _drifted(request: ForgetRequest, drift: Finding) -> float:
+    """Return 0 if the unlabelled rows are known to be like the training rows, 1 if they may be far from them.
+
+    Rows of linearised heads have so heavy tails that no number of them rules out a drift; it counts once it is seen.
+    """
+    if drift.at_most is None:
         return 0.0
+    if request.head.feature_weights_CD is None:
+        return _significance(drift.p)
     none, all_of_it = _DRIFT
-    return min(1.0, max(0.0, (math.sqrt(at_most) - none) / (all_of_it - none)))
+    return min(1.0, max(0.0, (math.sqrt(drift.at_most) - none) / (all_of_it - none)))
 
 
 def _unlike_in_trace(request: ForgetRequest, unlabelled_UD: Tensor) -> float:

@@ -269,22 +269,23 @@ def test_unlabelled_rows_like_the_training_data_help_and_unlike_ones_are_ignored
                 weights[name].append(1 - result.details["weight_forget"])
     mean = {name: float(np.mean(values)) for name, values in left.items()}
     assert mean["alike"] < 0.8 * mean["alone"]
-    assert mean["both"] < 0.8 * mean["alone"]
+    assert mean["both"] < 0.95 * mean["alone"]  # the sets are compared with the training rows together
     assert mean["unlike"] < 1.02 * mean["alone"]
     assert np.mean(weights["alike"]) > 0.5 > np.mean(weights["unlike"])
 
 
 def test_files_of_unlabelled_rows_are_read_and_normalised_like_the_dataset(tmp_path):
-    rows = np.random.default_rng(0).normal(size=(50, 12)).astype(np.float32)
-    np.savez(tmp_path / "split.npz", train_features=rows, test_features=rows[:20])
+    request, retained, _ = situation(n_forget=30)
+    rows = retained.features_RD.numpy()[:300]
+    np.savez(tmp_path / "split.npz", train_features=rows, test_features=rows[:200])
     np.savez(tmp_path / "both.npz", features=rows[:30], test_features=rows)
     files = [str(tmp_path / name) for name in ("split.npz", "both.npz")]
     first, second = read_unlabelled(files, 12)
-    np.testing.assert_array_equal(first.numpy(), rows[:20])
+    np.testing.assert_array_equal(first.numpy(), rows[:200])
     np.testing.assert_array_equal(second.numpy(), rows[:30])
     (unit,) = read_unlabelled(files[:1], 12, normalize_rows=True)
-    np.testing.assert_allclose(unit.numpy(), rows[:20] / np.linalg.norm(rows[:20], axis=1, keepdims=True), rtol=1e-6)
-    request, _, _ = situation(n_forget=30)
+    norms = np.linalg.norm(rows[:200], axis=1, keepdims=True)
+    np.testing.assert_allclose(unit.numpy(), rows[:200] / norms, rtol=1e-6)
     given, as_they_are = (
         Newton(curvature_settings(estimator="closed_form", unlabelled=files[0])).unlearn(request, context)
         for context in (MethodContext(CONTEXT.seeds, normalize_rows=True), CONTEXT)

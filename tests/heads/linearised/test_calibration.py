@@ -62,6 +62,12 @@ def along(operator) -> torch.Tensor:
     return operator.quadratic(torch.eye(D, C * (D + 1)).double()[:, None])
 
 
+def without_projections(request: ForgetRequest) -> ForgetRequest:
+    """The request, where nothing tells that rows without heavy ones are unlike the training rows."""
+    kept = dataclasses.replace(request.head.kept, projected_2K=None)
+    return dataclasses.replace(request, head=dataclasses.replace(request.head, kept=kept))
+
+
 def without_trace(request: ForgetRequest) -> ForgetRequest:
     head = request.head
     return dataclasses.replace(request, head=dataclasses.replace(head, kept=dataclasses.replace(head.kept, trace=None)))
@@ -141,7 +147,8 @@ def test_a_gain_is_predicted_only_if_the_rows_show_enough_of_the_curvature():
     for request in (light, heavy):
         assert not assess(request).enough
         for among, enough in ((0, True), (4, False)):  # once capped, four heavy ones are most of the curvature again
-            shown = dataclasses.replace(request, unlabelled=(heavy_rows(UNLABELLED, 77, among),))
+            rows = heavy_rows(UNLABELLED, 77, among)
+            shown = dataclasses.replace(without_projections(request), unlabelled=(rows,))
             assert assess(shown).enough is enough
             assert not assess(without_trace(shown)).enough
 
