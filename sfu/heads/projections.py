@@ -23,14 +23,14 @@ _CHUNK_ROWS = 4096
 
 def projected(features_ND: Tensor) -> Tensor:
     """Return the rows along all directions, ``[N, K]`` in float64."""
-    directions_DK = _directions(features_ND.shape[1]).to(features_ND.device)
-    return torch.cat([rows.double() @ directions_DK for rows in features_ND.split(_CHUNK_ROWS)])
+    return features_ND.double() @ _directions(features_ND.shape[1]).to(features_ND.device)
 
 
 def projected_moments(features_ND: Tensor) -> Tensor:
     """Return the means over rows of their projections and of the squares of these, ``[2, K]``."""
-    along_NK = projected(features_ND)
-    return torch.stack([along_NK.mean(0), along_NK.square().mean(0)])
+    chunks = (projected(rows) for rows in features_ND.split(_CHUNK_ROWS))
+    sums = [torch.stack([along_BK.sum(0), along_BK.square().sum(0)]) for along_BK in chunks]
+    return torch.stack(sums).sum(0) / len(features_ND)
 
 
 @lru_cache(maxsize=8)
