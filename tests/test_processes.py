@@ -40,7 +40,16 @@ STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
 def start(code: str, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, **options)  # type: ignore
+    """Start a program that heeds signals, also where the suite ignores them because it runs in the background."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, preexec_fn=heed_signals,
+        **options,
+    )  # type: ignore  # fmt: skip
+
+
+def heed_signals() -> None:
+    for signum, _ in STOPS:
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def wait_until(true: Callable[[], bool], seconds: float) -> None:

@@ -185,7 +185,7 @@ for size in (4, 16, 28, 64, 100, 400):
     ]
     assert [code for code, _, _ in full] == [1] * 5
     assert [found and found.group(2) for found in first] == [
-        ".hydra/hydra.yaml", "config.yaml", "split.safetensors", "heads/closed_form.safetensors", "figure.png",
+        ".hydra/hydra.yaml", "config.yaml", "split.safetensors", "heads/retrained.secret", "metrics.csv",
     ]  # fmt: skip
     assert [state for _, _, state in full] == ["none", "failed", "failed", "failed", "failed"]
 
