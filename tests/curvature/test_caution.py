@@ -288,3 +288,17 @@ def test_many_unlabelled_rows_leave_nothing_unseen_however_far_a_set_is_from_ran
     assert shares[0] > 0.8
     assert 0.5 < shares[1] < 0.8
     assert shares[2] < 1e-3
+
+
+def test_rows_that_unlabelled_rows_score_need_no_stretching():
+    request, _, _ = made("smallest", 0)
+    drawn = torch.Generator().manual_seed(0)
+    rows = torch.randn(1000, 6, generator=drawn) * torch.logspace(0.5, -0.5, 6) + 0.5 * torch.randn(6, generator=drawn)
+    light = dataclasses.replace(request.head.kept, trace=3 * request.trace, projected_2K=None)
+    request = dataclasses.replace(request, head=dataclasses.replace(request.head, kept=light))
+    scored = dataclasses.replace(
+        request, unlabelled=(rows * (light.trace / float(rows.square().sum(1).mean())) ** 0.5,)
+    )
+    assert assess(request).caution.stretch > 3
+    assert assess(scored).trust > 0.99
+    assert assess(scored).caution.stretch < 0.5 * assess(request).caution.stretch

@@ -153,6 +153,14 @@ def test_a_gain_is_predicted_only_if_the_rows_show_enough_of_the_curvature():
             assert not assess(without_trace(shown)).enough
 
 
+def test_heavy_tails_are_no_drift_but_rows_without_them_are():
+    request = make()[0]
+    alike, light = (assess(dataclasses.replace(request, unlabelled=(heavy_rows(600, 77, among),))) for among in (8, 0))
+    assert alike.evidence["drift"].at_most > 0.04  # a linear head would not trust them
+    assert alike.trust > 0.5
+    assert light.trust == 0
+
+
 def retained_distance(request: ForgetRequest, retained: torch.Tensor) -> float:
     """Distance to Retrained of the cross-validated step, by dense algebra."""
     result = Newton(curvature_settings(estimator="closed_form")).unlearn(request, CONTEXT)
