@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _UNSEEN = {"gradient": 3.0, "classes": 2.0, "mean": 1.0}
 """Share of the curvature taken to be unseen for a shift of size 1; chosen on 2,124 requests, see docs/limits.md."""
+_NEGLIGIBLE = 1e-3
+"""So much less is taken to be unseen than the sizes of the shifts say: large sets show shifts too small to matter."""
 _FEW = 8.5
 """Of this many rows all is taken to be unseen, of more the cube of this over their number."""
 _TOO_FEW = 0.08
@@ -123,10 +125,12 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     if force:
         return Assessment(Caution(bound=half), 0.0, 0.0, evidence, tuple(reasons), bound is not None)
     shift = unlike = 1.0 if declared != RANDOM else 0.0
+    found = -_NEGLIGIBLE
     for finding in telling:
         sure = _significance(finding.p)
-        shift += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
+        found += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         unlike = max(unlike, sure)
+    shift += max(0.0, found)
     rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
     few, doubt, trust, stretch = _of_few(rows), 0.0, 0.0, stretch_of_forget_rows(request)
     if unlabelled is not None:

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sfu
+from sfu.curvature import caution
 from sfu.curvature.caution import assess
+from sfu.curvature.evidence import examine
 from sfu.data.settings import KINDS
 from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
@@ -302,3 +304,19 @@ def test_rows_that_unlabelled_rows_score_need_no_stretching():
     assert assess(request).caution.stretch > 3
     assert assess(scored).trust > 0.99
     assert assess(scored).caution.stretch < 0.5 * assess(request).caution.stretch
+
+
+def test_a_shift_too_small_to_matter_leaves_nothing_unseen(monkeypatch):
+    """So it is for large sets: 2 % further away for one part in 5,000 unseen, since the bound is far above the rest."""
+    request, _, _ = situation(n_forget=300)
+    found = examine(request)
+
+    def with_effect(effect):
+        gradient = dataclasses.replace(found["gradient"], p=1e-6, effect=effect)
+        others = tuple(one for one in found.findings if one.name != "gradient")
+        evidence = dataclasses.replace(found, findings=(gradient, *others))
+        monkeypatch.setattr(caution, "examine", lambda *_, **__: evidence)
+        return assess(request).caution.share
+
+    assert with_effect(3e-4) == 0
+    assert with_effect(1e-2) == pytest.approx(0.03, abs=2e-3)
