@@ -56,9 +56,9 @@ _SURE = (0.005, 1e-4)
 _DRIFT = (0.1, 0.18)
 """If unlabelled rows may have drifted by so much (root mean square over moments of the training rows, each in its
 standard deviation), trust in them falls from 1 to 0. Half of them from another dataset are 0.15 or more."""
-_DOUBT, _NOT_RULED_OUT = 1.8, 0.35
-"""The gain that n forget rows show of other rows may err by the first over sqrt(n). It must exceed that if those rows
-have drifted, and this share of it if a drift is not ruled out."""
+_DOUBT, _NOT_RULED_OUT = 5.0, 0.35
+"""The gain that n forget rows show of other rows may err by the first over n^(3/4): the more of them, the less there is
+left to err about. It must exceed that if those rows have drifted, and this share of it if a drift is not ruled out."""
 _TRACES = 1.5
 """Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of traces."""
 _EQUAL = 1e-3
@@ -142,7 +142,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
         wanted = max(unlike, few, alike * more / (rows + more))
         few = (1 - like) * few + like * _of_few(rows + wanted * like * more / part)
-        doubt = max(_NOT_RULED_OUT * (1 - like), _significance(evidence["drift"].p)) * _DOUBT / math.sqrt(rows)
+        doubt = max(_NOT_RULED_OUT * (1 - like), _significance(evidence["drift"].p)) * _DOUBT / rows**0.75
         # what neither of the two shows is left to the bound, so that it does not count as the forget rows'
         shift = min(1.0, shift)
         bounded = shift * wanted * (1 - like)
