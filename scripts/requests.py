@@ -39,6 +39,7 @@ from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.unlearning.methods.newton import Newton
 
 HARM, MUCH_HARM = 1.02, 1.1
+WORSE = 1.02  # with half foreign rows a request may end further away than without unlabelled rows by this factor
 _UNLABELLED = 1000
 _WORTH = 0.9  # a request is worth serving if the best simple rule ends nearer than this
 _NEAR_BEST, _SHARE_NEAR_BEST, _SHARE_HARMED, _LOST = 1.1, 0.8, 0.01, 0.01
@@ -236,11 +237,9 @@ def check(outcomes: list[Outcome]) -> list[str]:
     worst = max(one.with_unlabelled for one in outcomes)
     if worst > 1:
         broken.append(f"a request ends at {worst:.2f} with unlabelled rows, above 1")
-    worse = [one.half_foreign / one.alone for one in outcomes]
-    if sum(one > HARM for one in worse) > _SHARE_HARMED * len(worse):
-        broken.append(f"half foreign rows take {sum(one > HARM for one in worse)} requests further away than none do")
-    if max(worse) > MUCH_HARM:
-        broken.append(f"half foreign rows take a request {max(worse):.2f} times as far away as no unlabelled rows")
+    worst = max(one.half_foreign / one.alone for one in outcomes)
+    if worst > WORSE:
+        broken.append(f"half foreign rows take a request {worst:.3f} times as far away as no unlabelled rows")
     near = [one.alone <= _NEAR_BEST * one.best for one in outcomes if one.best < _WORTH]
     if statistics.mean(near) < _SHARE_NEAR_BEST:
         broken.append(f"only {100 * statistics.mean(near):.0f} % of the requests worth serving end near the best rule")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -39,12 +40,11 @@ time.sleep(60)
 STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
-def start(code: str, **options: object) -> subprocess.Popen[str]:
+def start(code: str, **options: Any) -> subprocess.Popen[str]:
     """Start a program that heeds signals, also where the suite ignores them because it runs in the background."""
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, preexec_fn=heed_signals,
-        **options,
-    )  # type: ignore  # fmt: skip
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, preexec_fn=heed_signals, **options
+    )
 
 
 def heed_signals() -> None:

@@ -145,8 +145,8 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         doubt = max(_NOT_RULED_OUT * (1 - like), _significance(evidence["drift"].p)) * _DOUBT / rows**0.75
         # what neither of the two shows is left to the bound, so that it does not count as the forget rows'
         shift = min(1.0, shift)
-        bounded = shift * wanted * (1 - like)
-        trust = wanted * like / (1 - bounded) if like > 0 else 0.0
+        unseen = shift * wanted * (1 - like)
+        trust = wanted * like / (1 - unseen) if like > 0 else 0.0
         shift *= 1 - wanted * like / (1 + (_FEW_UNLABELLED / more) ** 3)
     stretch = 1 + (1 - trust) * (stretch - 1)  # what unlabelled rows score needs none
     enough = few < _TOO_FEW and stretch < _TOO_LIGHT
