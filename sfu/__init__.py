@@ -4,7 +4,7 @@ From Python::
 
     from sfu import LinearHead, unlearn
 
-    head = LinearHead.from_module(model.fc, l2=5e-4, n_train=50_000)
+    head = LinearHead.from_module(model.fc, l2=5e-4, n_train=50_000, loss="softmax")
     result = unlearn(head, forget_features, forget_labels)
 
 From the command line: ``sfu --help``.
@@ -15,6 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sfu.curvature.effective_l2 import EffectiveL2 as EffectiveL2
+    from sfu.curvature.effective_l2 import effective_l2 as effective_l2
     from sfu.curvature.estimators.base import CurvatureEstimate as CurvatureEstimate
     from sfu.curvature.estimators.base import CurvatureEstimator as CurvatureEstimator
     from sfu.curvature.estimators.base import HessianEstimator as HessianEstimator
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "sfu.curvature.effective_l2": ("EffectiveL2", "effective_l2"),
     "sfu.curvature.estimators.base": (
         "CurvatureEstimate", "CurvatureEstimator", "HessianEstimator", "HessianObservation",
     ),

@@ -314,6 +314,19 @@ class ForgetRequest:
             )
         return rows
 
+    def at_retained_l2(self) -> ForgetRequest:
+        """Return the request with the l2 of the retained data's objective.
+
+        It differs from that of the training data if l2 times their total weight stays as it is
+        (``head.l2_reduction="sum"``). The training gradient then includes what the larger regulariser adds.
+        """
+        head = self.head
+        if head.l2_reduction == "mean":
+            return self
+        l2 = head.l2 * head.total_weight / self.retained_weight
+        gradient_CE = head.gradient_CE + (l2 - head.l2) * head.regularized_E * head.parameters_CE
+        return replace(self, head=replace(head, l2=l2, gradient_CE=gradient_CE))
+
     def unlearned_head(self, parameters_CE: Tensor) -> Head:
         """Return the head of the retained data at ``parameters_CE``, assumed to be at its optimum there.
 

@@ -39,8 +39,10 @@ def forget(layer: torch.nn.Linear, model: torch.nn.Module, features: torch.Tenso
     assert_type(sfu.load_head("head"), Head)
     sfu.unlearn(head, 3, labels)  # type: ignore[arg-type]
     sfu.unlearn(head, features, labels, sed=0)  # type: ignore[call-arg]
-    LinearHead.from_module(layer, l2="5e-4", n_train=9)  # type: ignore[arg-type]
-    LinearHead.from_module(model, l2=5e-4, n_train=9)  # type: ignore[arg-type]
+    LinearHead.from_module(layer, l2="estimate", n_train=9, loss="softmax", penalize_bias=True, l2_reduction="sum")
+    LinearHead.from_module(layer, l2="5e-4", n_train=9, loss="softmax")  # type: ignore[arg-type]
+    LinearHead.from_module(model, l2=5e-4, n_train=9, loss="softmax")  # type: ignore[arg-type]
+    LinearHead.from_module(layer, l2=5e-4, n_train=9)  # type: ignore[call-arg]
     sfu.learn(head)  # type: ignore[attr-defined]
 
 

@@ -50,7 +50,10 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
         with refusing(tensors, _REMEDY):
             head = kind.restored(about, arrays, stem, core)
             kept = Kept.restored(about.kept, arrays)
-            head = replace(head, forgotten=Forgotten.restored(about.forgotten, arrays), kept=kept)
+            head = replace(
+                head, forgotten=Forgotten.restored(about.forgotten, arrays), kept=kept,
+                penalize_bias=about.penalize_bias, l2_reduction=about.l2_reduction, estimate_l2=about.estimate_l2,
+            )  # fmt: skip
     except ArtifactError:
         raise
     except SfuError as error:

@@ -6,16 +6,16 @@ Shapes: D features, E = D (+ 1 with bias), C classes, N training rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
 
 from sfu.arrays import Array, as_tensor
-from sfu.errors import DataError
-from sfu.heads.base import Head, HeadRecord, TrainedRecord
+from sfu.errors import ConfigError, DataError
+from sfu.heads.base import ESTIMATE, Head, HeadRecord, TrainedRecord
 from sfu.heads.certificate import Certificate, CertificateRecord
 from sfu.heads.cores.core import Core
 from sfu.heads.kept import Kept
@@ -48,10 +48,11 @@ class LinearHead(Head, name="linear"):
     """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {
-        1: FirstRecord, 2: LinearRecord, 3: LinearRecord, 4: LinearRecord, 5: LinearRecord,
+        1: FirstRecord, 2: LinearRecord, 3: LinearRecord, 4: LinearRecord, 5: LinearRecord, 6: LinearRecord,
     }  # fmt: skip
     """1: before there were other losses than the quadratic; 2: with noise and Hessian among the other tensors; 3:
-    without the numbers of forgotten rows; 4: without a bound, class shares, feature mean and sketch."""
+    without the numbers of forgotten rows; 4: without a bound, class shares, feature mean and sketch;
+    5: without how the regulariser works."""
     stackable: ClassVar[bool] = True
 
     def _check(self) -> None:
@@ -77,21 +78,31 @@ class LinearHead(Head, name="linear"):
         cls,
         module: torch.nn.Linear,
         *,
-        l2: float,
+        l2: float | Literal["estimate"],
         n_train: int,
-        loss: Loss | str = "quadratic",
+        loss: Loss | str,
+        l2_reduction: str = "mean",
+        penalize_bias: bool = False,
         gradient_CE: Array | None = None,
         weight: float | None = None,
         bound: float | None = None,
     ) -> LinearHead:
         """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum.
 
+        ``docs/heads.md`` says what to give for heads of PyTorch's optimisers and of scikit-learn.
+
         Args:
             module: The classifier layer.
-            l2: Weight of the regulariser of the mean objective.
+            l2: Weight of the regulariser ``l2/2 |W|^2``; ``"estimate"`` if it is not known, or if the optimiser's
+                weight decay is no such term (AdamW). :func:`sfu.unlearn` then estimates it from the first request.
             n_train: Number N of training rows.
-            loss: A name, or a loss with settings of its own (:func:`sfu.losses.base.make_loss`).
-            gradient_CE: Gradient of the mean training objective at the layer's weights.
+            loss: The loss that the layer was trained with: a name, or a loss with settings of its own
+                (:func:`sfu.losses.base.make_loss`).
+            l2_reduction: ``mean`` if the regulariser was added to the mean of the losses, or ``sum`` if it was added to
+                their sum, as scikit-learn's C and alpha are. It is then worth more once rows are forgotten.
+            penalize_bias: Whether the bias is regularised, too, as by the ``weight_decay`` of PyTorch's optimisers.
+            gradient_CE: Gradient of the mean training objective at the layer's weights, l2 included. The step then
+                leads to the optimum without the forget rows, and not to where the same training would have ended.
             weight: Total weight of the training rows; needed if they had sample or class weights.
             bound: Upper bound of the largest eigenvalue of the data term's Hessian at the layer's weights
                 (:class:`~sfu.heads.kept.Kept`), if you know one.
@@ -99,8 +110,15 @@ class LinearHead(Head, name="linear"):
         Raises:
             DataError: ``module`` is not a linear layer, its weights are recomputed (weight norm, spectral norm,
                 pruning) or do not decide its outputs (LoRA, hooks).
-            ConfigError: The loss is unknown, or a number is out of range.
+            ConfigError: The loss is unknown, a number is out of range, or there is a gradient of an objective whose l2
+                is to be estimated.
         """
+        estimate = isinstance(l2, str) and l2 == ESTIMATE
+        if estimate and gradient_CE is not None:
+            raise ConfigError(
+                "gradient_CE is the gradient of an objective with its l2, so l2 must be known. Give l2 as a number, or "
+                "leave gradient_CE out."
+            )
         layer = require_plain(module)
         parameters = layer.weight.detach().double()
         if layer.bias is not None:
@@ -109,8 +127,12 @@ class LinearHead(Head, name="linear"):
         if gradient_CE is not None:
             gradient = as_tensor(gradient_CE, "gradient_CE").to(parameters)
         head = cls(
-            parameters.clone(), gradient, l2, n_train, layer.bias is not None, as_loss(loss), Kept(bound), weight
-        )
+            parameters.clone(), gradient, 0.0 if estimate else cast("float", l2), n_train, layer.bias is not None,
+            as_loss(loss), Kept(bound), weight, penalize_bias=penalize_bias, l2_reduction=l2_reduction,
+            estimate_l2=estimate,
+        )  # fmt: skip
+        if l2_reduction == "sum":
+            head = replace(head, l2=head.l2 / head.total_weight)
         check_outputs(layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
         return head
 

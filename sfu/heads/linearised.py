@@ -53,9 +53,10 @@ class LinearisedHead(Head, name="linearised"):
     core: Core = field(kw_only=True)
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {
-        1: LinearisedRecord, 2: LinearisedRecord, 3: LinearisedRecord,
+        1: LinearisedRecord, 2: LinearisedRecord, 3: LinearisedRecord, 4: LinearisedRecord,
     }  # fmt: skip
-    """1: without the numbers of forgotten rows; 2: without a bound and class shares."""
+    """1: without the numbers of forgotten rows; 2: without a bound and class shares; 3: without how the regulariser
+    works."""
 
     def _check(self) -> None:
         if self.parameters_CE.shape != (1, self.core.n_parameters):

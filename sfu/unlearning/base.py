@@ -47,7 +47,7 @@ class UnlearningResult:
     head: Head
     applied: bool = True
     predicted_distance_gain: float | None = None
-    details: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
+    details: Mapping[str, float | int | str | bool | tuple[float, ...] | None] = field(default_factory=dict)
     note: str | None = None
     path: tuple[Tensor, ...] = ()
     trials: tuple[UnlearningResult, ...] = ()

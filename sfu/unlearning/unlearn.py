@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sfu.arrays import Array, Pairs, as_examples, as_tensor
+from sfu.curvature.effective_l2 import check_l2, estimate_l2
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
 from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
@@ -65,11 +66,14 @@ def unlearn(
         seed: Seed of the perturbations, folds and noise.
 
     Returns:
-        The unlearned head, whether the step was applied, its predicted gain, and notes.
+        The unlearned head, whether the step was applied, its predicted gain, and notes. An l2 that was estimated is in
+        its ``details`` as ``l2`` and ``l2_interval``, which holds that of all training rows with probability 0.9, and
+        in the unlearned head.
 
     Raises:
-        DataError: ``head`` is not one, or the examples are no numbers or do not fit it.
-        ConfigError: The settings cannot work, or need the retained data.
+        DataError: ``head`` is not one, or the examples are no numbers or do not fit it; or its l2 is to be estimated,
+            and they are no random sample, or too few.
+        ConfigError: The settings cannot work, or need the retained data; or a random sample contradicts the head's l2.
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
     """
@@ -110,9 +114,21 @@ def unlearn(
         if not len(new):
             note = f"not applied: {before}, so there is nothing left to do"
             return UnlearningResult(head, applied=False, note=note, method=name)
-        result = method.unlearn((made.rows(new) if again else made).private(), MethodContext(seeds))
-    notes = f"{before} and are left out" if again else None, result.note
-    return replace(result, method=name, note="; ".join(filter(None, notes)) or None)
+        made, details, estimated = made.rows(new) if again else made, dict[str, Any](), None
+        if head.estimate_l2:
+            made, found = estimate_l2(made, force=config.force)
+            low, high = found.interval
+            details = {"l2": found.value, "l2_interval": found.interval}
+            estimated = f"l2 = {found.value:.3g} ({low:.3g} to {high:.3g}) is estimated from the rows to forget"
+        elif not config.force:
+            check_l2(made)
+        result = method.unlearn(made.at_retained_l2().private(), MethodContext(seeds))
+    notes = f"{before} and are left out" if again else None, estimated, result.note
+    unchanged = result.head.forgotten.requests == head.forgotten.requests
+    return replace(
+        result, method=name, head=head if unchanged else result.head, details={**details, **result.details},
+        note="; ".join(filter(None, notes)) or None,
+    )  # fmt: skip
 
 
 def _sets_of(unlabelled: Any) -> list[Array]:

@@ -164,7 +164,9 @@ def unbounded(**changes) -> sfu.UnlearningResult:
     layer = torch.nn.Linear(12, 4, bias=False, dtype=torch.float64)
     request.head.copy_to(layer)
     bound = changes.pop("bound", None)
-    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=1200, **({} if bound is None else {"bound": bound}))
+    head = sfu.LinearHead.from_module(
+        layer, l2=1e-3, n_train=1200, loss="quadratic", **({} if bound is None else {"bound": bound})
+    )
     given = {"curvature": {"estimator": "closed_form"}, **changes}
     return sfu.unlearn(head, request.features_FD, request.labels_F, **given)
 

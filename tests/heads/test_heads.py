@@ -262,7 +262,7 @@ def test_certificates_that_certify_nothing_are_refused(noise_std, bound):
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_torch_layer_goes_in_and_comes_out(bias):
     layer = torch.nn.Linear(6, 3, bias=bias)
-    head = LinearHead.from_module(layer, l2=0.1, n_train=9)
+    head = LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic")
     rows = torch.randn(7, 6)
     torch.testing.assert_close(head.logits(rows), layer(rows).double(), rtol=1e-5, atol=1e-6)
     twin = torch.nn.Linear(6, 3, bias=bias)

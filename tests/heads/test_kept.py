@@ -259,11 +259,11 @@ def test_what_is_not_kept_is_said_with_its_remedy():
 
 def test_a_bound_can_be_given_and_is_checked():
     layer = torch.nn.Linear(6, 3)
-    assert LinearHead.from_module(layer, l2=0.1, n_train=9).kept == Kept()
-    assert LinearHead.from_module(layer, l2=0.1, n_train=9, bound=2).kept.bound == 2
+    assert LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic").kept == Kept()
+    assert LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic", bound=2).kept.bound == 2
     for bound in (-1.0, float("nan"), float("inf"), True):
         with pytest.raises(ConfigError, match=r"bound=.*Give a finite number of at least 0"):
-            LinearHead.from_module(layer, l2=0.1, n_train=9, bound=bound)
+            LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic", bound=bound)
     zero = torch.zeros(3, 5).double()
     for kept, message in (
         (Kept(shares_C=torch.ones(2) / 2), r"class shares are \[2\]"),

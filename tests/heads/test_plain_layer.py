@@ -109,9 +109,9 @@ def test_a_layer_that_its_weights_do_not_decide_is_refused_and_untouched(kind):
     layer = make(nn.Linear(D, C))
     before = copy.deepcopy({name: tensor.detach() for name, tensor in layer.state_dict().items()})
     with pytest.raises(DataError, match=message):
-        LinearHead.from_module(layer, l2=0.1, n_train=9)
+        LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic")
     with pytest.raises(DataError, match=message):
-        LinearHead.from_module(nn.Linear(D, C), l2=0.1, n_train=9).copy_to(layer)
+        LinearHead.from_module(nn.Linear(D, C), l2=0.1, n_train=9, loss="quadratic").copy_to(layer)
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items() if "_u" not in name)
 
 
@@ -128,8 +128,8 @@ def test_a_layer_that_its_weights_do_not_decide_is_refused_and_untouched(kind):
 def test_the_call_that_the_message_names_makes_the_layer_plain(make, undo):
     layer, rows = make(nn.Linear(6, 3)), torch.randn(5, 6)
     undo(layer)
-    LinearHead.from_module(layer, l2=0.1, n_train=9)
-    other = LinearHead.from_module(nn.Linear(6, 3), l2=0.1, n_train=9)
+    LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic")
+    other = LinearHead.from_module(nn.Linear(6, 3), l2=0.1, n_train=9, loss="quadratic")
     other.copy_to(layer)
     torch.testing.assert_close(layer(rows).double(), other.logits(rows), rtol=1e-5, atol=1e-6)
 
@@ -141,7 +141,7 @@ def test_plain_layers_of_every_precision_are_taken(device, dtype, bias):
     layer = Renamed(D, C, bias=bias).to(device, dtype)
     seen = []
     layer.register_forward_hook(lambda layer, inputs, outputs: seen.append(len(outputs)))
-    head = LinearHead.from_module(layer, l2=0.1, n_train=9)
+    head = LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic")
     twin = nn.Linear(D, C, bias=bias).to(device, dtype)
     head.to(torch.device("cpu")).copy_to(twin)
     assert torch.equal(twin.weight, layer.weight)

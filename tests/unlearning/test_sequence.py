@@ -37,7 +37,7 @@ def ridge(features, labels) -> torch.nn.Linear:
 def distances(seed: int, curvature, serve=lambda head: head):
     """The distance to Retrained after requests one after another and after one for all rows, and the notes."""
     features, labels = digits(seed)
-    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437)
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic")
     total = REQUESTS * ROWS
     at_once = sfu.unlearn(given, features[:total], labels[:total], curvature=curvature)
     head, notes = given, [at_once.note]
@@ -87,7 +87,7 @@ def test_unlabelled_rows_make_requests_one_after_another_almost_as_good(tmp_path
 
 def test_rows_that_are_requested_again_are_left_out():
     features, labels = digits(0)
-    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437)
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic")
     first = sfu.unlearn(given, features[:40], labels[:40], curvature=CURVATURE)
     again = sfu.unlearn(first.head, features[:40].float().double(), labels[:40], curvature=CURVATURE)
     assert again.applied  # other numbers are other rows
@@ -108,7 +108,7 @@ def test_rows_that_are_requested_again_are_left_out():
 def test_a_step_that_is_withheld_is_not_remembered():
     features, labels = digits(0)
     features = features * torch.linspace(0.5, 1.5, len(features))[:, None].double()  # so that no bound is known
-    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437)
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic")
     one_class = labels == 3
     withheld = sfu.unlearn(given, features[one_class], labels[one_class], curvature=CURVATURE)
     assert not withheld.applied
@@ -125,7 +125,7 @@ def test_a_step_that_is_withheld_is_not_remembered():
 @pytest.mark.parametrize("batches", [1, 2])
 def test_batches_are_requests_and_experiments_only_count(batches):
     features, labels = digits(0)
-    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437)
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic")
     method = Newton(curvature_settings(CURVATURE), batches=batches)
     result = method.unlearn(ForgetRequest(given, features[:80], labels[:80]), MethodContext())
     assert result.head.forgotten == Forgotten(batches, 80)
@@ -136,7 +136,7 @@ def test_batches_are_requests_and_experiments_only_count(batches):
 
 def test_requests_with_the_retained_curvature_are_exact_and_need_no_note():
     features, labels = digits(0)
-    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437)
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic")
     exact = Newton(curvature_settings(estimator="exact"), batches=3)
     retained = sfu.RetainedSet(features[80:], labels[80:])
     result = exact.unlearn(ForgetRequest(given, features[:80], labels[:80]), MethodContext(), retained)
@@ -147,7 +147,7 @@ def test_requests_with_the_retained_curvature_are_exact_and_need_no_note():
 
 def test_short_words_for_results_heads_and_requests():
     features, labels = digits(0)
-    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437)
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic")
     result = sfu.unlearn(given, features[:40], labels[:40], curvature=CURVATURE)
     text = repr(sfu.unlearn(result.head, features[40:80], labels[40:80], curvature=CURVATURE))
     assert text.splitlines()[:3] == [

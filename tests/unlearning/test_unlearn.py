@@ -47,7 +47,7 @@ def trained_layer(bias: bool):
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_torch_layer_is_brought_nearer_to_its_retrained_self(bias):
     layer, features, labels, retrained = trained_layer(bias)
-    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
     result = sfu.unlearn(head, features[:80], labels[:80])
     assert isinstance(result, sfu.UnlearningResult)
     before = float((head.parameters_CE - retrained).norm())
@@ -60,7 +60,7 @@ def test_a_torch_layer_is_brought_nearer_to_its_retrained_self(bias):
 
 def test_what_needs_the_retained_data_is_refused():
     layer, features, labels, _ = trained_layer(False)
-    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
     exact = sfu.curvature_settings(estimator="exact", regularization=Regularization.none)
     with pytest.raises(ConfigError, match="needs the retained data"):
         sfu.unlearn(head, features[:80], labels[:80], curvature=exact)
@@ -72,7 +72,9 @@ def test_a_float32_model_goes_on_working_after_the_swap():
     layer, features, labels, _ = trained_layer(True)
     model = torch.nn.Sequential(torch.nn.Flatten(), layer).float()
     before = model(features[:5].float())
-    result = sfu.unlearn(sfu.LinearHead.from_module(model[1], l2=1e-3, n_train=400), features[:80], labels[:80])
+    result = sfu.unlearn(
+        sfu.LinearHead.from_module(model[1], l2=1e-3, n_train=400, loss="quadratic"), features[:80], labels[:80]
+    )
     result.head.copy_to(model[1])
     after = model(features[:5].float())
     assert after.dtype == torch.float32
@@ -84,7 +86,7 @@ def test_a_float32_model_goes_on_working_after_the_swap():
 
 def test_settings_by_name_mean_what_they_say():
     layer, features, labels, _ = trained_layer(False)
-    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
     typed = sfu.unlearn(head, features[:80], labels[:80], curvature=sfu.curvature_settings(estimator="closed_form"))
     for named in (
         {"estimator": "closed_form"},
@@ -125,7 +127,7 @@ def test_settings_by_name_mean_what_they_say():
 )
 def test_python_settings_and_data_are_checked_like_the_command_lines(change, error, message):
     layer, features, labels, _ = trained_layer(False)
-    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
     arguments = {"head": head, "features": features[:80], "labels": labels[:80], **change}
     with pytest.raises(error, match=message):
         sfu.unlearn(**arguments)
@@ -161,7 +163,7 @@ def test_python_settings_and_data_are_checked_like_the_command_lines(change, err
     ],
 )
 def test_heads_are_checked(change, error, message):
-    arguments = {"module": torch.nn.Linear(12, 4), "l2": 0.1, "n_train": 400, **change}
+    arguments = {"module": torch.nn.Linear(12, 4), "l2": 0.1, "n_train": 400, "loss": "softmax", **change}
     with pytest.raises(error, match=message):
         sfu.LinearHead.from_module(arguments.pop("module"), **arguments)
 
@@ -169,9 +171,9 @@ def test_heads_are_checked(change, error, message):
 @pytest.mark.parametrize("wrapped", [np.int64, np.array, torch.tensor])
 def test_numbers_of_numpy_and_pytorch_are_numbers(wrapped):
     layer, features, labels, _ = trained_layer(False)
-    plain = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, weight=400.0)
+    plain = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic", weight=400.0)
     real = np.float64 if wrapped is np.int64 else wrapped
-    head = sfu.LinearHead.from_module(layer, l2=real(1e-3), n_train=wrapped(400), weight=real(400.0))
+    head = sfu.LinearHead.from_module(layer, l2=real(1e-3), n_train=wrapped(400), loss="quadratic", weight=real(400.0))
     assert (type(head.n_train), type(head.l2), type(head.weight)) == (int, float, float)
     settings = {"perturbations": 30, "regularization": "fixed", "rho": 0.5}
     given = {**settings, "perturbations": wrapped(30), "rho": real(0.5)}
@@ -190,7 +192,7 @@ def test_numbers_of_numpy_and_pytorch_are_numbers(wrapped):
 
 
 def test_dead_features_have_nothing_to_unlearn():
-    head = sfu.LinearHead.from_module(torch.nn.Linear(12, 4, bias=False), l2=0.0, n_train=400)
+    head = sfu.LinearHead.from_module(torch.nn.Linear(12, 4, bias=False), l2=0.0, n_train=400, loss="quadratic")
     result = sfu.unlearn(head, torch.zeros(40, 12), torch.arange(40) % 4)
     assert torch.equal(result.head.parameters_CE, head.parameters_CE)
     assert not result.applied
@@ -199,7 +201,7 @@ def test_dead_features_have_nothing_to_unlearn():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_form_of_a_request_gives_the_same_head(dtype):
     layer, features, labels, _ = trained_layer(True)
-    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
     features, labels = features[:80].to(dtype), labels[:80]
     wanted = sfu.unlearn(head, features.double(), labels).head.parameters_CE
     rows = TensorDataset(features, labels)
@@ -218,7 +220,7 @@ def test_the_default_device_and_dtype_of_pytorch_change_nothing():
     layer, features, labels, _ = trained_layer(True)
 
     def unlearned() -> torch.Tensor:
-        head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400)
+        head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
         result = sfu.unlearn(head, features[:80].numpy(), labels[:80].tolist(), noise_sigma=1e-3)
         result.head.copy_to(torch.nn.Linear(12, 4, dtype=torch.float64, device="cpu"))
         return result.head.parameters_CE
@@ -236,8 +238,10 @@ def test_the_default_device_and_dtype_of_pytorch_change_nothing():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_examples_and_head_may_be_on_different_devices():
     layer, features, labels, _ = trained_layer(True)
-    wanted = sfu.unlearn(sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400), features[:80], labels[:80])
-    head = sfu.LinearHead.from_module(layer.cuda(), l2=1e-3, n_train=400)
+    wanted = sfu.unlearn(
+        sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic"), features[:80], labels[:80]
+    )
+    head = sfu.LinearHead.from_module(layer.cuda(), l2=1e-3, n_train=400, loss="quadratic")
     for given in ((features[:80], labels[:80].cuda()), (features[:80].cuda(), labels[:80])):
         found = sfu.unlearn(head, *given)
         torch.testing.assert_close(found.head.parameters_CE.cpu(), wanted.head.parameters_CE, rtol=1e-8, atol=1e-10)
@@ -260,10 +264,12 @@ def test_the_own_model_section_of_the_readme_runs_as_it_is_written(capsys):
 def test_a_layer_too_coarse_for_the_step_is_named(dtype, warned, caplog):
     layer, features, labels, _ = trained_layer(True)
     layer.to(dtype)
-    result = sfu.unlearn(sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000), features[:80], labels[:80])
-    before = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000).parameters_CE
+    result = sfu.unlearn(
+        sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000, loss="quadratic"), features[:80], labels[:80]
+    )
+    before = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000, loss="quadratic").parameters_CE
     result.head.copy_to(layer)
-    after = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000).parameters_CE
+    after = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=20_000, loss="quadratic").parameters_CE
     wanted = result.head.parameters_CE
     lost = float((after - wanted).norm() / (wanted - before).norm())
     told = re.findall(rf"the layer is {dtype}: rounding .* by (\d+) % of the change", caplog.text)

@@ -94,7 +94,7 @@ def test_another_kind_and_a_foreign_architecture_are_refused(core, tmp_path):
     with pytest.raises(ArtifactError, match=r"kind=convex is unknown\. Choose one of linear, linearised"):
         load_head(tmp_path / "head")
     written[1].write_text(json.dumps(about | {"schema": 9}))
-    with pytest.raises(ArtifactError, match="has schema 9, but this sfu reads schema 1, 2, 3 of linearised heads"):
+    with pytest.raises(ArtifactError, match="has schema 9, but this sfu reads schema 1, 2, 3, 4 of linearised heads"):
         load_head(tmp_path / "head")
 
 
