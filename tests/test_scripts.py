@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,18 @@ def test_the_cost_of_a_step_is_held_against_a_limit(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.count("SLOWER") == 1
     assert "1 of the steps took longer" in printed
+
+
+def test_heads_in_practice_are_held_against_the_effect_of_forgetting(monkeypatch, capsys):
+    script = load_script("heads_in_practice")
+    arguments = ["--quick", "--rows", "300", "--only", "RidgeClassifier(alpha=1)", "--only", "SGD, cosine, BCE"]
+    monkeypatch.setattr(script, "PROMISED", (-99.0, 99.0))
+    assert script.main([*arguments, "--more"]) == 0
+    header, descended, fitted, _ = (re.split(r"  +", line) for line in capsys.readouterr().out.splitlines())
+    row = dict(zip(header, fitted, strict=True))
+    assert (row["l2"], row["known"], row["noise"]) == ("3.33e-03", "0.00", "0.00")
+    assert float(row["distance"]) < 0.8
+    assert float(descended[header.index("noise")]) > 0.3  # of two seeds
+    monkeypatch.setattr(script, "PROMISED", (98.0, 99.0))
+    assert script.main(arguments) == 1
+    assert "outside 98 to 99" in capsys.readouterr().out

@@ -150,7 +150,7 @@ def estimate_l2(request: ForgetRequest, *, force: bool = False) -> tuple[ForgetR
     if reasons:
         raise DataError(
             "the head's l2 is to be estimated, but only a random sample of the training rows shows it, and "
-            f"{', and '.join(reasons)}. {remedy}"
+            f"{', and '.join(reasons)}. Rows look so with a wrong loss, too, so check the loss. {remedy}"
         )
     return settled, found
 

@@ -46,8 +46,8 @@ def unlearn(
     says so.
 
     Args:
-        head: The trained head, with its l2, its number of training rows and (if it was stopped early) its gradient. For
-            a later request, give the head of the result before.
+        head: The trained head, with its loss, its l2 and its number of training rows. For a later request, give the
+            head of the result before.
         features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on; or a
             ``DataLoader``, ``Dataset``, iterator or list of pairs (features, labels), of single rows or of batches.
         labels: Their labels, ``[F]`` integers; left out if ``features`` gives pairs.
@@ -81,7 +81,8 @@ def unlearn(
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
     if not isinstance(head, Head):
-        remedy = "Make one from the classifier layer, LinearHead.from_module(layer, l2=..., n_train=...), or load one"
+        make = "LinearHead.from_module(layer, l2=..., n_train=..., loss=...)"
+        remedy = f"Make one from the classifier layer, {make}, or load one"
         if isinstance(head, UnlearningResult):
             remedy = "Give its .head"
         raise DataError(f"head is a {type(head).__name__}, not a head of sfu. {remedy}.")

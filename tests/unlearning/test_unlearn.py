@@ -16,6 +16,7 @@ from sfu.losses.base import make_loss
 from sfu.losses.logistic import Logistic
 from sfu.losses.softmax import Softmax
 from tests.conftest import make_arrays
+from tests.unlearning.cases import rows, trained
 
 HEAD = sfu.LinearHead(torch.zeros(4, 12), torch.zeros(4, 12), 1e-3, 400)
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -252,7 +253,9 @@ def test_the_own_model_section_of_the_readme_runs_as_it_is_written(capsys):
     (code,) = [
         text for text in re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.S) if "from_module" in text
     ]
-    layer, features, labels, _ = trained_layer(True)
+    head, (features, labels) = trained(Softmax(), bias=True), rows()
+    layer = torch.nn.Linear(12, 4, dtype=torch.float64)
+    head.copy_to(layer)
     model = SimpleNamespace(fc=layer)
     before = layer.weight.detach().clone()
     exec(code, {"model": model, "forget_features": features[:80], "forget_labels": labels[:80]})
