@@ -16,6 +16,7 @@ from sfu.data.labels import label_problem
 from sfu.data.settings import KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
+from sfu.heads.recipe import MEAN
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.losses.rows import Rows, check_weights, design_matrix
@@ -318,10 +319,10 @@ class ForgetRequest:
         """Return the request with the l2 of the retained data's objective.
 
         It differs from that of the training data if l2 times their total weight stays as it is
-        (``head.l2_reduction="sum"``). The training gradient then includes what the larger regulariser adds.
+        (``head.recipe.l2_reduction="sum"``). The training gradient then includes what the larger regulariser adds.
         """
         head = self.head
-        if head.l2_reduction == "mean":
+        if head.recipe.l2_reduction == MEAN:
             return self
         l2 = head.l2 * head.total_weight / self.retained_weight
         gradient_CE = head.gradient_CE + (l2 - head.l2) * head.regularized_E * head.parameters_CE

@@ -145,7 +145,8 @@ def estimate_l2(request: ForgetRequest, *, force: bool = False) -> tuple[ForgetR
             f"{found.value:.3g} ({found.interval[0]:.3g} to {found.interval[1]:.3g}). Either they are too few, or they "
             f"are no random sample of the training rows, or the loss is another one. {remedy}"
         )
-    settled = replace(request, head=replace(request.head, l2=found.value, estimate_l2=False))
+    recipe = replace(request.head.recipe, estimate_l2=False)
+    settled = replace(request, head=replace(request.head, l2=found.value, recipe=recipe))
     reasons = () if force else assess(settled).reasons
     if reasons:
         raise DataError(

@@ -128,8 +128,13 @@ def pooled_weights(sources: Sources) -> tuple[float, ...]:
     return tuple(rows / total for rows in sources.rows.values())
 
 
-def choose_step(validation: Validation, noise: float, caution: Caution, l2: float) -> StepChoice:
-    """Return weights, rho and c of the smallest error on held-out folds; ``noise`` is :func:`noise_factor`."""
+def choose_step(
+    validation: Validation, noise: float, caution: Caution, l2: float, longest: float = math.inf
+) -> StepChoice:
+    """Return weights, rho and c of the smallest error on held-out folds; ``noise`` is :func:`noise_factor`.
+
+    A c above ``longest`` is cut. That of a safe step is no multiple of Newton's, and stays.
+    """
     folds = validation.folds
     if validation.trust == 1:  # the forget rows are held out nowhere, so they show nothing along their gradient
         caution = caution._replace(share=max(caution.share, caution.few), few=0.0)
@@ -141,6 +146,8 @@ def choose_step(validation: Validation, noise: float, caution: Caution, l2: floa
             best = replace(alone, weights=(*alone.weights, *[0.0] * (len(best.weights) - len(own))))
     if best.gain == 0:  # the gradient is zero
         return best
+    if not best.is_safe:
+        best = replace(best, scale=min(best.scale, longest))
     return replace(best, gain=expected_gain(folds, best, noise))
 
 

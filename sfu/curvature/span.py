@@ -90,7 +90,7 @@ def reduce_request(request: ForgetRequest) -> Reduction | None:
         certificate = replace(certificate, secret_CE=reduced(certificate.noise_CE))
     small = SpanHead(
         reduced(like_CE), reduced(head.gradient_CE), head.l2, head.n_train, head.bias, head.loss, weight=head.weight,
-        certificate=certificate, forgotten=head.forgotten, penalize_bias=head.penalize_bias,
+        certificate=certificate, forgotten=head.forgotten, recipe=head.recipe,
         unseen=head.n_features - width,
     )  # fmt: skip
     own, n_forget = small_FS[: request.features_FD.shape[0]], request.features_FD.shape[0]

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ from sfu.files import SECRET, file_digest, write_tensors, write_text
 from sfu.heads.certificate import Certificate
 from sfu.heads.forgotten import Forgotten, ForgottenRecord
 from sfu.heads.kept import Kept, KeptRecord
+from sfu.heads.recipe import Recipe, RecipeRecord
 from sfu.heads.settings import HeadSettings
 from sfu.lazy import torch
 from sfu.losses.base import Layout, Loss, as_loss
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 
 LOGIT_ROWS = 8192
-REDUCTIONS = ("mean", "sum")
-ESTIMATE = "estimate"
 _ALIGNMENT = 64  # bytes: that of PyTorch's new tensors
 
 
@@ -53,9 +52,7 @@ class HeadRecord(Versioned):
     n_train: Annotated[Count, Field(gt=0)]
     forgotten: ForgottenRecord | None = None
     kept: KeptRecord | None = None
-    penalize_bias: bool = False
-    l2_reduction: Literal["mean", "sum"] = "mean"
-    estimate_l2: bool = False
+    recipe: RecipeRecord | None = None
 
 
 class TrainedRecord(HeadRecord):
@@ -95,10 +92,7 @@ class Head(Registered, ABC, kind="head"):
         certificate: The certificate of a head trained for certified removal. The stored gradient is then that of the
             perturbed objective.
         forgotten: The requests that the head has served. A head that is saved and loaded keeps it.
-        penalize_bias: Whether the bias is regularised, too.
-        l2_reduction: What stays as it is when rows are forgotten: ``mean`` for l2, ``sum`` for l2 times the total
-            weight of the training rows, as where the regulariser was added to the sum of the losses.
-        estimate_l2: Whether l2 is to be estimated from the rows of the first request (:func:`sfu.unlearn`).
+        recipe: How it was trained, besides the loss and l2.
     """
 
     parameters_CE: Tensor
@@ -111,9 +105,7 @@ class Head(Registered, ABC, kind="head"):
     weight: float | None = None
     certificate: Certificate | None = None
     forgotten: Forgotten = field(default_factory=Forgotten)
-    penalize_bias: bool = False
-    l2_reduction: str = "mean"
-    estimate_l2: bool = False
+    recipe: Recipe = field(default_factory=Recipe)
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: HeadRecord}
     """What the JSON files of each version hold that can be read; the last version is written."""
@@ -133,11 +125,6 @@ class Head(Registered, ABC, kind="head"):
         if isinstance(self.n_train, bool) or not isinstance(self.n_train, int) or self.n_train < 1:
             raise ConfigError(f"n_train={self.n_train}. Give the number of training rows, a whole number above 0.")
         check_number("l2", self.l2, Meta(at_least=0))
-        if self.l2_reduction not in REDUCTIONS:
-            raise ConfigError(
-                f"l2_reduction={self.l2_reduction!r} is unknown. Choose 'mean' if l2 was added to the mean of the "
-                "losses, or 'sum' if it was added to their sum."
-            )
         if self.weight is not None:
             check_number("weight", self.weight, Meta(above=0))
         if self.weight is None and self.loss.class_weights is not None:
@@ -198,7 +185,7 @@ class Head(Registered, ABC, kind="head"):
     def regularized_E(self) -> Tensor:
         """1 for each regularised parameter of a class, 0 for a bias that is not."""
         mask = torch.ones_like(self.parameters_CE[0])
-        if self.bias and not self.penalize_bias:
+        if self.bias and not self.recipe.penalize_bias:
             mask[-1] = 0.0
         return mask
 
@@ -226,7 +213,7 @@ class Head(Registered, ABC, kind="head"):
         Raises:
             ConfigError: The head's l2 is not known yet.
         """
-        if self.estimate_l2:
+        if self.recipe.estimate_l2:
             raise ConfigError(
                 "the head's l2 is to be estimated, so it has no objective yet. sfu.unlearn estimates it from a random "
                 "request; otherwise give l2 as a number."
@@ -278,7 +265,7 @@ class Head(Registered, ABC, kind="head"):
         """Say in one line what kind of head it is, without its numbers."""
         parts = [
             f"{self.n_classes} classes", f"{self.n_features} features", f"bias={self.bias}", f"loss={self.loss.name}",
-            f"l2={ESTIMATE if self.estimate_l2 else format(self.l2, 'g')}", f"n_train={self.n_train}",
+            f"l2={'estimate' if self.recipe.estimate_l2 else format(self.l2, 'g')}", f"n_train={self.n_train}",
         ]  # fmt: skip
         if self.forgotten.requests:
             parts.append(f"forgotten={self.forgotten}")
@@ -367,8 +354,7 @@ class Head(Registered, ABC, kind="head"):
             "schema": max(self.records), "kind": self.registered_name, "loss": self.loss.as_json(),
             "n_classes": self.n_classes, "n_features": self.n_features, "l2": self.l2, "n_train": self.n_train,
             "weight": self.weight, "forgotten": self.forgotten.as_json(),
-            "kept": self.kept.as_json(), "penalize_bias": self.penalize_bias, "l2_reduction": self.l2_reduction,
-            "estimate_l2": self.estimate_l2, **self._settings(),
+            "kept": self.kept.as_json(), "recipe": self.recipe.as_json(), **self._settings(),
         }  # fmt: skip
         write_tensors(tensors, {"parameters": self.parameters_CE, **self._tensors()})
         secrets = {**self.kept.as_secrets(), **self._secrets(), **self.forgotten.as_secrets()}

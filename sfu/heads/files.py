@@ -14,6 +14,7 @@ from sfu.heads.base import Head, HeadRecord, paths_of
 from sfu.heads.cores.core import Core
 from sfu.heads.forgotten import Forgotten
 from sfu.heads.kept import Kept
+from sfu.heads.recipe import Recipe
 from sfu.readers import TEXT_BYTES, Versioned, parse_record, read_bytes, read_tensors, refusing, require_regular
 
 _REMEDY = "Save the head again, or take another copy of its files."
@@ -50,10 +51,8 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
         with refusing(tensors, _REMEDY):
             head = kind.restored(about, arrays, stem, core)
             kept = Kept.restored(about.kept, arrays)
-            head = replace(
-                head, forgotten=Forgotten.restored(about.forgotten, arrays), kept=kept,
-                penalize_bias=about.penalize_bias, l2_reduction=about.l2_reduction, estimate_l2=about.estimate_l2,
-            )  # fmt: skip
+            forgotten, recipe = Forgotten.restored(about.forgotten, arrays), Recipe.restored(about.recipe)
+            head = replace(head, forgotten=forgotten, kept=kept, recipe=recipe)
     except ArtifactError:
         raise
     except SfuError as error:

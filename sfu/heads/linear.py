@@ -15,11 +15,12 @@ from torch import Tensor
 
 from sfu.arrays import Array, as_tensor
 from sfu.errors import ConfigError, DataError
-from sfu.heads.base import ESTIMATE, Head, HeadRecord, TrainedRecord
+from sfu.heads.base import Head, HeadRecord, TrainedRecord
 from sfu.heads.certificate import Certificate, CertificateRecord
 from sfu.heads.cores.core import Core
 from sfu.heads.kept import Kept
 from sfu.heads.plain_layer import check_outputs, require_plain, write_weights
+from sfu.heads.recipe import EARLY_STOPPED, MEAN, OPTIMUM, SUM, Recipe
 from sfu.heads.settings import HeadSettings
 from sfu.losses.base import Layout, Loss, as_loss
 from sfu.losses.chunks import outputs_of
@@ -81,8 +82,9 @@ class LinearHead(Head, name="linear"):
         l2: float | Literal["estimate"],
         n_train: int,
         loss: Loss | str,
-        l2_reduction: str = "mean",
+        l2_reduction: str = MEAN,
         penalize_bias: bool = False,
+        trained: str | None = None,
         gradient_CE: Array | None = None,
         weight: float | None = None,
         bound: float | None = None,
@@ -101,6 +103,9 @@ class LinearHead(Head, name="linear"):
             l2_reduction: ``mean`` if the regulariser was added to the mean of the losses, or ``sum`` if it was added to
                 their sum, as scikit-learn's C and alpha are. It is then worth more once rows are forgotten.
             penalize_bias: Whether the bias is regularised, too, as by the ``weight_decay`` of PyTorch's optimisers.
+            trained: ``optimum`` if training went on until nothing changed, else ``early_stopped``, which keeps the step
+                from being stretched and predicts no gain. By default, a head whose l2 is to be estimated is taken to
+                have been stopped early, and any other to be at its optimum.
             gradient_CE: Gradient of the mean training objective at the layer's weights, l2 included. The step then
                 leads to the optimum without the forget rows, and not to where the same training would have ended.
             weight: Total weight of the training rows; needed if they had sample or class weights.
@@ -113,7 +118,7 @@ class LinearHead(Head, name="linear"):
             ConfigError: The loss is unknown, a number is out of range, or there is a gradient of an objective whose l2
                 is to be estimated.
         """
-        estimate = isinstance(l2, str) and l2 == ESTIMATE
+        estimate = isinstance(l2, str) and l2 == "estimate"
         if estimate and gradient_CE is not None:
             raise ConfigError(
                 "gradient_CE is the gradient of an objective with its l2, so l2 must be known. Give l2 as a number, or "
@@ -126,12 +131,12 @@ class LinearHead(Head, name="linear"):
         gradient = torch.zeros_like(parameters)
         if gradient_CE is not None:
             gradient = as_tensor(gradient_CE, "gradient_CE").to(parameters)
+        recipe = Recipe(penalize_bias, l2_reduction, estimate, trained or (EARLY_STOPPED if estimate else OPTIMUM))
         head = cls(
             parameters.clone(), gradient, 0.0 if estimate else cast("float", l2), n_train, layer.bias is not None,
-            as_loss(loss), Kept(bound), weight, penalize_bias=penalize_bias, l2_reduction=l2_reduction,
-            estimate_l2=estimate,
+            as_loss(loss), Kept(bound), weight, recipe=recipe,
         )  # fmt: skip
-        if l2_reduction == "sum":
+        if l2_reduction == SUM:
             head = replace(head, l2=head.l2 / head.total_weight)
         check_outputs(layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
         return head

@@ -116,7 +116,7 @@ def unlearn(
             note = f"not applied: {before}, so there is nothing left to do"
             return UnlearningResult(head, applied=False, note=note, method=name)
         made, details, estimated = made.rows(new) if again else made, dict[str, Any](), None
-        if head.estimate_l2:
+        if head.recipe.estimate_l2:
             made, found = estimate_l2(made, force=config.force)
             low, high = found.interval
             details = {"l2": found.value, "l2_interval": found.interval}

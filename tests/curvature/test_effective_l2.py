@@ -11,6 +11,7 @@ import torch
 import sfu
 from sfu.curvature.effective_l2 import check_l2, effective_l2
 from sfu.errors import ConfigError, DataError
+from sfu.heads.recipe import Recipe
 from sfu.heads.settings import AdamSettings, LinearSettings, SgdSettings, Training
 from sfu.heads.train import train_like
 from sfu.losses.base import make_loss
@@ -50,7 +51,7 @@ def trained(loss: str, how: str = "exact", penalize_bias: bool = False) -> sfu.L
     features, labels = rows()
     config = LinearSettings(l2=L2, bias=True, **TRAINED.get(how, {}))
     blank = sfu.LinearHead.untrained(config, LOSSES[loss], 8, CLASSES, None)
-    blank = replace(blank, penalize_bias=penalize_bias)
+    blank = replace(blank, recipe=Recipe(penalize_bias))
     return train_like(blank, features, labels, config, seed=0)
 
 
@@ -165,8 +166,8 @@ def test_unlearn_estimates_an_l2_that_is_not_known(tmp_path):
         assert result.details["l2_interval"] == pytest.approx(found.interval, rel=1e-5)
         assert result.note.startswith(f"l2 = {found.value:.3g} ({found.interval[0]:.3g} to {found.interval[1]:.3g})")
         assert result.head.l2 == result.details["l2"]
-        assert not result.head.estimate_l2
-    stated = sfu.LinearHead.from_module(layer_of(known), l2=found.value, **about)
+        assert not result.head.recipe.estimate_l2
+    stated = sfu.LinearHead.from_module(layer_of(known), l2=found.value, trained="early_stopped", **about)
     wanted = sfu.unlearn(stated, features[index], labels[index], curvature=CLOSED)
     result = sfu.unlearn(given, features[index], labels[index], curvature=CLOSED)
     assert torch.equal(result.head.parameters_CE, wanted.head.parameters_CE)
@@ -176,7 +177,7 @@ def test_unlearn_estimates_an_l2_that_is_not_known(tmp_path):
 
 def test_only_a_random_sample_shows_an_l2():
     features, labels = rows()
-    head = replace(trained("quadratic"), estimate_l2=True)
+    head = replace(trained("quadratic"), recipe=Recipe(estimate_l2=True))
     index = random_set(300, 0)
     with pytest.raises(DataError, match=r"the request is of kind person\. Give l2 as a number"):
         sfu.unlearn(head, features[index], labels[index], request="person", curvature=CLOSED)
@@ -233,6 +234,29 @@ def test_the_exact_step_leads_to_the_head_that_is_retrained_so(tmp_path, l2_redu
     assert left < 0.6 * before
 
 
-def test_how_l2_was_added_is_checked():
-    with pytest.raises(ConfigError, match="l2_reduction='total' is unknown"):
-        sfu.LinearHead.from_module(torch.nn.Linear(3, 2), l2=1.0, n_train=9, loss="softmax", l2_reduction="total")
+def test_how_a_head_was_trained_is_checked():
+    for key in ("l2_reduction", "trained"):
+        with pytest.raises(ConfigError, match=f"{key}='so' is unknown"):
+            sfu.LinearHead.from_module(torch.nn.Linear(3, 2), l2=1.0, n_train=9, loss="softmax", **{key: "so"})
+
+
+@pytest.mark.parametrize("in_the_span", [False, True])
+def test_a_head_that_was_stopped_early_gets_no_stretched_step_and_no_prediction(tmp_path, in_the_span):
+    features, labels = rows()
+    count = 40 if in_the_span else 300
+    wide = torch.nn.functional.pad(features, (0, 100 if in_the_span else 0))
+    converged = sfu.LinearHead.untrained(LinearSettings(l2=L2), LOSSES["quadratic"], wide.shape[1], CLASSES, None)
+    converged = train_like(converged, wide, labels, LinearSettings(l2=L2), seed=0)
+    stopped = replace(converged, recipe=Recipe(trained="early_stopped"))
+    stopped.save(tmp_path / "head")
+    about = {"features": wide[:count], "labels": labels[:count], "curvature": CLOSED}
+    whole, cut = sfu.unlearn(converged, **about), sfu.unlearn(sfu.load_head(tmp_path / "head"), **about)
+    scale = whole.details["step_scale"]
+    assert ("reduced_features" in whole.details) is in_the_span
+    assert scale > 1.01
+    assert cut.details["step_scale"] == 1
+    moved, less = (one.head.parameters_CE - converged.parameters_CE for one in (whole, cut))
+    torch.testing.assert_close(less, moved / scale)
+    assert whole.predicted_distance_gain > 0
+    assert cut.predicted_distance_gain is None
+    assert "no gain is predicted, because the head may have been stopped" in cut.note

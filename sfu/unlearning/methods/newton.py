@@ -27,6 +27,7 @@ from sfu.curvature.source_fit import Caution, StepChoice, choose_step, expected_
 from sfu.curvature.unlabelled import check_unlabelled, read_unlabelled
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
+from sfu.heads.recipe import OPTIMUM
 from sfu.heads.settings import Keep
 from sfu.lazy import torch
 from sfu.operators.base import CurvatureOperator, DampedInverse
@@ -204,7 +205,9 @@ class Newton(UnlearningMethod, name="newton"):
         if assessment is not None:  # the gradient of a set that is no random sample is no noise
             noise += (1 - noise) * assessment.unlike
         if rule is Regularization.cross_validated and folds:
-            choice = choose_step(validation, noise, caution, head.l2)
+            choice = choose_step(
+                validation, noise, caution, head.l2, math.inf if head.recipe.trained == OPTIMUM else 1.0
+            )
             return Candidate(
                 choice, validation.sources.mixed(choice.weights), validation.sources.damped(choice.weights)
             )
@@ -247,13 +250,16 @@ class Newton(UnlearningMethod, name="newton"):
         noise_cost = self.noise_sigma**2 * chosen.operator.trace() if self.noise_sigma > 0 else 0.0
         assumed = chosen.choice.gain * request.step_ratio**2 - noise_cost
         known = bool(validation.folds) or chosen.choice.is_safe
-        gain = assumed if validation.folds and (assessment is None or assessment.predictable) else None
+        converged = request.head.recipe.trained == OPTIMUM
+        gain = assumed if validation.folds and converged and (assessment is None or assessment.predictable) else None
         if chosen.choice.scale == 0:
             gain = 0.0
         with_care = self.curvature.regularization is Regularization.cross_validated and noise_cost == 0
         if known and not with_care and assumed <= 0:
             gain = assumed
         remarks = []
+        if not converged:
+            remarks.append("no gain is predicted, because the head may have been stopped before its optimum")
         if (note := validation.estimate.note) is not None:
             remarks.append(note)
         if first.note is not None:

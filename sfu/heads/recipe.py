@@ -1,0 +1,66 @@
+"""How a head was trained, as far as a step depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sfu.errors import ConfigError
+from sfu.readers import Record
+
+MEAN, SUM = "mean", "sum"
+OPTIMUM, EARLY_STOPPED = "optimum", "early_stopped"
+
+
+class RecipeRecord(Record):
+    """What a head's JSON file says of its training; files of before there was one say nothing."""
+
+    penalize_bias: bool = False
+    l2_reduction: Literal["mean", "sum"] = "mean"
+    estimate_l2: bool = False
+    trained: Literal["optimum", "early_stopped"] = "optimum"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a head was trained.
+
+    Attributes:
+        penalize_bias: Whether the bias is regularised, too.
+        l2_reduction: What stays as it is when rows are forgotten: ``mean`` for l2, ``sum`` for l2 times the total
+            weight of the training rows, as where the regulariser was added to the sum of the losses.
+        estimate_l2: Whether l2 is to be estimated from the rows of the first request (:func:`sfu.unlearn`).
+        trained: How far: to the ``optimum``, or, if it was ``early_stopped``, perhaps not. The same training without
+            the forget rows then ends before the optimum, too, so no step is longer than Newton's.
+    """
+
+    penalize_bias: bool = False
+    l2_reduction: str = MEAN
+    estimate_l2: bool = False
+    trained: str = OPTIMUM
+
+    def __post_init__(self) -> None:
+        """Check the choices.
+
+        Raises:
+            ConfigError: One is unknown.
+        """
+        if self.l2_reduction not in (MEAN, SUM):
+            raise ConfigError(
+                f"l2_reduction={self.l2_reduction!r} is unknown. Choose 'mean' if l2 was added to the mean of the "
+                "losses, or 'sum' if it was added to their sum."
+            )
+        if self.trained not in (OPTIMUM, EARLY_STOPPED):
+            raise ConfigError(
+                f"trained={self.trained!r} is unknown. Choose 'optimum' if training went on until nothing changed, or "
+                "'early_stopped'."
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for a JSON file."""
+        return asdict(self)
+
+    @classmethod
+    def restored(cls, about: RecipeRecord | None) -> Recipe:
+        """Return what :meth:`as_json` wrote."""
+        return cls() if about is None else cls(**about.model_dump())
