@@ -145,6 +145,14 @@ class SharedSubspace:
         ones_M = data_MM.new_ones(len(data_MM))
         return ExplicitOperator(data_MM + self.ridge * torch.diag(ones_M), 1, ones_M)
 
+    def lengths(self) -> ExplicitOperator | None:
+        """Return ``V^T V``; ``None`` without biases, where it is the identity."""
+        of_biases_MB = self.basis_MCE[..., self._regularized_E == 0].flatten(1).double()
+        if not of_biases_MB.shape[1]:
+            return None
+        ones_M = of_biases_MB.new_ones(len(of_biases_MB))
+        return ExplicitOperator(of_biases_MB @ of_biases_MB.T + torch.diag(ones_M), 1, ones_M)
+
     def residuals(self, weights_KJ: Tensor, rho: float, coordinates_KM: Tensor, rights_KCE: Tensor) -> Tensor:
         """Return ``b_k - (sum_j w_kj H_j + rho R) V c_k`` of each system, ``[K, C, E]``, for weights that sum to 1."""
         lifted_KCE = torch.einsum("km,mce->kce", coordinates_KM.to(self.basis_MCE), self.basis_MCE)
@@ -217,8 +225,11 @@ class SubspaceInverse(DampedInverse):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Score in the subspace; ``held_out`` is another sum of its operators."""
         assert isinstance(held_out, SubspaceProducts)
-        small = self.subspace.combined(held_out.weights)
-        return self.small().scores(self.subspace.coordinates(right_CE), rhos, small, floor=floor)
+        coordinates_1M, small = self.subspace.coordinates(right_CE), self.subspace.combined(held_out.weights)
+        along_M, curved_M, square_M = self.small().scores(coordinates_1M, rhos, small, floor=floor)
+        if (lengths := self.subspace.lengths()) is not None:
+            _, square_M, _ = self.small().scores(coordinates_1M, rhos, lengths, floor=floor)
+        return along_M, curved_M, square_M
 
     def improve(self, right_CE: Tensor, rho: float, tolerance: float) -> bool:
         """Extend the subspace unless the error at one rho is below the tolerance already; return whether it grew."""

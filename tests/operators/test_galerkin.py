@@ -88,9 +88,10 @@ def test_refined_scores_are_those_of_dense_solves(loss, bias, rho):
             break
     for k, (inverse, right, share) in enumerate(zip(inverses, case.rights, case.shares(), strict=True)):
         solution = case.solved(share, right, rho)
-        along, curved, _ = inverse.scores(right, [rho], case.members[k])
+        along, curved, square = inverse.scores(right, [rho], case.members[k])
         assert float(along) == pytest.approx(float(solution @ right.flatten()), rel=1e-5)
         assert float(curved) == pytest.approx(float(solution @ case.dense[k] @ solution), rel=5e-3)
+        assert float(square) == pytest.approx(float(solution @ solution), rel=5e-3)
     assert not refine(inverses, case.rights, rho)
 
 
