@@ -103,6 +103,7 @@ def check_l2(request: ForgetRequest) -> None:
 
     Raises:
         ConfigError: They contradict each other.
+        DataError: The rows show no l2 of at least 0: they are not as they were in training.
     """
     head, weight_CE = request.head, _regularized(request)
     served = head.forgotten.requests > 0 or not bool(weight_CE.any())
@@ -112,12 +113,18 @@ def check_l2(request: ForgetRequest) -> None:
     of_gradient = float((head.rows_gradient_CE.double() * weight_CE).sum() / weight_CE.square().sum())
     deviations, shown = found.deviations(head.l2 - of_gradient), found.value + of_gradient
     near = head.l2 / _RATIO <= shown <= head.l2 * _RATIO
-    if abs(deviations) <= _DEVIATIONS or near or shown <= 0:
+    if abs(deviations) <= _DEVIATIONS or near:
         return
-    settled = replace(head, l2=shown)
+    settled = replace(head, l2=max(shown, 0.0))
     if examine(replace(request, head=settled))["gradient"].alarm:
         return
     low, high = (bound + of_gradient for bound in found.interval)
+    if shown <= 0:
+        raise DataError(
+            f"the rows to forget contradict the head and its l2={head.l2:.3g}: smaller weights would fit them better, "
+            f"as if l2 were {shown:.3g}. The labels, the scale of the features or the loss differ from training, or the "
+            "rows were not trained on. Check them."
+        )
     raise ConfigError(
         f"l2={head.l2:.3g} contradicts the rows to forget. If they are a random sample of the training rows, the head "
         f"was trained as if l2 were {shown:.3g} ({low:.3g} to {high:.3g}), {abs(deviations):.1f} standard errors away. "
@@ -142,8 +149,8 @@ def estimate_l2(request: ForgetRequest, *, force: bool = False) -> tuple[ForgetR
     if not found.interval[0] > 0:
         raise DataError(
             f"the head's l2 is to be estimated, but {request.n_forget} rows do not show that it is above 0: "
-            f"{found.value:.3g} ({found.interval[0]:.3g} to {found.interval[1]:.3g}). Either they are too few, or they "
-            f"are no random sample of the training rows, or the loss is another one. {remedy}"
+            f"{found.value:.3g} ({found.interval[0]:.3g} to {found.interval[1]:.3g}). They are too few, or no random "
+            f"sample of the training rows, or their labels, their scale or the loss are not those of training. {remedy}"
         )
     recipe = replace(request.head.recipe, estimate_l2=False)
     settled = replace(request, head=replace(request.head, l2=found.value, recipe=recipe))
