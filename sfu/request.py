@@ -16,6 +16,7 @@ from sfu.data.labels import label_problem
 from sfu.data.settings import KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
+from sfu.heads.ledger import Ledger, Sums
 from sfu.heads.recipe import MEAN
 from sfu.lazy import torch
 from sfu.losses.base import Layout
@@ -108,6 +109,8 @@ class ForgetRequest:
         unlabelled: Sets of features ``[U, D]`` of unlabelled rows like the training rows, for the curvature only.
         kind: What the rows are: one of :data:`KINDS`. Whole classes are of kind ``class`` in any case.
         classes: The classes to forget, if the rows are all training rows of whole classes; ``None`` otherwise.
+        earlier: What the head's ledger says of earlier requests, if their rows are to be forgotten again, with these,
+            from the head before all of them (:meth:`rewound`). Weights, gradients and counts include them.
     """
 
     head: Head
@@ -119,6 +122,7 @@ class ForgetRequest:
     unlabelled: tuple[Tensor, ...] = ()
     kind: str = RANDOM
     classes: tuple[int, ...] | None = None
+    earlier: Ledger | None = None
 
     def __post_init__(self) -> None:
         """Check the examples against the head, and copy them out of the storage they came from.
@@ -224,12 +228,16 @@ class ForgetRequest:
     @property
     def n_retain(self) -> int:
         """N_r = N - N_f."""
-        return self.head.n_train - self.n_forget
+        return self.head.n_train - self.n_forget - (0 if self.earlier is None else self.earlier.count)
 
     @property
     def weight(self) -> float:
         """V_f: total weight of the forget rows; N_f without sample and class weights."""
-        return self.data().weight
+        return self.data().weight + sum(sums.weight for sums in self._earlier_sums)
+
+    @property
+    def _earlier_sums(self) -> tuple[Sums, ...]:
+        return () if self.earlier is None else self.earlier.parts
 
     @property
     def trace(self) -> float:
@@ -283,7 +291,36 @@ class ForgetRequest:
             weights_F=None if self.weights_F is None else self.weights_F[index],
             views_VFD=None if self.views_VFD is None else self.views_VFD[:, index],
             partners_VF=partners_VF,
+            earlier=None,
         )
+
+    def rewound(self) -> ForgetRequest:
+        """Return the request for these rows and all that the head's ledger has sums of, from the head before them."""
+        ledger, head = self.head.forgotten.ledger, self.head
+        if ledger is None or ledger.start is None:
+            return self
+        start, like = ledger.start, head.parameters_CE
+        parameters_CE = start.parameters_CE.to(like)
+        # l2 may be another for the retained data (see at_retained_l2)
+        gradient_CE = start.gradient_CE.to(like) + (head.l2 - start.l2) * head.regularized_E * parameters_CE
+        weight = None if head.weight is None else start.weight
+        before = replace(
+            head, parameters_CE=parameters_CE, gradient_CE=gradient_CE, n_train=start.n_train, weight=weight
+        )
+        return replace(self, head=before, earlier=ledger)
+
+    def alone(self) -> ForgetRequest:
+        """Return the request without earlier ones."""
+        return self if self.earlier is None else replace(self, earlier=None)
+
+    def sums(self, index: Tensor) -> Sums:
+        """Return the sums over some of the rows at the head; its loss must be quadratic."""
+        part, head = self.rows(index), self.head
+        rows, objective = part.data(), head.objective()
+        gradient_CE = part.forget_gradient() - objective.l2 * head.regularized_E * head.parameters_CE
+        hessian_EE = objective.data_hessian(rows, head.parameters_CE, Layout.shared)
+        hessian_EE, gradient_CE = (sums.double().cpu() * rows.weight for sums in (hessian_EE, gradient_CE))
+        return Sums(hessian_EE, gradient_CE, rows.weight)
 
     def at(self, parameters_CE: Tensor) -> ForgetRequest:
         """Return the request with the head moved."""
@@ -370,7 +407,14 @@ class ForgetRequest:
 
     def forget_gradient(self) -> Tensor:
         """``g_f``: gradient of the mean objective of the forget rows at the head, ``[C, E]``."""
-        return self.head.objective().gradient(self.data(), self.head.parameters_CE)
+        head, rows = self.head, self.data()
+        own_CE = head.objective().gradient(rows, head.parameters_CE)
+        if self.earlier is None:
+            return own_CE
+        sums_CE = rows.weight * own_CE
+        for sums in self.earlier.parts:
+            sums_CE += sums.gradient_CE.to(own_CE) + sums.weight * head.l2 * head.regularized_E * head.parameters_CE
+        return sums_CE / self.weight
 
     def newton_gradient(self) -> Tensor:
         """``g_f - (V / V_f) g``: the right-hand side of the Newton step, ``[C, E]``."""

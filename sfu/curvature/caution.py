@@ -62,6 +62,7 @@ class Assessment:
         bounded: Whether a bound of the training rows' curvature is known.
         enough: Whether the rows show enough of the curvature for a gain to be predicted.
         likeness: What a row of each set of unlabelled rows counts for (:class:`~sfu.curvature.likeness.Likeness`).
+        rows: For how many equally curved rows of equal weight the rows to forget count.
     """
 
     caution: Caution
@@ -72,6 +73,7 @@ class Assessment:
     bounded: bool
     enough: bool = True
     likeness: tuple[float, ...] = ()
+    rows: float = 0.0
 
     @property
     def replaced(self) -> bool:
@@ -95,7 +97,11 @@ class Assessment:
 
 
 def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
-    """Weigh the evidence; ``force`` takes the forget set for a random sample all the same."""
+    """Weigh the evidence; ``force`` takes the forget set for a random sample all the same.
+
+    Rows of earlier requests count as further rows that have passed.
+    """
+    earlier, pooled, request = request.earlier, request, request.alone()
     kept = request.head.kept
     evidence = examine(
         request, request.unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D, projected_2K=kept.projected_2K
@@ -108,7 +114,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     reasons = [finding.reason for finding in alarms] if declared == RANDOM else [_DECLARED[declared]]
     bound = curvature_bound(request)
     known = bound if bound is not None else _of_rows(request)
-    half = known * request.head.total_weight / request.retained_weight / 2
+    half = known * request.head.total_weight / pooled.retained_weight / 2
     if force:
         return Assessment(Caution(bound=half), 0.0, 0.0, evidence, tuple(reasons), bound is not None)
     shift = unlike = 1.0 if declared != RANDOM else 0.0
@@ -119,6 +125,10 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         unlike = max(unlike, sure)
     shift += max(0.0, found)
     rows = max(1e-9, min(evidence.effective_rows, counted(request.head.traces(request.data()))))
+    if earlier is not None:
+        count = request.n_forget + earlier.count
+        rows += earlier.effective
+        shift = (request.n_forget * shift + earlier.count * earlier.unseen) / count
     few, trust, stretch, others = _of_few(rows), 0.0, stretch_of_forget_rows(request), NO_ROWS
     if request.unlabelled:
         part = 3.0
@@ -138,7 +148,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     if request.head.feature_weights_CD is None:  # cross-validation stretches the rows of these itself
         enough, stretch = enough and kept.trace is not None, 1.0
     caution = Caution(min(1.0, shift), few, half, stretch * _of_few_retained(evidence), doubts=others.doubts)
-    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None, enough, others.weights)
+    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None, enough, others.weights, rows)
 
 
 _DECLARED = {

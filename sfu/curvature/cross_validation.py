@@ -27,11 +27,12 @@ from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.folds import fold_indices, random_folds
 from sfu.curvature.observations import HessianObservation, merge_hessians
 from sfu.errors import ConfigError
+from sfu.heads.ledger import Sums, joined
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.losses.rows import Rows
 from sfu.operators.base import CurvatureOperator, DampedInverse
-from sfu.operators.build import build_operator
+from sfu.operators.build import build_operator, with_ridge
 from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.galerkin import share_subspace
 from sfu.operators.products import ProductOperator
@@ -132,31 +133,35 @@ def cross_validate(
 
     A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise. A
     forget set of fewer rows than folds, or of copies of one row, stays whole: only unlabelled rows are held out, and
-    without any there are no folds. ``likeness`` is what a row of each set of unlabelled rows counts for; by default 1.
+    without any there are no folds. Rows of earlier requests are in the folds, as sums. ``likeness`` is what a row of
+    each set of unlabelled rows counts for; by default 1.
 
     Raises:
         ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
     """
     drawn = context.generator("folds")
-    indices = random_folds(request, n_folds, drawn) if request.n_forget >= n_folds else []
-    divided = len(indices) > 1
+    earlier = () if request.earlier is None else request.earlier.parts
+    fewest = 1 if earlier else n_folds
+    indices = random_folds(request, min(n_folds, request.n_forget), drawn) if request.n_forget >= fewest else []
+    sums = joined(earlier, [request.sums(index) for index in indices]) if earlier else ()
+    divided = len(sums or indices) > 1
     if not divided and not request.unlabelled:
         return observe_once(estimator, request, estimator.observe(request, context))
-    parts = [request.rows(index) for index in indices] if divided else [request]
-    n_folds, trust = (len(parts), trust) if divided else (n_folds, 1.0)
-    observations = []
-    for done, part in enumerate(parts, start=1):
+    parts = [request.rows(index) for index in indices] if divided and not sums else [request]
+    n_folds, trust = (len(sums or parts), trust) if divided else (n_folds, 1.0)
+    observations: list[Any] = [_observation(request, one) for one in sums]
+    for done, part in enumerate(() if sums else parts, start=1):
         observations.append(estimator.observe(part, context))
         context.report(done, len(parts) + n_folds)
     estimate = estimator.estimate(estimator.merge(observations), request)
     indices = indices if divided else [torch.arange(request.n_forget)]
     splits = [fold_indices(rows_UD.shape[0], min(n_folds, rows_UD.shape[0]), drawn) for rows_UD in request.unlabelled]
     further = _Further(request, estimate.operator, indices, splits, trust, likeness)
-    gradients, signal_CE = _gradients(request, parts, n_folds)
+    gradients, signal_CE = _gradients(request, sums or parts, n_folds)
     if estimator.is_forget_hessian(request):
         observations = further.in_a_subspace(observations, gradients)
         estimate = replace(estimate, operator=merge_hessians(observations).operator)
-    held_out = further.held_out(parts, observations, n_folds)
+    held_out = further.held_out(parts * len(sums) if sums else parts, observations, n_folds)
     folds, failed_fits = [], 0
     for k, gradient_CE in enumerate(gradients):
         others = estimate
@@ -168,11 +173,25 @@ def cross_validate(
     return Validation(estimate, further.joined(estimate), folds, trust, failed_fits, divided)
 
 
-def _gradients(request: ForgetRequest, parts: Sequence[ForgetRequest], n_folds: int) -> tuple[list[Tensor], Tensor]:
+def _observation(request: ForgetRequest, sums: Sums) -> HessianObservation:
+    head = request.head
+    hessian_EE = sums.hessian_EE.to(head.parameters_CE) / sums.weight
+    return HessianObservation(with_ridge(hessian_EE, head.objective(), head.n_classes), sums.weight)
+
+
+def _gradients(
+    request: ForgetRequest, parts: Sequence[ForgetRequest | Sums], n_folds: int
+) -> tuple[list[Tensor], Tensor]:
     """Return the right-hand side of the Newton step without each fold, and the part that is not sampling noise."""
     head = request.head
     correction_CE = (head.total_weight / request.weight) * head.gradient_CE
-    sums = [part.forget_gradient() * part.weight for part in parts]
+    ridge_CE = head.l2 * head.regularized_E * head.parameters_CE
+    sums = [
+        part.gradient_CE.to(ridge_CE) + part.weight * ridge_CE
+        if isinstance(part, Sums)
+        else part.forget_gradient() * part.weight
+        for part in parts
+    ]
     left = [(sums[0], request.weight)] * n_folds
     if len(parts) > 1:
         left = [(sum(sums) - own_CE, request.weight - part.weight) for own_CE, part in zip(sums, parts, strict=True)]

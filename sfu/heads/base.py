@@ -148,6 +148,11 @@ class Head(Registered, ABC, kind="head"):
                 f"the certificate's noise is {list(secret_CE.shape)}, but the head's parameters are "
                 f"{list(self.parameters_CE.shape)}. Give the noise that the head was trained with."
             )
+        if self.forgotten.ledger is not None and self.layout is not Layout.shared:
+            raise ConfigError(
+                f"a head with loss={self.loss.name} cannot keep a ledger, because its curvature changes with the "
+                "parameters and sums over forgotten rows do not tell how. Leave the ledger out, or use loss=quadratic."
+            )
         self._check()
         if not (torch.isfinite(self.parameters_CE).all() and torch.isfinite(self.gradient_CE).all()):
             raise DataError(
@@ -291,6 +296,10 @@ class Head(Registered, ABC, kind="head"):
     def without_summary(self) -> Self:
         """Return the head without the sums over its training rows; a bound and class shares stay."""
         return replace(self, kept=self.kept.numbers())
+
+    def without_ledger(self) -> Self:
+        """Return the head without the sums over forgotten rows and the head before them."""
+        return replace(self, forgotten=replace(self.forgotten, ledger=None))
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Self:
         """Return the head on another device or in another dtype."""

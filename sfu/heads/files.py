@@ -51,7 +51,8 @@ def load_head(stem: str | Path, core: Core | None = None) -> Head:
         with refusing(tensors, _REMEDY):
             head = kind.restored(about, arrays, stem, core)
             kept = Kept.restored(about.kept, arrays)
-            forgotten, recipe = Forgotten.restored(about.forgotten, arrays), Recipe.restored(about.recipe)
+            shape, recipe = (*head.parameters_CE.shape,), Recipe.restored(about.recipe)
+            forgotten = Forgotten.restored(about.forgotten, arrays, shape, head.n_train)
             head = replace(head, forgotten=forgotten, kept=kept, recipe=recipe)
     except ArtifactError:
         raise

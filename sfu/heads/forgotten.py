@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from sfu.heads.ledger import Ledger
 from sfu.names import counted
 from sfu.readers import Count, Record
 
@@ -27,6 +28,7 @@ class ForgottenRecord(Record):
 
     requests: Count
     rows: Count
+    ledger: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,21 @@ class Forgotten:
         rows: Number of rows that they took out.
         key: Random bytes that the digests depend on; ``None`` if rows are only counted.
         digests: Digests of the rows.
+        ledger: Their sums, if these are kept.
     """
 
     requests: int = 0
     rows: int = 0
     key: bytes | None = field(default=None, repr=False)
     digests: frozenset[bytes] = field(default=frozenset(), repr=False)
+    ledger: Ledger | None = field(default=None, repr=False, compare=False)
 
     def keyed(self) -> Forgotten:
         """Return it with a key, a fresh one if there is none, so that it recognises the rows of later requests."""
         return self if self.key is not None else replace(self, key=secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE))
 
     def after(self, features_FD: Tensor, labels_F: Tensor) -> Forgotten:
-        """Return it after a request for these rows."""
+        """Return it after a request for these rows, without a ledger, since that would lack them."""
         digests = self.digests.union(self._digests_of(features_FD, labels_F))
         return Forgotten(self.requests + 1, self.rows + labels_F.shape[0], self.key, digests)
 
@@ -85,27 +89,39 @@ class Forgotten:
         """Say how many rows, in how many requests."""
         return f"{counted(self.rows, 'row')} in {counted(self.requests, 'request')}"
 
-    def as_json(self) -> dict[str, int]:
+    def as_json(self) -> dict[str, Any]:
         """Return the numbers, for a JSON file."""
-        return {"requests": self.requests, "rows": self.rows}
+        return {"requests": self.requests, "rows": self.rows, "ledger": self.ledger is not None}
 
     def as_secrets(self) -> dict[str, Tensor]:
-        """Return key and digests as tensors of bytes; nothing if there are no digests."""
+        """Return key and digests as tensors of bytes, if there are digests, and the ledger."""
+        ledger = {} if self.ledger is None else self.ledger.as_secrets()
         if self.key is None or not self.digests:
-            return {}
+            return ledger
         import torch
 
         rows = [list(digest) for digest in sorted(self.digests)]
-        return {_KEY: torch.tensor(list(self.key), dtype=torch.uint8), _DIGESTS: torch.tensor(rows, dtype=torch.uint8)}
+        return ledger | {
+            _KEY: torch.tensor(list(self.key), dtype=torch.uint8),
+            _DIGESTS: torch.tensor(rows, dtype=torch.uint8),
+        }
 
     @classmethod
-    def restored(cls, about: ForgottenRecord | None, tensors: Mapping[str, Tensor]) -> Forgotten:
+    def restored(
+        cls, about: ForgottenRecord | None, tensors: Mapping[str, Tensor], shape: tuple[int, int], n_train: int
+    ) -> Forgotten:
         """Return what :meth:`as_json` and :meth:`as_secrets` wrote; a file of before there was any has no requests.
 
+        Without its secret file, a head that has served a request has lost its ledger.
+
         Raises:
-            ValueError: The bytes are of another shape or type.
+            ValueError: The bytes are of another shape or type, or the ledger does not fit parameters of that shape and
+                the number of training rows.
         """
         counted = cls() if about is None else cls(about.requests, about.rows)
+        if about is not None and about.ledger:
+            ledger = Ledger.restored(tensors, shape, n_train)
+            counted = replace(counted, ledger=None if about.requests and ledger.start is None else ledger)
         if _KEY not in tensors:
             return counted
         key, digests = _bytes(tensors, _KEY, 1), _bytes(tensors, _DIGESTS, 2)

@@ -18,7 +18,9 @@ from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head, HeadRecord, TrainedRecord
 from sfu.heads.certificate import Certificate, CertificateRecord
 from sfu.heads.cores.core import Core
+from sfu.heads.forgotten import Forgotten
 from sfu.heads.kept import Kept
+from sfu.heads.ledger import Ledger
 from sfu.heads.plain_layer import check_outputs, require_plain, write_weights
 from sfu.heads.recipe import EARLY_STOPPED, MEAN, OPTIMUM, SUM, Recipe
 from sfu.heads.settings import HeadSettings
@@ -88,6 +90,7 @@ class LinearHead(Head, name="linear"):
         gradient_CE: Array | None = None,
         weight: float | None = None,
         bound: float | None = None,
+        ledger: bool = False,
     ) -> LinearHead:
         """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum.
 
@@ -111,6 +114,8 @@ class LinearHead(Head, name="linear"):
             weight: Total weight of the training rows; needed if they had sample or class weights.
             bound: Upper bound of the largest eigenvalue of the data term's Hessian at the layer's weights
                 (:class:`~sfu.heads.kept.Kept`), if you know one.
+            ledger: Whether the head keeps sums over the rows that it has forgotten, so that requests one after another
+                end as near as one for all rows (quadratic loss). :mod:`sfu.heads.ledger` says what they give away.
 
         Raises:
             DataError: ``module`` is not a linear layer, its weights are recomputed (weight norm, spectral norm,
@@ -135,6 +140,7 @@ class LinearHead(Head, name="linear"):
         head = cls(
             parameters.clone(), gradient, 0.0 if estimate else cast("float", l2), n_train, layer.bias is not None,
             as_loss(loss), Kept(bound), weight, recipe=recipe,
+            forgotten=Forgotten(ledger=Ledger() if ledger else None),
         )  # fmt: skip
         if l2_reduction == SUM:
             head = replace(head, l2=head.l2 / head.total_weight)

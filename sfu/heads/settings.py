@@ -108,6 +108,7 @@ class HeadSettings(Choice, kind="head"):
     objective_noise: float = field(default=0.0, init=False)
     keep: Keep = field(default=Keep.bound, init=False)
     sketch: SketchKind = field(default=SketchKind.cholesky, init=False)
+    ledger: bool = field(default=False, init=False)
 
     def check_with(self, dataset: Dataset, backbone: BackboneSettings) -> None:
         """Check the head against the dataset and the backbone.
@@ -135,6 +136,9 @@ class LinearSettings(HeadSettings, name="linear"):
         "Curvature kept of the training rows: an upper bound; also a sketch in 8 bits; or the whole Hessian.",
     )
     sketch: SketchKind = setting(SketchKind.cholesky, "head.keep=sketch: how it is held.")
+    ledger: bool = setting(
+        False, "Keep sums over forgotten rows, so that a later request is served with those before it (quadratic)."
+    )
 
     def check_settings(self) -> None:
         """Refuse objective perturbation without an optimum."""

@@ -15,6 +15,7 @@ from sfu.heads.descent import train_adam, train_sgd
 from sfu.heads.exact import train_exact
 from sfu.heads.forgotten import Forgotten
 from sfu.heads.kept import Kept
+from sfu.heads.ledger import Ledger
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
 from sfu.heads.settings import HeadSettings, Training
@@ -91,7 +92,8 @@ def train_like(
     zero_CE = torch.zeros_like(original.parameters_CE, dtype=torch.float64 if exact else dtype)
     blank = replace(
         original, parameters_CE=zero_CE, gradient_CE=zero_CE, l2=config.l2, n_train=labels_N.shape[0],
-        weight=original.total_weight, kept=Kept(), certificate=None, forgotten=Forgotten(),
+        weight=original.total_weight, kept=Kept(), certificate=None,
+        forgotten=Forgotten(ledger=Ledger() if config.ledger else None),
     )  # fmt: skip
     check_keep(blank, config.keep)
     rows = blank.rows(features_ND, labels_N, weights_N, cache=True)

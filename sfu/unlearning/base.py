@@ -36,7 +36,8 @@ class UnlearningResult:
     Attributes:
         head: The head after unlearning.
         applied: Whether the method did everything it was asked to; ``False`` if it skipped a step or a batch.
-        predicted_distance_gain: Predicted reduction of the squared distance to Retrained, in the retain-Hessian norm.
+        predicted_distance_gain: Predicted reduction of the squared distance to Retrained, in the retain-Hessian norm;
+            if the head keeps a ledger, that of all requests so far.
         details: Scalars worth reporting (chosen damping, solver status, ...).
         note: One sentence for the reader of the table.
         path: Parameters after each step of an iterative method, the start first; evenly thinned if there are many.

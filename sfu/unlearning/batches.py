@@ -20,6 +20,11 @@ _BATCHED, _AT_ONCE = 0.70, 0.39
 """Distances to Retrained of ``unlearned_minus`` on digits (mean of 8 seeds, standard errors 0.02 and 0.01):
 ``sfu -m forget.fraction=0.125 newton.batches=1,5 seeds=8``."""
 
+_ENDED = (
+    "the head's ledger ends here: it only serves random requests, without noise, and by an estimate that is the "
+    "Hessian of the forget rows"
+)
+
 Step = Callable[[ForgetRequest, MethodContext, RetainedSet | None], UnlearningResult]
 
 
@@ -35,13 +40,18 @@ def check_batches(n_batches: int, n_forget: int) -> None:
         )
 
 
-def sequence_note(forgotten: Forgotten, n_batches: int) -> str | None:
+def sequence_note(forgotten: Forgotten, after: Forgotten, n_batches: int) -> str | None:
     """Say what follows if rows are forgotten from the forget set alone, but not all of them at once.
 
     Args:
         forgotten: What the head has forgotten before the request.
+        after: What it has forgotten after it.
         n_batches: Number of batches of the request.
     """
+    if after.ledger is not None:
+        return None
+    if forgotten.ledger is not None:
+        return _ENDED
     if not forgotten.requests and n_batches == 1:
         return None
     what = f"this request was served in {n_batches} batches"
@@ -59,8 +69,9 @@ def unlearn_in_batches(
 ) -> UnlearningResult:
     """Apply ``step`` to every batch of a random partition (seed ``folds``); details are those of the last batch.
 
-    The predicted gain is the sum over batches. Since these are independent samples, what one batch leaves is as likely
-    to help the next as to harm it. There are at most as many batches as rows.
+    The predicted gain is the sum over batches, or that of the last if a ledger joins them. Since these are independent
+    samples, what one batch leaves is as likely to help the next as to harm it. There are at most as many batches as
+    rows.
     """
     order = torch.randperm(request.n_forget, generator=context.generator("folds"))
     parts = list(order.tensor_split(n_batches))
@@ -88,7 +99,9 @@ def unlearn_in_batches(
         head,
         applied=applied == n_batches,
         predicted_distance_gain=(
-            sum(known) if len(known) == n_batches and applied > 0 else last.predicted_distance_gain
+            sum(known)
+            if len(known) == n_batches and applied > 0 and head.forgotten.ledger is None
+            else last.predicted_distance_gain
         ),
         details={**last.details, "batches": n_batches, "batches_applied": applied},
         note="; ".join(remarks) or None,

@@ -45,7 +45,10 @@ def withheld(assessment: Assessment, force: bool) -> Decision | None:
         "No bound of the training rows' curvature is known that would make a step safe. Give the head's bound (sfu "
         "computes it at training) or unlabelled rows like the training rows"
     )
-    return Decision(None, [f"{_no_sample(assessment)}. {remedy}"])
+    what = (
+        _no_sample(assessment) if assessment.reasons else "so few rows show too little of the curvature of the others"
+    )
+    return Decision(None, [f"{what}. {remedy}"])
 
 
 def decide(

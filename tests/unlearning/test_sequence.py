@@ -34,15 +34,15 @@ def ridge(features, labels) -> torch.nn.Linear:
     return layer
 
 
-def distances(seed: int, curvature, serve=lambda head: head):
+def distances(seed: int, curvature, serve=lambda head: head, size=ROWS, **options):
     """The distance to Retrained after requests one after another and after one for all rows, and the notes."""
     features, labels = digits(seed)
-    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic")
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic", **options)
     total = REQUESTS * ROWS
     at_once = sfu.unlearn(given, features[:total], labels[:total], curvature=curvature)
     head, notes = given, [at_once.note]
-    for start in range(0, total, ROWS):
-        rows = slice(start, start + ROWS)
+    for start in range(0, total, size):
+        rows = slice(start, start + size)
         result = sfu.unlearn(head, features[rows], labels[rows], curvature=curvature)
         assert result.applied
         head = serve(result.head)
@@ -73,6 +73,14 @@ def test_the_second_request_says_what_follows_with_figures_that_are_true(tmp_pat
     for figure, found in zip(told, ends, strict=True):
         assert abs(figure - sum(found) / 3) < 3 * 0.05 / 3**0.5  # 0.05: standard deviation over splits
     assert min(ends[0]) > max(ends[1])
+
+
+@pytest.mark.parametrize("size", [36, 9])
+def test_a_ledger_makes_requests_one_after_another_as_good_as_one(size):
+    """Figures of docs/keep.md; tests/unlearning/test_ledger.py has other cases."""
+    one_by_one, once, notes = distances(0, CURVATURE, size=size, ledger=True)
+    assert one_by_one < 1.1 * once
+    assert not any(notes)
 
 
 def test_unlabelled_rows_make_requests_one_after_another_almost_as_good(tmp_path):

@@ -22,14 +22,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from sfu.curvature.caution import Assessment, assess
 from sfu.curvature.cross_validation import Validation, cross_validate, observe_once
 from sfu.curvature.estimators.base import CurvatureEstimator, make_estimator
+from sfu.curvature.folds import random_folds
 from sfu.curvature.settings import CurvatureSettings, Regularization, StoredSettings
 from sfu.curvature.source_fit import Caution, StepChoice, choose_step, expected_gain, noise_factor, pooled_weights
 from sfu.curvature.unlabelled import check_unlabelled, read_unlabelled
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
+from sfu.heads.ledger import PARTS, Ledger, Start
 from sfu.heads.recipe import OPTIMUM
 from sfu.heads.settings import Keep
 from sfu.lazy import torch
+from sfu.losses.base import Layout
 from sfu.operators.base import CurvatureOperator, DampedInverse
 from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
@@ -134,21 +137,23 @@ class Newton(UnlearningMethod, name="newton"):
         forgotten = result.head.forgotten.requests > request.head.forgotten.requests
         if not forgotten or self.access is not Access.FORGET:
             return result
-        notes = result.note, sequence_note(request.head.forgotten, self.batches)
+        notes = result.note, sequence_note(request.head.forgotten, result.head.forgotten, self.batches)
         return replace(result, note="; ".join(filter(None, notes)) or None)
 
     def _unlearn_at_once(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
         from sfu.curvature.span import reduce_request  # imports PyTorch
 
         given, whole = request.head, self._with_unlabelled(request.in_float64(), context)
-        assessment = None
+        pooled, assessment = whole.rewound() if self._pools(whole) else whole, None
         if self.estimator.needs_validation:
-            assess_once = partial(assess, whole, force=self.curvature.force)
-            assessment = self._cached("assessment", context, assess_once)
+            assessment = self._cached("assessment", context, partial(assess, pooled, force=self.curvature.force))
+            if assessment.reasons and pooled is not whole:  # such rows are no further part of a random sample
+                pooled, assessment = whole, assess(whole, force=self.curvature.force)
             if (refused := withheld(assessment, self.curvature.force)) is not None:
                 return refused.skipped(given, {"sampling_ratio": assessment.ratio})
-        reduction = reduce_request(whole) if self.estimator.is_forget_hessian(whole) else None
-        request = whole if reduction is None else reduction.request
+        reducible = pooled.earlier is None and self.estimator.is_forget_hessian(whole)
+        reduction = reduce_request(whole) if reducible else None
+        request = pooled if reduction is None else reduction.request
         validation = self._estimate(request, context, retained, assessment)
         chosen = self._choose(validation, request, assessment)
         first = self._first_step(chosen, request)
@@ -161,13 +166,24 @@ class Newton(UnlearningMethod, name="newton"):
         last = self._step(first, chosen, request, context, retained)
         step_CE = last.parameters_CE - request.head.parameters_CE
         step_CE = step_CE if reduction is None else reduction.lift(step_CE)
-        parameters_CE = self._with_noise(whole.head.parameters_CE + step_CE, context)
+        parameters_CE = self._with_noise(pooled.head.parameters_CE + step_CE, context)
         head = whole.unlearned_head(parameters_CE).to(parameters_CE.device, given.parameters_CE.dtype)
+        if assessment is not None and not assessment.reasons and self._pools(whole):
+            head = replace(head, forgotten=replace(head.forgotten, ledger=_ledger(pooled, assessment, context)))
         return UnlearningResult(
             head,
             predicted_distance_gain=decision.predicted_distance_gain,
             details=details | last.details,
             note="; ".join(decision.remarks) or None,
+        )
+
+    def _pools(self, request: ForgetRequest) -> bool:
+        """Whether the request is served from the sums of the head's ledger, with all requests before it."""
+        return (
+            request.head.forgotten.ledger is not None
+            and request.head.layout is Layout.shared
+            and self.estimator.is_forget_hessian(request)
+            and self.noise_sigma == 0
         )
 
     def _with_unlabelled(self, request: ForgetRequest, context: MethodContext) -> ForgetRequest:
@@ -183,7 +199,7 @@ class Newton(UnlearningMethod, name="newton"):
         """Observe the forget set, fold by fold if there are enough rows."""
         estimator = self.estimator
         n_unlabelled = sum(len(rows_UD) for rows_UD in request.unlabelled)
-        n_folds = self._n_folds(request.n_forget, n_unlabelled)
+        n_folds = self._n_folds(request.head.n_train - request.n_retain, n_unlabelled)
         if n_folds > 0:
             known = () if assessment is None else (assessment.trust, assessment.likeness)
             return self._cached("folds", context, lambda: cross_validate(estimator, request, context, n_folds, *known))
@@ -201,7 +217,7 @@ class Newton(UnlearningMethod, name="newton"):
         """Choose the weights of the sources, rho and c."""
         folds, head, rule = validation.folds, request.head, self.curvature.regularization
         caution = Caution() if assessment is None else assessment.caution
-        noise = noise_factor(len(folds), request.n_forget / head.n_train) if validation.divided else 1.0
+        noise = noise_factor(len(folds), 1 - request.n_retain / head.n_train) if validation.divided else 1.0
         if assessment is not None:  # the gradient of a set that is no random sample is no noise
             noise += (1 - noise) * assessment.unlike
         if rule is Regularization.cross_validated and folds:
@@ -309,3 +325,14 @@ class Newton(UnlearningMethod, name="newton"):
             return parameters_CE
         drawn = torch.randn(parameters_CE.shape, generator=context.generator("noise"), dtype=torch.float64)
         return parameters_CE + self.noise_sigma * drawn.to(parameters_CE)
+
+
+def _ledger(request: ForgetRequest, assessment: Assessment, context: MethodContext) -> Ledger:
+    """Return the ledger after a request, which begins at the head before the first."""
+    head, drawn = request.head, context.generator("folds")
+    ledger, count = head.forgotten.ledger or Ledger(), request.n_forget
+    indices = random_folds(request, min(PARTS, count), drawn)
+    l2 = head.l2 if ledger.start is None else ledger.start.l2
+    start = Start(head.parameters_CE.cpu(), head.gradient_CE.cpu(), head.n_train, head.total_weight, l2)
+    sums = [request.sums(index) for index in indices]
+    return ledger.after(start, sums, count, assessment.rows, assessment.caution.share)
