@@ -94,6 +94,12 @@ def test_the_interval_has_the_coverage_that_it_claims(loss, how):
     assert 0.85 * draws <= covered <= 0.95 * draws
 
 
+def test_what_all_classes_share_is_no_weight_under_cross_entropy():
+    head = trained("softmax")
+    moved = replace(head, parameters_CE=head.parameters_CE + torch.linspace(-3, 3, 9, dtype=torch.float64))
+    torch.testing.assert_close(of_all(moved), of_all(head))
+
+
 def test_sample_weights_count():
     """Whole weights are copies of rows."""
     features, labels = rows()
@@ -128,6 +134,10 @@ def test_a_wrong_l2_is_an_error_with_both_numbers():
     check_l2(request_of(replace(head, l2=1.1 * L2), torch.arange(N - 1)))  # sure, but too small to matter
     check_l2(request_of(replace(head, l2=10 * L2), random_set(300, 0), kind="person"))
     check_l2(request_of(replace(head, l2=10 * L2), random_set(99, 0)))
+    served = request_of(head, random_set(300, 1)).unlearned_head(head.parameters_CE)
+    check_l2(request_of(replace(served, l2=10 * L2), random_set(300, 0)))  # it is near an optimum only
+    forced = sfu.unlearn(replace(head, l2=10 * L2), features, labels, curvature={**CLOSED, "force": True})
+    assert forced.applied
 
 
 def test_rows_that_are_not_as_in_training_are_refused():
@@ -182,8 +192,10 @@ def test_unlearn_estimates_an_l2_that_is_not_known(tmp_path):
     wanted = sfu.unlearn(stated, features[index], labels[index], curvature=CLOSED)
     result = sfu.unlearn(given, features[index], labels[index], curvature=CLOSED)
     assert torch.equal(result.head.parameters_CE, wanted.head.parameters_CE)
-    again = sfu.unlearn(result.head, features[index[:9]], labels[index[:9]], curvature=CLOSED)
-    assert not again.applied
+    noisy = sfu.unlearn(given, features[index], labels[index], curvature=CLOSED, noise_sigma=1e3)
+    assert not noisy.applied
+    assert noisy.head.recipe.estimate_l2  # for the next request
+    assert noisy.details["l2"] == found.value
 
 
 def test_only_a_random_sample_shows_an_l2():
