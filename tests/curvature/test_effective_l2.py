@@ -252,9 +252,33 @@ def test_the_exact_step_leads_to_the_head_that_is_retrained_so(tmp_path, l2_redu
         torch.testing.assert_close(unlearned.parameters_CE, fit(n_forget), rtol=1e-8, atol=1e-10)
         assert unlearned.l2 == pytest.approx(L2 * (N / (N - n_forget) if l2_reduction == "sum" else 1))
     result = sfu.unlearn(made, features[:n_forget], labels[:n_forget], curvature=CLOSED)
+    assert result.head.l2 == unlearned.l2
     result.head.copy_to(layer)
     left, before = ((one - fit(n_forget)).norm() for one in (result.head.parameters_CE, fit(0)))
     assert left < 0.6 * before
+
+
+def test_a_safe_step_is_no_longer_for_a_head_that_was_stopped_early():
+    features, labels = 0.05 * rows()[0], rows()[1]
+    blank = sfu.LinearHead.untrained(LinearSettings(l2=L2), LOSSES["quadratic"], 8, CLASSES, None)
+    converged = train_like(blank, features, labels, LinearSettings(l2=L2), seed=0)
+    about = {"features": features[:300], "labels": labels[:300], "request": "selected", "curvature": CLOSED}
+    whole, same = (
+        sfu.unlearn(replace(converged, recipe=Recipe(trained=trained)), **about)
+        for trained in ("optimum", "early_stopped")
+    )
+    assert whole.details["solver"] == "bound"
+    assert whole.details["step_scale"] > 1
+    assert torch.equal(whole.head.parameters_CE, same.head.parameters_CE)
+
+
+def test_a_head_whose_l2_is_unknown_is_taken_to_have_been_stopped_early():
+    about = {"n_train": 9, "loss": "softmax"}
+    for given, found in (
+        ({"l2": "estimate"}, "early_stopped"), ({"l2": "estimate", "trained": "optimum"}, "optimum"),
+        ({"l2": 0.1}, "optimum"), ({"l2": 0.1, "trained": "early_stopped"}, "early_stopped"),
+    ):  # fmt: skip
+        assert sfu.LinearHead.from_module(torch.nn.Linear(3, 2), **about, **given).recipe.trained == found
 
 
 def test_how_a_head_was_trained_is_checked():
