@@ -11,7 +11,7 @@ compared with the *effect* of forgetting: the mean of the retrained heads minus 
 Columns: ``l2`` that sfu used (given, or estimated where the owner gave "estimate" or sfu refused what was given);
 ``truth``, what all training rows show; ``distance`` |step - effect| / |effect| in the norm of the data Hessian of the
 retained rows, without the part of both that is noise of the means; ``noise``, that part over the effect (from 0.5 on
-the distance is no measurement); ``same`` and ``other``, distances to one retrained head, of this seed and of another;
+nothing is measured); ``same`` and ``other``, distances to one retrained head, of this seed and of another;
 ``gain``, predicted over measured; ``c``, the length of the step. With ``--more``: ``unlabelled`` and ``known``, the
 distances with 2,000 unlabelled rows and with the retained rows' Hessian known, which is the limit.
 
@@ -240,13 +240,11 @@ def measure(recipe: Recipe, data: Data, more: bool) -> dict[str, Any]:
 
 
 def broken(recipe: Recipe, found: dict[str, float]) -> list[str]:
-    """Return which bounds a row breaks."""
-    wrong = []
-    if found["noise"] < NOISY and found.get("distance", 0) > recipe.bound:
-        wrong.append(f"distance above {recipe.bound:g}")
-    if not PROMISED[0] <= found.get("gain", 1) <= PROMISED[1]:
-        wrong.append("predicted over measured gain outside {:g} to {:g}".format(*PROMISED))
-    return wrong
+    """Return which bounds a row breaks; none where the reference is mostly noise."""
+    quiet, low, high = found["noise"] <= NOISY, *PROMISED
+    far = quiet and found.get("distance", 0) > recipe.bound
+    off = quiet and not low <= found.get("gain", 1) <= high
+    return [f"distance above {recipe.bound:g}"] * far + [f"gain outside {low:g} to {high:g}"] * off
 
 
 def draw(path: Path | None, n_rows: int, seed: int) -> Data:

@@ -44,6 +44,7 @@ def test_heads_in_practice_are_held_against_the_effect_of_forgetting(monkeypatch
     assert (row["l2"], row["known"], row["noise"]) == ("3.33e-03", "0.00", "0.00")
     assert float(row["distance"]) < 0.8
     assert float(descended[header.index("noise")]) > 0.3  # of two seeds
+    assert "outside" not in descended[-1]  # nothing is measured then
     monkeypatch.setattr(script, "PROMISED", (98.0, 99.0))
     assert script.main(arguments) == 1
     assert "outside 98 to 99" in capsys.readouterr().out

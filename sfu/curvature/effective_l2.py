@@ -122,8 +122,8 @@ def check_l2(request: ForgetRequest) -> None:
     if shown <= 0:
         raise DataError(
             f"the rows to forget contradict the head and its l2={head.l2:.3g}: smaller weights would fit them better, "
-            f"as if l2 were {shown:.3g}. The labels, the scale of the features or the loss differ from training, or the "
-            "rows were not trained on. Check them."
+            f"as if l2 were {shown:.3g}. The labels, the scale of the features or the loss differ from training, or "
+            "these rows were not trained on. Check them."
         )
     raise ConfigError(
         f"l2={head.l2:.3g} contradicts the rows to forget. If they are a random sample of the training rows, the head "

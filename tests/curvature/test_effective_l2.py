@@ -94,6 +94,12 @@ def test_the_interval_has_the_coverage_that_it_claims(loss, how):
     assert 0.85 * draws <= covered <= 0.95 * draws
 
 
+def test_what_all_classes_share_is_no_weight_under_cross_entropy():
+    head = trained("softmax")
+    moved = replace(head, parameters_CE=head.parameters_CE + torch.linspace(-3, 3, 9, dtype=torch.float64))
+    torch.testing.assert_close(of_all(moved), of_all(head))
+
+
 def test_sample_weights_count():
     """Whole weights are copies of rows."""
     features, labels = rows()
@@ -128,6 +134,10 @@ def test_a_wrong_l2_is_an_error_with_both_numbers():
     check_l2(request_of(replace(head, l2=1.1 * L2), torch.arange(N - 1)))  # sure, but too small to matter
     check_l2(request_of(replace(head, l2=10 * L2), random_set(300, 0), kind="person"))
     check_l2(request_of(replace(head, l2=10 * L2), random_set(99, 0)))
+    served = request_of(head, random_set(300, 1)).unlearned_head(head.parameters_CE)
+    check_l2(request_of(replace(served, l2=10 * L2), random_set(300, 0)))  # it is near an optimum only
+    forced = sfu.unlearn(replace(head, l2=10 * L2), features, labels, curvature={**CLOSED, "force": True})
+    assert forced.applied
 
 
 def test_rows_that_are_not_as_in_training_are_refused():
@@ -182,8 +192,10 @@ def test_unlearn_estimates_an_l2_that_is_not_known(tmp_path):
     wanted = sfu.unlearn(stated, features[index], labels[index], curvature=CLOSED)
     result = sfu.unlearn(given, features[index], labels[index], curvature=CLOSED)
     assert torch.equal(result.head.parameters_CE, wanted.head.parameters_CE)
-    again = sfu.unlearn(result.head, features[index[:9]], labels[index[:9]], curvature=CLOSED)
-    assert not again.applied
+    noisy = sfu.unlearn(given, features[index], labels[index], curvature=CLOSED, noise_sigma=1e3)
+    assert not noisy.applied
+    assert noisy.head.recipe.estimate_l2  # for the next request
+    assert noisy.details["l2"] == found.value
 
 
 def test_only_a_random_sample_shows_an_l2():
@@ -240,9 +252,33 @@ def test_the_exact_step_leads_to_the_head_that_is_retrained_so(tmp_path, l2_redu
         torch.testing.assert_close(unlearned.parameters_CE, fit(n_forget), rtol=1e-8, atol=1e-10)
         assert unlearned.l2 == pytest.approx(L2 * (N / (N - n_forget) if l2_reduction == "sum" else 1))
     result = sfu.unlearn(made, features[:n_forget], labels[:n_forget], curvature=CLOSED)
+    assert result.head.l2 == unlearned.l2
     result.head.copy_to(layer)
     left, before = ((one - fit(n_forget)).norm() for one in (result.head.parameters_CE, fit(0)))
     assert left < 0.6 * before
+
+
+def test_a_safe_step_is_no_longer_for_a_head_that_was_stopped_early():
+    features, labels = 0.05 * rows()[0], rows()[1]
+    blank = sfu.LinearHead.untrained(LinearSettings(l2=L2), LOSSES["quadratic"], 8, CLASSES, None)
+    converged = train_like(blank, features, labels, LinearSettings(l2=L2), seed=0)
+    about = {"features": features[:300], "labels": labels[:300], "request": "selected", "curvature": CLOSED}
+    whole, same = (
+        sfu.unlearn(replace(converged, recipe=Recipe(trained=trained)), **about)
+        for trained in ("optimum", "early_stopped")
+    )
+    assert whole.details["solver"] == "bound"
+    assert whole.details["step_scale"] > 1
+    assert torch.equal(whole.head.parameters_CE, same.head.parameters_CE)
+
+
+def test_a_head_whose_l2_is_unknown_is_taken_to_have_been_stopped_early():
+    about = {"n_train": 9, "loss": "softmax"}
+    for given, found in (
+        ({"l2": "estimate"}, "early_stopped"), ({"l2": "estimate", "trained": "optimum"}, "optimum"),
+        ({"l2": 0.1}, "optimum"), ({"l2": 0.1, "trained": "early_stopped"}, "early_stopped"),
+    ):  # fmt: skip
+        assert sfu.LinearHead.from_module(torch.nn.Linear(3, 2), **about, **given).recipe.trained == found
 
 
 def test_how_a_head_was_trained_is_checked():
