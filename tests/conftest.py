@@ -15,8 +15,8 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 def pytest_collection_finish() -> None:
     """Spare later collections of garbage what the imports have made: each run of sfu collects, for its contract."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(params=DEVICES)

@@ -303,7 +303,8 @@ def test_a_built_wheel_carries_its_configs_and_runs_alone_without_optional_packa
         "sys.modules['wandb'] = sys.modules['cvxpy'] = sys.modules['cvxpylayers'] = None\n"
         "import sfu; assert 'torch' not in sys.modules and 'hydra' not in sys.modules\n"
         "from sfu.cli.run import main; assert 'torch' not in sys.modules\n"
-        "print(sfu.__file__); main()"
+        "print(sfu.__file__); main()\n"
+        "import gc; assert gc.isenabled() and gc.get_freeze_count() > 100_000"  # collections search no imports
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "experiment=quick", "logger=none"],
