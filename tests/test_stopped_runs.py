@@ -71,9 +71,9 @@ def stopped(process: subprocess.Popen[str], how: str, mark: str) -> str:
 
 
 @pytest.mark.parametrize(("how", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
-def test_jobs_side_by_side_end_with_their_sweep(tmp_path, how, code):
-    mark = uuid4().hex
-    arguments = ("launcher=local_2", "logger=none", "seed=0,1,2", *FOREVER, f"hydra.sweep.dir={tmp_path}")
+def test_jobs_side_by_side_end_with_their_sweep(tmp_path, feature_file, how, code):
+    mark, data = uuid4().hex, ("dataset=features", f"dataset.path={feature_file}")
+    arguments = (*data, "launcher=local_2", "logger=none", "seed=0,1,2", *FOREVER, f"hydra.sweep.dir={tmp_path}")
     process = start("sfu", "-m", *arguments, mark=mark)
     jobs = [tmp_path / "0", tmp_path / "1"]
     wait_until(lambda: all((job / "split.safetensors").exists() for job in jobs))
@@ -89,10 +89,20 @@ def test_jobs_side_by_side_end_with_their_sweep(tmp_path, how, code):
         assert "Traceback" not in output
 
 
-def test_a_terminated_run_closes_its_record(tmp_path):
-    mark = uuid4().hex
-    process = start("sfu", *FOREVER, f"hydra.run.dir={tmp_path}", mark=mark)
-    wait_until((tmp_path / "split.safetensors").exists)
+def of_rows(mark: str) -> list[int]:
+    """The server of rows, and the row that it has forked."""
+    found = []
+    for pid in load_script("kill_runs").marked(mark):
+        with contextlib.suppress(OSError):
+            if b"serve_children" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def test_a_terminated_run_closes_its_record_and_ends_its_row(tmp_path, feature_file):
+    mark, data = uuid4().hex, ("dataset=features", f"dataset.path={feature_file}")
+    process = start("sfu", *data, *FOREVER, f"hydra.run.dir={tmp_path}", mark=mark)
+    wait_until(lambda: len(of_rows(mark)) == 2)
     output = stopped(process, "SIGTERM", mark)
     assert process.returncode == 143
     assert output.splitlines()[-1] == "sfu: interrupted. Results that were finished are saved."
