@@ -157,7 +157,7 @@ def test_jobs_side_by_side(tmp_path, monkeypatch, capsys):
 
 def test_a_job_that_fails_in_another_process_is_told_in_its_own_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    jobs = ("-m", "forget.fraction=0.1,2", "launcher=submitit_local")
+    jobs = ("-m", "forget.fraction=0.1,2", "launcher=submitit_local", "isolate=false")
     assert sfu(monkeypatch, *jobs, *QUICK, "hydra.sweep.dir=s") == 1
     shown = capsys.readouterr()
     assert shown.err == "sfu: job 1: ConfigError: forget.fraction=2.0. Give a finite number above 0 and at most 1.\n"
