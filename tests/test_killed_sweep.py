@@ -45,6 +45,7 @@ def numbers(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_midway_goes_on_where_it_was(tmp_path, monkeypatch):
     first = tmp_path / "first"
     process = subprocess.Popen(

@@ -260,6 +260,7 @@ def test_tensors_are_finite_floats(tensor, why):
     assert "no tensor v, but w" in why_refused(floats, {"w": tensor}, "v", 2)
 
 
+@pytest.mark.slow
 def test_hostile_files_of_every_format_are_read_or_refused(tmp_path, capsys):
     """A slice of ``scripts/fuzz_readers.py``; run the whole of it after a change to a reader."""
     assert load_script("fuzz_readers").main(["--inputs", "240", "--out", str(tmp_path)]) == 0

@@ -70,6 +70,7 @@ def stopped(process: subprocess.Popen[str], how: str, mark: str) -> str:
     return process.communicate()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
 def test_jobs_side_by_side_end_with_their_sweep(tmp_path, feature_file, how, code):
     mark, data = uuid4().hex, ("dataset=features", f"dataset.path={feature_file}")
@@ -99,6 +100,7 @@ def of_rows(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_terminated_run_closes_its_record_and_ends_its_row(tmp_path, feature_file):
     mark, data = uuid4().hex, ("dataset=features", f"dataset.path={feature_file}")
     process = start("sfu", *data, *FOREVER, f"hydra.run.dir={tmp_path}", mark=mark)
@@ -180,6 +182,7 @@ def in_small_folders(tmp_path: Path, code: str) -> list[list[object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_full_disk_fails_the_run_and_names_the_first_file(tmp_path):
     program = f"""
 for size in (4, 16, 28, 64, 100, 400):
@@ -200,6 +203,7 @@ for size in (4, 16, 28, 64, 100, 400):
     assert [state for _, _, state in full] == ["none", "failed", "failed", "failed", "failed"]
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_the_cache(tmp_path):
     program = f"""
 for options in ("size=16k", "size=1m,ro"):

@@ -33,6 +33,7 @@ def subprocess_sfu(where: Path, *arguments: str, **environment: str) -> subproce
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
     """From another folder, with W&B on, a home that cannot be written, and the backend of a notebook."""
     closed = str(feature_file / "home")  # below a file, no folder can be made
@@ -146,6 +147,7 @@ def test_version(monkeypatch, capsys):
     assert capsys.readouterr().out == f"sfu {package.__version__}\n"
 
 
+@pytest.mark.slow
 def test_jobs_side_by_side(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert sfu(monkeypatch, "-m", "seed=0,1", "launcher=local_2", *QUICK, "hydra.sweep.dir=s") == 0
@@ -155,6 +157,7 @@ def test_jobs_side_by_side(tmp_path, monkeypatch, capsys):
     assert "2 jobs: 2 cached" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_in_another_process_is_told_in_its_own_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     jobs = ("-m", "forget.fraction=0.1,2", "launcher=submitit_local", "isolate=false")
@@ -282,6 +285,7 @@ def test_one_bad_row_fails_the_run_but_keeps_the_rest(tmp_path, monkeypatch, cap
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_built_wheel_carries_its_configs_and_runs_alone_without_optional_packages(tmp_path):
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
