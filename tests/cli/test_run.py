@@ -148,19 +148,21 @@ def test_version(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_jobs_side_by_side(tmp_path, monkeypatch, capsys):
+def test_jobs_side_by_side(tmp_path, feature_file, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert sfu(monkeypatch, "-m", "seed=0,1", "launcher=local_2", *QUICK, "hydra.sweep.dir=s") == 0
+    jobs = ("-m", "seed=0,1", "launcher=local_2", "dataset=features", f"dataset.path={feature_file}", *QUICK)
+    assert sfu(monkeypatch, *jobs, "hydra.sweep.dir=s") == 0
     assert "n = 2" in capsys.readouterr().out
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["n_runs"] == 2
-    assert sfu(monkeypatch, "-m", "seed=0,1", "launcher=local_2", *QUICK, "--dry-run") == 0
+    assert sfu(monkeypatch, *jobs, "--dry-run") == 0
     assert "2 jobs: 2 cached" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_in_another_process_is_told_in_its_own_words(tmp_path, monkeypatch, capsys):
+def test_a_job_that_fails_in_another_process_is_told_in_its_own_words(tmp_path, feature_file, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    jobs = ("-m", "forget.fraction=0.1,2", "launcher=submitit_local", "isolate=false")
+    data = ("dataset=features", f"dataset.path={feature_file}")
+    jobs = (*data, "-m", "forget.fraction=0.1,2", "launcher=submitit_local", "isolate=false")
     assert sfu(monkeypatch, *jobs, *QUICK, "hydra.sweep.dir=s") == 1
     shown = capsys.readouterr()
     assert shown.err == "sfu: job 1: ConfigError: forget.fraction=2.0. Give a finite number above 0 and at most 1.\n"
