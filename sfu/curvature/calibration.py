@@ -39,9 +39,8 @@ def factors_of_unlabelled(request: ForgetRequest) -> tuple[Tensor, ...] | None:
     head, wanted = request.head, request.head.kept.trace
     if head.feature_weights_CD is not None or wanted is None or not request.unlabelled:
         return None
-    counts = [len(rows_UD) for rows_UD in request.unlabelled]
-    traces_U = head.traces(head.unlabelled_rows(torch.cat(request.unlabelled)))
-    return factors_to(wanted / len(traces_U), traces_U).split(counts)
+    traces = (head.traces(head.unlabelled_rows(rows_UD)) for rows_UD in request.unlabelled)
+    return tuple(factors_to(wanted / len(traces_U), traces_U) for traces_U in traces)
 
 
 def factors_to(wanted: float, sizes_U: Tensor) -> Tensor:

@@ -13,31 +13,25 @@ not. So the *size* of a shift decides how much of the curvature is taken to be u
 unlabelled rows like the training rows there is a better answer: they show the curvature. How far they take the place of
 the forget rows is decided by significance, because both show the same if the forget set is a random sample.
 
-Moments of the training rows, which a head keeps, tell whether unlabelled rows are like these. What counts is the
-largest drift that the unlabelled rows do not rule out, so few rows are trusted little.
-
 Shapes: F forget rows, D features, C classes.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sfu.curvature.calibration import factors_of_unlabelled, stretch_of_forget_rows
-from sfu.curvature.evidence import Evidence, Finding, examine
+from sfu.curvature.calibration import stretch_of_forget_rows
+from sfu.curvature.evidence import Evidence, examine
+from sfu.curvature.likeness import NO_ROWS, counted, judge
 from sfu.curvature.source_fit import Caution
 from sfu.data.settings import RANDOM
-from sfu.lazy import torch
-from sfu.losses.rows import Rows
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sfu.heads.base import Head
 
 _UNSEEN = {"gradient": 3.0, "classes": 2.0, "mean": 1.0}
 """Share of the curvature taken to be unseen for a shift of size 1; chosen on 2,124 requests, see docs/limits.md."""
@@ -51,16 +45,6 @@ _TOO_LIGHT = 1.5
 """No gain is predicted if the retained rows' trace is this times that of the rows that show their curvature."""
 _FEW_UNLABELLED = 50.0
 """So few unlabelled rows, of a set that is no random sample, show half of what is unseen, and 1,000 nearly all."""
-_SURE = (0.005, 1e-4)
-"""Between these p-values a shift begins to count, and unlabelled rows take the place of the forget rows."""
-_DRIFT = (0.1, 0.18)
-"""If unlabelled rows may have drifted by so much (root mean square over moments of the training rows, each in its
-standard deviation), trust in them falls from 1 to 0. Half of them from another dataset are 0.15 or more."""
-_DOUBT, _NOT_RULED_OUT = 5.0, 0.35
-"""The gain that n forget rows show of other rows may err by the first over n^(3/4): the more of them, the less there is
-left to err about. It must exceed that if those rows have drifted, and this share of it if a drift is not ruled out."""
-_TRACES = 1.5
-"""Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of traces."""
 _EQUAL = 1e-3
 """Largest relative deviation of the squared norms of rows that are taken to be normalised."""
 
@@ -77,6 +61,7 @@ class Assessment:
         reasons: Why the forget set is not taken for a random sample of the training data; none if it may be one.
         bounded: Whether a bound of the training rows' curvature is known.
         enough: Whether the rows show enough of the curvature for a gain to be predicted.
+        likeness: What a row of each set of unlabelled rows counts for (:class:`~sfu.curvature.likeness.Likeness`).
     """
 
     caution: Caution
@@ -86,6 +71,7 @@ class Assessment:
     reasons: tuple[str, ...]
     bounded: bool
     enough: bool = True
+    likeness: tuple[float, ...] = ()
 
     @property
     def replaced(self) -> bool:
@@ -110,9 +96,10 @@ class Assessment:
 
 def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     """Weigh the evidence; ``force`` takes the forget set for a random sample all the same."""
-    unlabelled = torch.cat([*request.unlabelled]) if request.unlabelled else None
     kept = request.head.kept
-    evidence = examine(request, unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D, projected_2K=kept.projected_2K)
+    evidence = examine(
+        request, request.unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D, projected_2K=kept.projected_2K
+    )
     declared = "class" if request.classes is not None else request.kind
     telling = [finding for finding in evidence.findings if finding.name in _UNSEEN]
     if kept.mean_D is None:  # a mean unlike that of unlabelled rows may be their fault
@@ -127,22 +114,20 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     shift = unlike = 1.0 if declared != RANDOM else 0.0
     found = -_NEGLIGIBLE
     for finding in telling:
-        sure = _significance(finding.p)
+        sure = finding.significance
         found += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         unlike = max(unlike, sure)
     shift += max(0.0, found)
-    rows = max(1e-9, min(evidence.effective_rows, curved_rows(request.head, request.data())))
-    few, doubt, trust, stretch = _of_few(rows), 0.0, 0.0, stretch_of_forget_rows(request)
-    if unlabelled is not None:
-        others, factors, part = request.head.unlabelled_rows(unlabelled), factors_of_unlabelled(request), 3.0
-        if factors is not None:  # scaled rows show as much as forget rows, and stretched ones little
-            others, rows, part = others.scaled(torch.cat(factors)), rows / stretch**2, 1.0
-        more = max(1e-9, curved_rows(request.head, others))
-        like = 1 - max(_unlike_in_trace(request, unlabelled), _drifted(request, evidence["drift"]))
-        alike = 1 - max(_significance(evidence[name].p) for name in ("mean", "norms", "drift"))
-        wanted = max(unlike, few, alike * more / (rows + more))
+    rows = max(1e-9, min(evidence.effective_rows, counted(request.head.traces(request.data()))))
+    few, trust, stretch, others = _of_few(rows), 0.0, stretch_of_forget_rows(request), NO_ROWS
+    if request.unlabelled:
+        part = 3.0
+        if request.head.feature_weights_CD is None and kept.trace is not None:
+            rows, part = rows / stretch**2, 1.0  # scaled rows show as much as forget rows, and stretched ones little
+        others = judge(request, evidence, rows)
+        like, more = others.like, others.rows
+        wanted = max(unlike, few, others.alike * more / (rows + more))
         few = (1 - like) * few + like * _of_few(rows + wanted * like * more / part)
-        doubt = max(_NOT_RULED_OUT * (1 - like), _significance(evidence["drift"].p)) * _DOUBT / rows**0.75
         # what neither of the two shows is left to the bound, so that it does not count as the forget rows'
         shift = min(1.0, shift)
         unseen = shift * wanted * (1 - like)
@@ -152,8 +137,8 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     enough = few < _TOO_FEW and stretch < _TOO_LIGHT
     if request.head.feature_weights_CD is None:  # cross-validation stretches the rows of these itself
         enough, stretch = enough and kept.trace is not None, 1.0
-    caution = Caution(min(1.0, shift), few, half, stretch * _of_few_retained(evidence), doubt=doubt)
-    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None, enough)
+    caution = Caution(min(1.0, shift), few, half, stretch * _of_few_retained(evidence), doubts=others.doubts)
+    return Assessment(caution, trust, unlike, evidence, tuple(reasons), bound is not None, enough, others.weights)
 
 
 _DECLARED = {
@@ -179,16 +164,6 @@ def curvature_bound(request: ForgetRequest) -> float | None:
     return one * (1 + _EQUAL) * head.loss.constants.curvature_bound if equal else None
 
 
-def curved_rows(head: Head, rows: Rows) -> float:
-    r"""Return how many equally curved rows would scatter as much: :math:`(\sum_i h_i)^2 / \sum_i h_i^2`.
-
-    :math:`h_i` is what a row adds to the trace of the Hessian (:meth:`sfu.heads.base.Head.traces`); the result is 0
-    where no row is curved.
-    """
-    traces_N = head.traces(rows)
-    return float(traces_N.sum()) ** 2 / max(float(traces_N.square().sum()), 1e-300)
-
-
 def _of_rows(request: ForgetRequest) -> float:
     """Return what the bound would be if no training row were larger than the largest forget row."""
     head = request.head
@@ -212,38 +187,5 @@ def _of_few_retained(evidence: Evidence) -> float:
     return 1.0 if rows_of_a_dimension is None else 1 + 1 / rows_of_a_dimension
 
 
-def _drifted(request: ForgetRequest, drift: Finding) -> float:
-    """Return 0 if the unlabelled rows are known to be like the training rows, 1 if they may be far from them.
-
-    Rows of linearised heads have so heavy tails that no number of them rules out a drift; it counts once it is seen.
-    """
-    if drift.at_most is None:
-        return 0.0
-    if request.head.feature_weights_CD is None:
-        return _significance(drift.p)
-    none, all_of_it = _DRIFT
-    return min(1.0, max(0.0, (math.sqrt(drift.at_most) - none) / (all_of_it - none)))
-
-
-def _unlike_in_trace(request: ForgetRequest, unlabelled_UD: Tensor) -> float:
-    """Compare the trace of the Hessian with that of the training rows, or of the forget rows if it is not known."""
-    if request.head.feature_weights_CD is None:  # the mean of heavy-tailed rows says nothing
-        return 0.0
-    traces_U = request.head.traces(request.head.unlabelled_rows(unlabelled_UD))
-    known = request.head.kept.trace
-    wanted = request.trace if known is None else known
-    found, chance = float(traces_U.sum()), 3 * float(traces_U.std(correction=0)) * len(traces_U) ** 0.5
-    nearest = min(max(wanted, found - chance), found + chance)
-    return min(1.0, _TRACES * abs(math.log(max(nearest, 1e-300) / max(wanted, 1e-300))))
-
-
 def _of_few(rows: float) -> float:
     return min(1.0, (_FEW / rows) ** 3)
-
-
-def _significance(p: float | None) -> float:
-    """Return 0 for p-values that random sets have, 1 for those they almost never have, and something between."""
-    if p is None:
-        return 0.0
-    doubtful, sure = (math.log(level) for level in _SURE)
-    return min(1.0, max(0.0, (math.log(max(p, 1e-300)) - doubtful) / (sure - doubtful)))

@@ -18,7 +18,7 @@ Shapes: K folds, J sources, C classes, E = D (+ 1 with bias).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,10 +53,9 @@ class Sources:
     rows: dict[str, float]
     _inverses: dict[tuple[float, ...], DampedInverse] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def own(self) -> Sources:
-        """The forget rows and views of them alone."""
-        operators = {name: one for name, one in self.operators.items() if name in (FORGET, VIEWS)}
+    def without(self, dropped: Set[str]) -> Sources:
+        """Return all but the sources of these names."""
+        operators = {name: one for name, one in self.operators.items() if name not in dropped}
         return Sources(operators, {name: self.rows[name] for name in operators})
 
     def mixed(self, weights: Sequence[float]) -> CurvatureOperator:
@@ -127,12 +126,13 @@ def cross_validate(
     context: MethodContext,
     n_folds: int,
     trust: float = 0.0,
+    likeness: Sequence[float] = (),
 ) -> Validation:
     """Split all sources at random (seed ``folds``) and, for every fold, estimate the curvatures from the others.
 
     A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise. A
     forget set of fewer rows than folds, or of copies of one row, stays whole: only unlabelled rows are held out, and
-    without any there are no folds.
+    without any there are no folds. ``likeness`` is what a row of each set of unlabelled rows counts for; by default 1.
 
     Raises:
         ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
@@ -151,7 +151,7 @@ def cross_validate(
     estimate = estimator.estimate(estimator.merge(observations), request)
     indices = indices if divided else [torch.arange(request.n_forget)]
     splits = [fold_indices(rows_UD.shape[0], min(n_folds, rows_UD.shape[0]), drawn) for rows_UD in request.unlabelled]
-    further = _Further(request, estimate.operator, indices, splits, trust)
+    further = _Further(request, estimate.operator, indices, splits, trust, likeness)
     gradients, signal_CE = _gradients(request, parts, n_folds)
     if estimator.is_forget_hessian(request):
         observations = further.in_a_subspace(observations, gradients)
@@ -196,9 +196,11 @@ class _Further:
         indices: Sequence[Tensor],
         splits: Sequence[Sequence[Tensor]],
         trust: float = 0.0,
+        likeness: Sequence[float] = (),
     ) -> None:
         """Compute the Hessians; ``indices`` divide the forget rows, and ``splits`` each set of unlabelled rows."""
         self._request, self._trust = request, trust
+        self._likeness = likeness or [1.0] * len(request.unlabelled)
         by_products = like.structure == Structure.products.value or request.head.layout is not Layout.shared
         self._scored_by = Structure.products if by_products else Structure.shared
         self._found: dict[str, list[_Part]] = {}
@@ -230,7 +232,9 @@ class _Further:
                 rows = head.unlabelled_rows(given[j][index])
                 if self._factors is not None:
                     rows = rows.scaled(self._factors[j][index])
-                found[name].append(_Part(frozenset({k} if len(split) > 1 else ()), self._hessian(rows, structure)))
+                hessian = self._hessian(rows, structure)
+                hessian = hessian._replace(weight=self._likeness[j] * hessian.weight)
+                found[name].append(_Part(frozenset({k} if len(split) > 1 else ()), hessian))
         return found
 
     def _of_views(self, indices: Sequence[Tensor], structure: Structure) -> list[_Part]:

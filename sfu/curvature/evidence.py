@@ -12,7 +12,9 @@ classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sfu.curvature.folds import row_weights
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 FALSE_ALARMS = 1e-3
 """Nominal probability that any test raises an alarm on a random set, shared equally by the tests that can be run.
 Measured: below 1 %, since the tails of real rows are heavier than those of the distributions that are matched."""
+_SURE = (0.005, 1e-4)
+"""Between these p-values a shift begins to count, and unlabelled rows take the place of the forget rows."""
 _LEAST_EFFECT = {"gradient": 0.01, "mean": 0.01, "drift": 0.01, "classes": 0.02, "norms": 0.05}
 _TANGENT_ROWS, _TANGENT_NUMBERS = 64, 1 << 26  # at most so many row gradients of a linearised head, and numbers in them
 _SPECTRUM = 2048  # a random subset of so many rows tells the effective dimension
@@ -63,6 +67,14 @@ class Finding:
     reason: str
     at_most: float | None = None
 
+    @property
+    def significance(self) -> float:
+        """0 for p-values that random sets have, 1 for those that they almost never have, and something between."""
+        if self.p is None:
+            return 0.0
+        doubtful, sure = (math.log(level) for level in _SURE)
+        return min(1.0, max(0.0, (math.log(max(self.p, 1e-300)) - doubtful) / (sure - doubtful)))
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -83,13 +95,17 @@ class Evidence:
         return tuple(finding for finding in self.findings if finding.alarm)
 
     def __getitem__(self, name: str) -> Finding:
-        """Return the finding of a test by its name."""
-        return next(finding for finding in self.findings if finding.name == name)
+        """Return the (first) finding of a test by its name."""
+        return self.each(name)[0]
+
+    def each(self, name: str) -> tuple[Finding, ...]:
+        """Return the findings of a test; one for each set of unlabelled rows, if it is about these."""
+        return tuple(finding for finding in self.findings if finding.name == name)
 
 
 def examine(
     request: ForgetRequest,
-    unlabelled_UD: Tensor | None = None,
+    unlabelled: Sequence[Tensor] = (),
     *,
     shares_C: Tensor | None = None,
     mean_D: Tensor | None = None,
@@ -100,7 +116,7 @@ def examine(
 
     Args:
         request: The request, without views as further rows.
-        unlabelled_UD: Rows like the training rows, such as the model's traffic.
+        unlabelled: Sets ``[U, D]`` of rows like the training rows, such as the model's traffic, tested one by one.
         shares_C: Share of every class among the training rows, as kept with the head.
         mean_D: Mean of the training rows' features, as kept with the head.
         projected_2K: Moments of their projections (:mod:`sfu.heads.projections`), as kept with the head.
@@ -109,17 +125,20 @@ def examine(
         DataError: The unlabelled rows, the shares, the mean or the moments do not fit the head.
     """
     features_FD = request.features_FD
-    unlabelled_UD = _like("the unlabelled rows", unlabelled_UD, (-1, features_FD.shape[1]), features_FD)
+    numbers = [""] if len(unlabelled) == 1 else [f" of set {n}" for n in range(1, len(unlabelled) + 1)]
+    names = [f"the unlabelled rows{number}" for number in numbers]
+    like = partial(_like, shape=(-1, features_FD.shape[1]), like=features_FD)
+    sets = [(name, like(name, rows_UD)) for name, rows_UD in zip(names, unlabelled, strict=True)] or [("", None)]
     shares_C = _like("the class shares", shares_C, (request.head.n_classes,), features_FD)
     mean_D = _like("the mean of the training features", mean_D, (features_FD.shape[1],), features_FD)
     projected_2K = _like("the projected moments", projected_2K, (2, DIRECTIONS), features_FD)
     weights_F, groups_F = row_weights(request), near_groups(features_FD, mean_D)
     tests = [
         _gradient(request, effective_rows(weights_F)),
-        _mean(request, mean_D, unlabelled_UD),
+        *(_mean(request, mean_D, *one) for one in (sets if mean_D is None else sets[:1])),
         _classes(request, shares_C),
-        _norms(features_FD, unlabelled_UD),
-        _drift(request, unlabelled_UD, mean_D, projected_2K),
+        *(_norms(features_FD, *one) for one in sets),
+        *(_drift(request, *one, mean_D, projected_2K) for one in sets),
     ]
     run = sum(test.p is not None for test in tests)
     distinct = effective_rows(torch.ones_like(weights_F), groups_F)
@@ -212,14 +231,14 @@ def _deviates(what: str, whence: str, ratio: float) -> str:
     return f"{what} deviates from {whence} by {times} sampling explains (squared)"
 
 
-def _mean(request: ForgetRequest, mean_D: Tensor | None, unlabelled_UD: Tensor | None) -> _Test:
+def _mean(request: ForgetRequest, mean_D: Tensor | None, name: str, unlabelled_UD: Tensor | None) -> _Test:
     features_FD, count = request.features_FD, request.n_forget
     if mean_D is not None:
         found = compare_means([features_FD], [(1 - count / request.head.n_train) / count], mean_D)
         whence = "that of the training set"
     elif unlabelled_UD is not None:
         found = compare_means([features_FD, unlabelled_UD], [1 / count, 1 / len(unlabelled_UD)])
-        whence = "that of the unlabelled rows"
+        whence = f"that of {name}"
     else:
         return _Test("mean", "the mean of the forget features has nothing to be compared with")
     if found is None:
@@ -229,9 +248,9 @@ def _mean(request: ForgetRequest, mean_D: Tensor | None, unlabelled_UD: Tensor |
 
 
 def _drift(
-    request: ForgetRequest, unlabelled_UD: Tensor | None, mean_D: Tensor | None, projected_2K: Tensor | None
+    request: ForgetRequest, name: str, unlabelled_UD: Tensor | None, mean_D: Tensor | None, projected_2K: Tensor | None
 ) -> _Test:
-    """Compare the unlabelled rows with the training rows, by the moments of these that were kept."""
+    """Compare a set of unlabelled rows with the training rows, by the moments of these that were kept."""
     if unlabelled_UD is None:
         return _Test("drift", "there are no unlabelled rows to compare with the training set")
     variance = [1 / len(unlabelled_UD) + 1 / request.head.n_train]
@@ -244,8 +263,12 @@ def _drift(
     else:
         return _Test("drift", "the head keeps no mean with which its unlabelled rows can be compared")
     if found is None:
-        return _Test("drift", f"fewer than {FEWEST} unlabelled rows are too few to compare with the training set")
-    reason = _deviates(f"{what} the unlabelled rows", "the training set", found.ratio)
+        return _Test(
+            "drift",
+            f"fewer than {FEWEST} unlabelled rows are too few to compare with the training set",
+            at_most=math.inf,
+        )
+    reason = _deviates(f"{what} {name}", "the training set", found.ratio)
     return _Test("drift", reason, found.ratio, found.p, found.effect, at_most=found.at_most)
 
 
@@ -298,7 +321,7 @@ def _classes(request: ForgetRequest, shares_C: Tensor | None) -> _Test:
     return _Test("classes", reason, ratio, p, max(0.0, float(distance - random_distance.mean())), smallest)
 
 
-def _norms(features_FD: Tensor, unlabelled_UD: Tensor | None) -> _Test:
+def _norms(features_FD: Tensor, name: str, unlabelled_UD: Tensor | None) -> _Test:
     """Compare the norms with those of the unlabelled rows by their ranks (Mann-Whitney)."""
     if unlabelled_UD is None:
         return _Test("norms", "there are no unlabelled rows with whose norms those of the forget rows can be compared")
@@ -316,7 +339,7 @@ def _norms(features_FD: Tensor, unlabelled_UD: Tensor | None) -> _Test:
     ratio = means[0] / means[1]
     noise = sum(float(part.var()) / len(part) for part in squares) / means[1] ** 2
     effect = math.sqrt(max(0.0, (ratio - 1) ** 2 - noise))
-    reason = f"the mean squared norm of the forget rows is {ratio:.2g} times that of the unlabelled rows"
+    reason = f"the mean squared norm of the forget rows is {ratio:.2g} times that of {name}"
     return _Test("norms", reason, ratio, p, effect)
 
 

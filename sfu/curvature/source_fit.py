@@ -67,7 +67,8 @@ class Caution(NamedTuple):
         bound: beta, half of an upper bound of the largest eigenvalue of the retained rows' Hessian.
         stretch: s, what rows smaller than the retained ones are stretched by.
         along: r; see :meth:`of`.
-        doubt: Share by which the gain with unlabelled rows must exceed that without them, for them to be a source.
+        doubts: Share by which the gain with each set of unlabelled rows must exceed that without it, for the set to be
+            a source.
     """
 
     share: float = 0.0
@@ -75,7 +76,7 @@ class Caution(NamedTuple):
     bound: float = math.inf
     stretch: float = 1.0
     along: float = 0.0
-    doubt: float = 0.0
+    doubts: tuple[float, ...] = ()
 
     def of(self, folds: Sequence[Fold], l2: float) -> Caution:
         """Return it with the r of these folds, nearer to beta + l2 the fewer the rows are."""
@@ -134,14 +135,28 @@ def choose_step(validation: Validation, noise: float, caution: Caution, l2: floa
     if validation.trust == 1:  # the forget rows are held out nowhere, so they show nothing along their gradient
         caution = caution._replace(share=max(caution.share, caution.few), few=0.0)
     caution = caution.of(folds, l2)
-    best = _best(folds, caution, l2, validation.trust)
-    if caution.doubt > 0 and len(own := folds[0].sources.own.rows) < len(best.weights):
-        alone = _best([replace(fold, sources=fold.sources.own) for fold in folds], caution, l2, 0.0)
-        if best.gain < (1 + caution.doubt) * alone.gain:
-            best = replace(alone, weights=(*alone.weights, *[0.0] * (len(best.weights) - len(own))))
+    names = [name for name in folds[0].sources.rows if name not in (FORGET, VIEWS, RETAINED)]
+    best = _beyond_doubt(folds, caution, l2, validation.trust, dict(zip(names, caution.doubts, strict=False)))
     if best.gain == 0:  # the gradient is zero
         return best
     return replace(best, gain=expected_gain(folds, best, noise))
+
+
+def _beyond_doubt(
+    folds: Sequence[Fold], caution: Caution, l2: float, trust: float, doubts: dict[str, float]
+) -> StepChoice:
+    """Return the best choice in which each source in doubt gains clearly more than none."""
+    best, most = _best(folds, caution, l2, trust), max(doubts.values(), default=0.0)
+    if most == 0 or best.gain == 0:
+        return best
+    left = {name: doubt for name, doubt in doubts.items() if doubt < most}
+    dropped = {*doubts, RETAINED} - {*left, *([RETAINED] if left else [])}
+    fewer = [replace(fold, sources=fold.sources.without(dropped)) for fold in folds]
+    other = _beyond_doubt(fewer, caution, l2, trust if left else 0.0, left)
+    if best.gain >= (1 + most) * other.gain:
+        return best
+    weights = dict(zip(fewer[0].sources.rows, other.weights, strict=True))
+    return replace(other, weights=tuple(weights.get(name, 0.0) for name in folds[0].sources.rows))
 
 
 def _best(folds: Sequence[Fold], caution: Caution, l2: float, trust: float) -> StepChoice:

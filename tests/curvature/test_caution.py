@@ -285,6 +285,28 @@ def test_unlabelled_rows_score_a_random_set_by_their_number_and_any_other_alone(
     assert assess(few).trust == pytest.approx(1, abs=1e-6)  # too few to show anything
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_foreign_set_takes_no_trust_from_another_and_the_note_names_it(share):
+    request, retained, config = with_share_of_one_class(share, 3)
+    arrays = make_arrays(n_train=1200, n_test=1000, seed=3)
+    alike = torch.from_numpy(arrays["test_features"][:300])
+    foreign = half_foreign(torch.from_numpy(arrays["test_features"][300:]), 1.0, 3)
+    sets = {"alike": (alike,), "foreign": (foreign,), "both": (alike, foreign), "few": (alike, foreign[:5])}
+    given = {name: dataclasses.replace(request, unlabelled=of_sets) for name, of_sets in sets.items()}
+    found = {name: assess(one) for name, one in given.items()}
+    assert found["foreign"].trust == 0 < found["alike"].trust
+    for name in ("both", "few"):
+        assert found[name].trust == pytest.approx(found["alike"].trust, rel=1e-6)
+        assert found[name].caution.share == pytest.approx(found["alike"].caution.share, rel=1e-6)
+        assert found[name].likeness == pytest.approx((1, 0), abs=1e-6)
+    swapped = assess(dataclasses.replace(request, unlabelled=(foreign, alike)))
+    assert (swapped.trust, *swapped.likeness) == pytest.approx((found["both"].trust, 0, 1), abs=1e-6)
+    results = {name: Newton(FORGET_CURVATURE).unlearn(one, CONTEXT) for name, one in given.items()}
+    assert "the unlabelled rows of set 2 deviates from the training set" in results["both"].note
+    left = {name: distance(result.head, request, retained, config) for name, result in results.items()}
+    assert max(left["both"], left["few"]) < 1.02 * left["alike"]
+
+
 def test_many_unlabelled_rows_leave_nothing_unseen_however_far_a_set_is_from_random():
     shares = [assess_with(count, 1.0).caution.share for count in (20, 50, 1000)]
     assert shares[0] > 0.8

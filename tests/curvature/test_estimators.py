@@ -269,7 +269,7 @@ def test_unlabelled_rows_like_the_training_data_help_and_unlike_ones_are_ignored
                 weights[name].append(1 - result.details["weight_forget"])
     mean = {name: float(np.mean(values)) for name, values in left.items()}
     assert mean["alike"] < 0.8 * mean["alone"]
-    assert mean["both"] < 0.95 * mean["alone"]  # the sets are compared with the training rows together
+    assert mean["both"] < 0.8 * mean["alone"]  # a foreign set takes no trust from the other
     assert mean["unlike"] < 1.02 * mean["alone"]
     assert np.mean(weights["alike"]) > 0.5 > np.mean(weights["unlike"])
 

@@ -59,7 +59,7 @@ class Made:
         return torch.randperm(N, generator=self.generator)[:count]
 
     def evidence(self, rows: torch.Tensor) -> Evidence:
-        return examine(self.request(rows), self.unlabelled, **self.kept)
+        return examine(self.request(rows), [self.unlabelled], **self.kept)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_random_sets_raise_no_alarm_and_their_p_values_are_uniform(count, width,
     raised = 0
     for draw in range(draws):
         kept = {name: one for name, one in made.kept.items() if name != ("mean_D", "projected_2K", None)[draw % 3]}
-        evidence = examine(made.request(made.random(count)), made.draw(200)[0], **kept)
+        evidence = examine(made.request(made.random(count)), [made.draw(200)[0]], **kept)
         raised += bool(evidence.alarms)
         for finding in evidence.findings:
             if finding.p is not None:
@@ -177,7 +177,7 @@ def test_the_ratio_of_the_mean_and_the_distance_of_the_classes_are_those_of_draw
 
     scatter = float(made.unlabelled.var(0).sum()) * (1 / 400 + 1 / N)
     apart = float((made.unlabelled.mean(0) - made.features.mean(0)).square().sum())
-    by_mean = examine(made.request(rows), made.unlabelled, mean_D=made.kept["mean_D"])
+    by_mean = examine(made.request(rows), [made.unlabelled], mean_D=made.kept["mean_D"])
     assert by_mean["drift"].value == pytest.approx(apart / scatter, rel=1e-9)
 
     def distance(some: torch.Tensor) -> float:
@@ -201,7 +201,7 @@ def test_small_norms_and_neighbours(made):
     assert smallest["norms"].effect ** 2 == pytest.approx((1 - float(squares)) ** 2 - float(noise), rel=1e-9)
     neighbours = (made.features - made.features[0]).square().sum(1).argsort()[:40]
     assert "mean" in alarms(made.evidence(neighbours))
-    assert "mean" in alarms(examine(made.request(neighbours), made.unlabelled))  # without a mean that was kept, too
+    assert "mean" in alarms(examine(made.request(neighbours), [made.unlabelled]))  # without a mean that was kept, too
     assert "norms" not in alarms(made.evidence(made.random(60)))
 
 
@@ -239,28 +239,28 @@ def test_unlabelled_rows_half_of_which_are_from_elsewhere(made):
         half = torch.cat([made.draw(200)[0], turned(made, 200, seed)])
         for left_out in ("mean_D", None):
             kept = {name: one for name, one in made.kept.items() if name != left_out}
-            found, fine = (examine(request, rows, **kept)["drift"] for rows in (half, made.draw(400)[0]))
+            found, fine = (examine(request, [rows], **kept)["drift"] for rows in (half, made.draw(400)[0]))
             assert found.alarm
             assert found.at_most > 3 * fine.at_most
             assert "along random directions of the unlabelled rows" in found.reason
     one_class = made.centres_CD[3] + 0.3 * made.draw(200)[0]
-    assert examine(request, torch.cat([made.draw(200)[0], one_class]), mean_D=made.kept["mean_D"])["drift"].alarm
+    assert examine(request, [torch.cat([made.draw(200)[0], one_class])], mean_D=made.kept["mean_D"])["drift"].alarm
 
 
 def test_the_drift_is_in_standard_deviations_of_the_training_rows(made):
     """A shift of one number, of all projections alike, and of a size that few rows cannot rule out."""
     rows = made.draw(400)[0]
-    drift = examine(made.request(made.random(60)), rows, projected_2K=made.kept["projected_2K"])["drift"]
+    drift = examine(made.request(made.random(60)), [rows], projected_2K=made.kept["projected_2K"])["drift"]
     along, known = projected(rows), projected(made.features)
     units = (along - known.mean(0)) / known.std(0, correction=0)
     numbers = torch.cat([units, units.square() - 1], 1)
     expected = float(numbers.var(0).sum()) * (1 / 400 + 1 / N)
     assert drift.value == pytest.approx(float(numbers.mean(0).square().sum()) / expected, rel=1e-9)
-    moved = examine(made.request(made.random(60)), 3 * rows, projected_2K=made.kept["projected_2K"])["drift"]
+    moved = examine(made.request(made.random(60)), [3 * rows], projected_2K=made.kept["projected_2K"])["drift"]
     assert moved.effect == pytest.approx(64 / 2, rel=0.5)  # the squares are 9 times as large, and half of the numbers
     limits = []
     for count in (20, 60, 180, 540):
-        found = [examine(made.request(made.random(60)), made.draw(count)[0], **made.kept)["drift"] for _ in range(5)]
+        found = [examine(made.request(made.random(60)), [made.draw(count)[0]], **made.kept)["drift"] for _ in range(5)]
         limits.append(sum(one.at_most for one in found))
         assert all(one.at_most >= one.effect for one in found)
     assert all(later < earlier for earlier, later in pairwise(limits))
@@ -269,10 +269,10 @@ def test_the_drift_is_in_standard_deviations_of_the_training_rows(made):
 def test_features_that_are_constant_or_far_from_0_change_no_drift():
     made = Made()
     rows, request = made.draw(300)[0], made.request(made.random(60))
-    before = examine(request, rows, projected_2K=made.kept["projected_2K"])["drift"]
-    after = examine(request, rows + 1e4, projected_2K=projected_moments(made.features + 1e4))["drift"]
+    before = examine(request, [rows], projected_2K=made.kept["projected_2K"])["drift"]
+    after = examine(request, [rows + 1e4], projected_2K=projected_moments(made.features + 1e4))["drift"]
     assert (after.value, after.p) == pytest.approx((before.value, before.p), rel=1e-3)
-    zeros = examine(request, torch.zeros_like(rows), projected_2K=torch.zeros(2, DIRECTIONS).double())["drift"]
+    zeros = examine(request, [torch.zeros_like(rows)], projected_2K=torch.zeros(2, DIRECTIONS).double())["drift"]
     assert not zeros.alarm
 
 
@@ -333,15 +333,15 @@ def test_a_test_without_its_data_says_so(made):
         assert alone[name].value is None
         assert not alone[name].alarm
         assert alone[name].reason
-    assert examine(made.request(made.random(1)), made.unlabelled, **made.kept)["gradient"].value is None
-    assert examine(made.request(made.random(5)), made.unlabelled, **made.kept)["mean"].value is None
+    assert examine(made.request(made.random(1)), [made.unlabelled], **made.kept)["gradient"].value is None
+    assert examine(made.request(made.random(5)), [made.unlabelled], **made.kept)["mean"].value is None
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"unlabelled_UD": torch.ones(5, D + 1)}, r"the unlabelled rows must be finite numbers of shape \[rows, 10\]"),
-        ({"unlabelled_UD": torch.full((5, D), math.nan)}, "or a value is not finite"),
+        ({"unlabelled": [torch.ones(5, D + 1)]}, r"the unlabelled rows must be finite numbers of shape \[rows, 10\]"),
+        ({"unlabelled": [torch.full((5, D), math.nan)]}, "or a value is not finite"),
         ({"shares_C": torch.ones(C + 1)}, r"the class shares must be .* \[4\], but their shape is \[5\]"),
         ({"mean_D": torch.ones(1, D)}, "the mean of the training features"),
         ({"projected_2K": torch.ones(2, D)}, "the projected moments"),

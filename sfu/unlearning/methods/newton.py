@@ -184,8 +184,8 @@ class Newton(UnlearningMethod, name="newton"):
         n_unlabelled = sum(len(rows_UD) for rows_UD in request.unlabelled)
         n_folds = self._n_folds(request.n_forget, n_unlabelled)
         if n_folds > 0:
-            trust = 0.0 if assessment is None else assessment.trust
-            return self._cached("folds", context, lambda: cross_validate(estimator, request, context, n_folds, trust))
+            known = () if assessment is None else (assessment.trust, assessment.likeness)
+            return self._cached("folds", context, lambda: cross_validate(estimator, request, context, n_folds, *known))
         observe = partial(estimator.observe, request, context, retained)
         return self._cached("observation", context, lambda: observe_once(estimator, request, observe()))
 

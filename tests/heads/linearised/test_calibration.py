@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from sfu.curvature.calibration import factors_of_unlabelled, factors_to, stretch_of_forget_rows
-from sfu.curvature.caution import assess, curved_rows
+from sfu.curvature.caution import assess
 from sfu.curvature.cross_validation import cross_validate
 from sfu.curvature.estimators.base import make_estimator
+from sfu.curvature.likeness import counted
 from sfu.curvature.settings import curvature_settings
 from sfu.heads.cores.core import Core
 from sfu.heads.settings import LinearisedSettings
@@ -101,8 +102,10 @@ def test_held_out_forget_rows_are_stretched_and_unlabelled_rows_capped():
     unlabelled = heavy_rows(UNLABELLED, 77)
     request = dataclasses.replace(request, unlabelled=(unlabelled[:50], unlabelled[50:]))
     factors = torch.cat(factors_of_unlabelled(request))
-    assert float(factors.min()) < 0.7 < float(factors.max()) == 1
     estimator, head = make_estimator(curvature_settings(estimator="closed_form")), request.head
+    assert float(factors.min()) < 0.7
+    for rows, of_set in zip(request.unlabelled, factors_of_unlabelled(request), strict=True):
+        assert float(of_set @ head.traces(head.unlabelled_rows(rows))) == pytest.approx(head.kept.trace, rel=1e-9)
     stretch, identity = stretch_of_forget_rows(request), torch.eye(D).double()
     assert stretch > 1.5
 
@@ -141,7 +144,7 @@ def test_scaled_rows_keep_their_weight_in_every_other_form():
 
 def test_a_gain_is_predicted_only_if_the_rows_show_enough_of_the_curvature():
     light, heavy = make()[0], make(forget_heavy=2)[0]
-    assert curved_rows(heavy.head, heavy.data()) < 8.5
+    assert counted(heavy.head.traces(heavy.data())) < 8.5
     assert assess(heavy).caution.few == 1
     assert Newton(curvature_settings(estimator="closed_form")).unlearn(light, CONTEXT).predicted_distance_gain is None
     for request in (light, heavy):
