@@ -170,28 +170,42 @@ def sfu(*arguments):
 """
 
 
-def in_small_folders(tmp_path: Path, code: str) -> list[list[object]]:
-    """What a program prints as JSON, line by line, that can mount folders of a size."""
-    unshare = shutil.which("unshare")
-    allowed = unshare and subprocess.run([unshare, "-rm", "mount", "-t", "tmpfs", "tmpfs", tmp_path], check=False)
-    if not allowed or allowed.returncode:
-        pytest.skip("this system mounts nothing for tests")
-    program = IN_SMALL_FOLDERS.replace("PLACE", repr(str(tmp_path))) + code
-    done = subprocess.run([unshare, "-rm", sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.slow
-def test_a_full_disk_fails_the_run_and_names_the_first_file(tmp_path):
-    program = f"""
+FULL_DISKS = f"""
 for size in (4, 16, 28, 64, 100, 400):
     folder = mounted(f"size={{size}}k") / "run"
     code, error = sfu(*{QUICK}, "logger=none", f"hydra.run.dir={{folder}}")
     path = folder / "status.json"
     print(json.dumps([code, error, json.loads(path.read_text())["state"] if path.exists() else "none"]))
 """
-    *full, enough = in_small_folders(tmp_path, program)
+CACHES = f"""
+for options in ("size=17k", "size=1m,ro"):
+    folder = mounted(options)
+    os.environ["SFU_CACHE"] = str(folder)
+    runs = f"hydra.sweep.dir={{folder}}-runs"
+    code, error = sfu("-m", "seed=0,1", *{QUICK}, "methods=[original]", "logger=none", runs)
+    print(json.dumps([code, error, json.loads(Path(f"{{folder}}-runs/sweep.json").read_text())["n_runs"]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def in_small_folders(tmp_path_factory: pytest.TempPathFactory) -> list[list[object]]:
+    """What runs on six full disks, and then with two caches, say in one process that can mount folders of a size."""
+    tmp_path, unshare = tmp_path_factory.mktemp("small"), shutil.which("unshare")
+    allowed = unshare and subprocess.run([unshare, "-rm", "mount", "-t", "tmpfs", "tmpfs", tmp_path], check=False)
+    if not allowed or allowed.returncode:
+        pytest.skip("this system mounts nothing for tests")
+    program = IN_SMALL_FOLDERS.replace("PLACE", repr(str(tmp_path))) + FULL_DISKS + CACHES
+    environment = {**os.environ, "SFU_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [unshare, "-rm", sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_full_disk_fails_the_run_and_names_the_first_file(in_small_folders):
+    *full, enough = in_small_folders[:6]
     assert enough == [0, "", "finished"]
     first = [
         re.search(r"sfu: (cannot use )?\S*/run/(\S+) (cannot be written )?\(.*No space", error) for _, error, _ in full
@@ -204,16 +218,9 @@ for size in (4, 16, 28, 64, 100, 400):
 
 
 @pytest.mark.slow
-def test_a_cache_that_cannot_be_written_costs_the_cache(tmp_path):
-    program = f"""
-for options in ("size=16k", "size=1m,ro"):
-    folder = mounted(options)
-    os.environ["SFU_CACHE"] = str(folder)
-    runs = f"hydra.sweep.dir={{folder}}-runs"
-    code, error = sfu("-m", "seed=0,1", *{QUICK}, "methods=[original]", "logger=none", runs)
-    print(json.dumps([code, error, json.loads(Path(f"{{folder}}-runs/sweep.json").read_text())["n_runs"]]))
-"""
-    for code, error, count in in_small_folders(tmp_path, program):
+def test_a_cache_that_cannot_be_written_costs_the_cache(in_small_folders):
+    assert len(in_small_folders) == 8
+    for code, error, count in in_small_folders[6:]:
         assert (code, count) == (0, 2)
         assert str(error).count("The run goes on without caching") == 1, error
 
