@@ -8,13 +8,15 @@ import pytest
 import torch
 
 import sfu
+from sfu.curvature.settings import curvature_settings
 from sfu.errors import ArtifactError, ConfigError
 from sfu.files import file_digest, write_tensors
 from sfu.heads.base import Head
 from sfu.heads.forgotten import Forgotten
 from sfu.heads.ledger import PARTS, Ledger, Sums, joined
 from sfu.readers import read_tensors
-from sfu.request import ForgetRequest
+from sfu.request import ForgetRequest, MethodContext
+from sfu.unlearning.methods.newton import Newton
 
 N, D, C, F = 600, 12, 3, 120
 CURVATURE = {"estimator": "closed_form"}
@@ -23,13 +25,15 @@ CURVATURE = {"estimator": "closed_form"}
 class Made:
     """A ridge head with a bias, at its optimum, and its rows."""
 
-    def __init__(self, seed: int = 0, l2_reduction: str = "mean", weights: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, seed: int = 0, l2: float = 3e-3, l2_reduction: str = "mean", weights: torch.Tensor | None = None
+    ) -> None:
         drawn = torch.Generator().manual_seed(seed)
         scales = torch.logspace(0.3, -0.7, D).double()
         self.features = torch.randn(N, D, generator=drawn).double() * scales + 0.3
         self.labels = (self.features[:, :C] + 0.5 * torch.randn(N, C, generator=drawn)).argmax(1)
         self.weights = torch.ones(N).double() if weights is None else weights
-        self.l2, self.by_sum = 3e-3, l2_reduction == "sum"
+        self.l2, self.by_sum = l2, l2_reduction == "sum"
         total = float(self.weights.sum())
         self.bound = 2 * float((self.features.square().sum(1) + 1).max())
         self.head = sfu.LinearHead.from_module(
@@ -74,7 +78,11 @@ WEIGHTS = torch.rand(N, generator=torch.Generator().manual_seed(5)).double() + 0
 
 @pytest.mark.parametrize(
     ("sizes", "how"),
-    [*((name, {}) for name in SIZES), ("4 requests", {"l2_reduction": "sum"}), ("4 requests", {"weights": WEIGHTS})],
+    [
+        *((name, {}) for name in SIZES),
+        ("4 requests", {"l2": 0.1, "l2_reduction": "sum"}),
+        ("4 requests", {"weights": WEIGHTS}),
+    ],
 )
 def test_requests_one_after_another_end_as_near_as_one(sizes, how, tmp_path):
     once, summed, plain = [], [], []
@@ -98,16 +106,38 @@ def test_requests_one_after_another_end_as_near_as_one(sizes, how, tmp_path):
     assert sum(plain) > 1.4 * sum(summed)
 
 
-def test_gradient_and_weight_of_a_rewound_request_are_those_of_one_request_for_all_rows():
-    made = Made()
+@pytest.mark.parametrize("l2_reduction", ["mean", "sum"])
+def test_gradient_and_weight_of_a_rewound_request_are_those_of_one_request_for_all_rows(l2_reduction):
+    made = Made(l2_reduction=l2_reduction)
     first = made.forget(made.head, slice(0, 70)).head
-    rewound = ForgetRequest(first, made.features[70:F], made.labels[70:F]).rewound()
-    whole = ForgetRequest(made.head, made.features[:F], made.labels[:F])
+    rewound = ForgetRequest(first, made.features[70:F], made.labels[70:F]).at_retained_l2().rewound()
+    whole = ForgetRequest(made.head, made.features[:F], made.labels[:F]).at_retained_l2()
+    assert rewound.head.l2 == pytest.approx(whole.head.l2, rel=1e-12)
     torch.testing.assert_close(rewound.newton_gradient(), whole.newton_gradient(), rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(rewound.head.parameters_CE, made.head.parameters_CE, rtol=0, atol=0)
     assert (rewound.weight, rewound.n_retain, rewound.step_ratio) == (F, N - F, F / (N - F))
     assert rewound.alone().weight == F - 70
     assert ForgetRequest(made.head, made.features[:F], made.labels[:F]).rewound().earlier is None
+
+
+def test_a_single_row_gets_the_curvature_of_those_before_and_their_doubts():
+    made = Made()
+    first, rows = made.forget(made.head, slice(0, 60)).head, slice(60, 61)
+    assert made.forget(first, rows).details["rho"] is not None
+    assert made.forget(first.without_ledger(), rows).details["rho"] is None  # alone it gets the bound's step
+    ledger = dataclasses.replace(first.forgotten.ledger, unseen=0.61)
+    doubtful = dataclasses.replace(first, forgotten=dataclasses.replace(first.forgotten, ledger=ledger))
+    assert made.forget(doubtful, rows).details["unseen_share"] == pytest.approx(0.6, abs=1e-3)
+
+
+def test_batches_of_a_head_with_a_ledger_predict_the_gain_of_all():
+    made = Made()
+    request = ForgetRequest(made.head, made.features[:F], made.labels[:F])
+    at_once, batches = (
+        Newton(curvature_settings(CURVATURE), batches=n).unlearn(request, MethodContext()) for n in (1, 4)
+    )
+    assert batches.head.forgotten.ledger.count == F
+    assert batches.predicted_distance_gain == pytest.approx(at_once.predicted_distance_gain, rel=0.25)
 
 
 def sums(weight: float) -> Sums:
@@ -134,6 +164,8 @@ def test_a_request_that_is_not_served_from_the_sums_ends_the_ledger_and_says_so(
     assert second.applied
     assert second.head.forgotten.ledger is None
     assert "the head's ledger ends here" in second.note
+    without = made.forget(first.head.without_ledger(), slice(60, F), **options).head
+    torch.testing.assert_close(second.head.parameters_CE, without.parameters_CE)
     third = made.forget(second.head, slice(F, F + 60))
     assert "this head had already forgotten 120 rows in 2 requests" in third.note
 
