@@ -128,7 +128,7 @@ def test_the_interval_is_wider_for_fewer_rows_and_dimensions():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"kind": "class"}, {"noise_sigma": 1e-6}, {"batches": 2}, {"settings": {"estimator": "diagonal"}},
+        {"kind": "class"}, {"noise_sigma": 1e-6}, {"batches": 2}, {"settings": {"estimator": "ledoit_wolf"}},
         {"forgotten": Forgotten(1, 10)}, {"gradient": 1.0}, {"unlabelled": True}, {"n_forget": 12},
     ],
     ids=str,
@@ -152,6 +152,14 @@ def test_no_share_is_told_where_none_is_known(changed):
     assert (result.predicted_share, result.predicted_share_interval, result.predicted_distance) == (None, None, None)
     if "n_forget" not in changed:
         assert plain.unlearn(request, CONTEXT).predicted_share > 0
+
+
+def test_unlabelled_rows_in_the_place_of_the_forget_rows_tell_a_gain_but_no_share():
+    request, retained, _ = situation()
+    declared = replace(request, kind="class", unlabelled=(retained.features_RD,))
+    result = Newton(curvature_settings(estimator="closed_form")).unlearn(declared, CONTEXT)
+    assert result.predicted_distance_gain > 0
+    assert result.predicted_share is None
 
 
 def test_a_head_that_was_stopped_just_before_its_optimum_has_a_share():
