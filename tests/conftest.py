@@ -13,10 +13,15 @@ import torch
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slow tests: those left at the end are quick, and no process waits long for another."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """Spare later collections of garbage what the imports have made: each run of sfu collects, for its contract."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(params=DEVICES)

@@ -34,11 +34,11 @@ def examples() -> dict[str, tuple[str, str]]:
     return {name: (inside, text) for name, inside, text in EXAMPLES.findall(PAGE)}
 
 
-def run(folder: Path, *python_path: Path) -> None:
+def run(folder: Path, *python_path: Path, isolate: bool = True) -> None:
     """Run all examples at once in a fresh process, as the page's commands do one by one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, python_path))}
     done = subprocess.run(
-        [sys.executable, "-m", "sfu", *COMMAND],
+        [sys.executable, "-m", "sfu", *COMMAND, f"isolate={str(isolate).lower()}"],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -86,7 +86,7 @@ def test_inside_sfu(tmp_path: Path) -> None:
     for inside, text in examples().values():
         if inside:
             (tmp_path / inside).write_text(text, encoding="utf-8")
-    run(tmp_path, tmp_path)
+    run(tmp_path, tmp_path, isolate=False)  # sfu's own methods are isolated in other tests
 
 
 @pytest.mark.slow

@@ -45,10 +45,12 @@ def numbers(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_a_sweep_killed_midway_goes_on_where_it_was(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_sweep_killed_midway_goes_on_where_it_was(tmp_path, feature_file, monkeypatch):
+    sweep = (*SWEEP, "dataset=features", f"dataset.path={feature_file}")
     first = tmp_path / "first"
     process = subprocess.Popen(
-        [sys.executable, "-m", "sfu", *SWEEP, f"hydra.sweep.dir={first}"], cwd=tmp_path, stdout=subprocess.DEVNULL,
+        [sys.executable, "-m", "sfu", *sweep, f"hydra.sweep.dir={first}"], cwd=tmp_path, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 120
@@ -65,7 +67,7 @@ def test_a_sweep_killed_midway_goes_on_where_it_was(tmp_path, monkeypatch):
     assert len(before) >= 3  # the head and the rows of job 0, at least
 
     again = tmp_path / "again"
-    assert sfu(monkeypatch, *SWEEP, f"hydra.sweep.dir={again}") == 0
+    assert sfu(monkeypatch, *sweep, f"hydra.sweep.dir={again}") == 0
     after = cached_files(Path(os.environ["SFU_CACHE"]) / "results")
     assert {path: after[path] for path in before} == before
     reused = [json.loads((again / str(job) / "metrics.json").read_text())["run"]["reused"] for job in range(2)]
@@ -77,5 +79,5 @@ def test_a_sweep_killed_midway_goes_on_where_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setenv("SFU_CACHE", str(tmp_path / "empty"))
     whole = tmp_path / "whole"
-    assert sfu(monkeypatch, *SWEEP, f"hydra.sweep.dir={whole}") == 0
+    assert sfu(monkeypatch, *sweep, f"hydra.sweep.dir={whole}") == 0
     assert numbers(again) == pytest.approx(numbers(whole), rel=1e-6, abs=1e-9)

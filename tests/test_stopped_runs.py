@@ -70,10 +70,11 @@ def stopped(process: subprocess.Popen[str], how: str, mark: str) -> str:
     return process.communicate()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
-def test_jobs_side_by_side_end_with_their_sweep(tmp_path, how, code):
-    mark = uuid4().hex
-    arguments = ("launcher=local_2", "logger=none", "seed=0,1,2", *FOREVER, f"hydra.sweep.dir={tmp_path}")
+def test_jobs_side_by_side_end_with_their_sweep(tmp_path, feature_file, how, code):
+    mark, data = uuid4().hex, ("dataset=features", f"dataset.path={feature_file}")
+    arguments = (*data, "launcher=local_2", "logger=none", "seed=0,1,2", *FOREVER, f"hydra.sweep.dir={tmp_path}")
     process = start("sfu", "-m", *arguments, mark=mark)
     jobs = [tmp_path / "0", tmp_path / "1"]
     wait_until(lambda: all((job / "split.safetensors").exists() for job in jobs))
@@ -89,10 +90,21 @@ def test_jobs_side_by_side_end_with_their_sweep(tmp_path, how, code):
         assert "Traceback" not in output
 
 
-def test_a_terminated_run_closes_its_record(tmp_path):
-    mark = uuid4().hex
-    process = start("sfu", *FOREVER, f"hydra.run.dir={tmp_path}", mark=mark)
-    wait_until((tmp_path / "split.safetensors").exists)
+def of_rows(mark: str) -> list[int]:
+    """The server of rows, and the row that it has forked."""
+    found = []
+    for pid in load_script("kill_runs").marked(mark):
+        with contextlib.suppress(OSError):
+            if b"serve_children" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+@pytest.mark.slow
+def test_a_terminated_run_closes_its_record_and_ends_its_row(tmp_path, feature_file):
+    mark, data = uuid4().hex, ("dataset=features", f"dataset.path={feature_file}")
+    process = start("sfu", *data, *FOREVER, f"hydra.run.dir={tmp_path}", mark=mark)
+    wait_until(lambda: len(of_rows(mark)) == 2)
     output = stopped(process, "SIGTERM", mark)
     assert process.returncode == 143
     assert output.splitlines()[-1] == "sfu: interrupted. Results that were finished are saved."
@@ -158,27 +170,42 @@ def sfu(*arguments):
 """
 
 
-def in_small_folders(tmp_path: Path, code: str) -> list[list[object]]:
-    """What a program prints as JSON, line by line, that can mount folders of a size."""
-    unshare = shutil.which("unshare")
-    allowed = unshare and subprocess.run([unshare, "-rm", "mount", "-t", "tmpfs", "tmpfs", tmp_path], check=False)
-    if not allowed or allowed.returncode:
-        pytest.skip("this system mounts nothing for tests")
-    program = IN_SMALL_FOLDERS.replace("PLACE", repr(str(tmp_path))) + code
-    done = subprocess.run([unshare, "-rm", sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_a_full_disk_fails_the_run_and_names_the_first_file(tmp_path):
-    program = f"""
+FULL_DISKS = f"""
 for size in (4, 16, 28, 64, 100, 400):
     folder = mounted(f"size={{size}}k") / "run"
     code, error = sfu(*{QUICK}, "logger=none", f"hydra.run.dir={{folder}}")
     path = folder / "status.json"
     print(json.dumps([code, error, json.loads(path.read_text())["state"] if path.exists() else "none"]))
 """
-    *full, enough = in_small_folders(tmp_path, program)
+CACHES = f"""
+for options in ("size=17k", "size=1m,ro"):
+    folder = mounted(options)
+    os.environ["SFU_CACHE"] = str(folder)
+    runs = f"hydra.sweep.dir={{folder}}-runs"
+    code, error = sfu("-m", "seed=0,1", *{QUICK}, "methods=[original]", "logger=none", runs)
+    print(json.dumps([code, error, json.loads(Path(f"{{folder}}-runs/sweep.json").read_text())["n_runs"]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def in_small_folders(tmp_path_factory: pytest.TempPathFactory) -> list[list[object]]:
+    """What runs on six full disks, and then with two caches, say in one process that can mount folders of a size."""
+    tmp_path, unshare = tmp_path_factory.mktemp("small"), shutil.which("unshare")
+    allowed = unshare and subprocess.run([unshare, "-rm", "mount", "-t", "tmpfs", "tmpfs", tmp_path], check=False)
+    if not allowed or allowed.returncode:
+        pytest.skip("this system mounts nothing for tests")
+    program = IN_SMALL_FOLDERS.replace("PLACE", repr(str(tmp_path))) + FULL_DISKS + CACHES
+    environment = {**os.environ, "SFU_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [unshare, "-rm", sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_full_disk_fails_the_run_and_names_the_first_file(in_small_folders):
+    *full, enough = in_small_folders[:6]
     assert enough == [0, "", "finished"]
     first = [
         re.search(r"sfu: (cannot use )?\S*/run/(\S+) (cannot be written )?\(.*No space", error) for _, error, _ in full
@@ -190,16 +217,10 @@ for size in (4, 16, 28, 64, 100, 400):
     assert [state for _, _, state in full] == ["none", "failed", "failed", "failed", "failed"]
 
 
-def test_a_cache_that_cannot_be_written_costs_the_cache(tmp_path):
-    program = f"""
-for options in ("size=16k", "size=1m,ro"):
-    folder = mounted(options)
-    os.environ["SFU_CACHE"] = str(folder)
-    runs = f"hydra.sweep.dir={{folder}}-runs"
-    code, error = sfu("-m", "seed=0,1", *{QUICK}, "methods=[original]", "logger=none", runs)
-    print(json.dumps([code, error, json.loads(Path(f"{{folder}}-runs/sweep.json").read_text())["n_runs"]]))
-"""
-    for code, error, count in in_small_folders(tmp_path, program):
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written_costs_the_cache(in_small_folders):
+    assert len(in_small_folders) == 8
+    for code, error, count in in_small_folders[6:]:
         assert (code, count) == (0, 2)
         assert str(error).count("The run goes on without caching") == 1, error
 

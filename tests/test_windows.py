@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _LIKE_WINDOWS = """
 import asyncio, contextlib, ctypes, importlib, multiprocessing, os, signal, socket, subprocess, sys, tempfile
 from importlib.abc import MetaPathFinder
@@ -73,6 +75,7 @@ call(main, "out")
 """
 
 
+@pytest.mark.slow
 def test_sfu_runs_without_what_windows_lacks(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _LIKE_WINDOWS + _USE],

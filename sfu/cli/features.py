@@ -15,6 +15,7 @@ from sfu.cli.forget import Cache, add_forget, forget
 from sfu.data.features.ranks import launched_by_torchrun
 from sfu.errors import ConfigError
 from sfu.files import human_size
+from sfu.lazy import first_imports
 from sfu.store import Entry, cache_dir, size_of
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ def _named(prefix: str, entries: list[Entry], given: Namespace) -> Entry:
 def _extract(given: Namespace) -> None:
     import time
 
-    from sfu.data.features.extract import Extractor
+    with first_imports():
+        from sfu.data.features.extract import Extractor
     from sfu.data.features.ranks import joined, local_device
     from sfu.data.load import load_images
     from sfu.experiment.progress import ProgressDisplay
@@ -164,8 +166,9 @@ def _of_images(settings: list[str]) -> tuple[RunConfig, ImageDataset]:
 
 
 def _export(given: Namespace) -> None:
-    from sfu.data.features.export import ExportSettings, export_features, require_free
-    from sfu.data.features.extract import Extractor
+    with first_imports():
+        from sfu.data.features.export import ExportSettings, export_features, require_free
+        from sfu.data.features.extract import Extractor
     from sfu.data.load import load_images
     from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device

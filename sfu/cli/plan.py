@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfu.cli.commands import compose_settings, run_command
 from sfu.errors import ConfigError
+from sfu.lazy import first_imports
 
 if TYPE_CHECKING:
     from sfu.evaluation.keep_options import KeepPlan, Outlook
@@ -55,7 +56,8 @@ def _plan(given: Namespace) -> None:
 
 
 def _of_head(stem: Path, settings: list[str]) -> tuple[str, KeepPlan]:
-    from sfu.evaluation.keep_options import predicted_options
+    with first_imports():
+        from sfu.evaluation.keep_options import predicted_options
     from sfu.heads.files import load_head
 
     if settings:
@@ -68,9 +70,10 @@ def _of_head(stem: Path, settings: list[str]) -> tuple[str, KeepPlan]:
 
 
 def _of_features(path: Path, settings: list[str]) -> tuple[str, KeepPlan]:
+    with first_imports():
+        from sfu.evaluation.keep_options import measured_options
     from sfu.data.datasets.features import FeatureFile
     from sfu.data.load import load_dataset
-    from sfu.evaluation.keep_options import measured_options
     from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device, resolve_dtype
     from sfu.heads.settings import LinearSettings

@@ -10,7 +10,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from functools import cache
+from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -29,9 +30,6 @@ from sfu.reporting.published import published_table
 from sfu.schema import Choice, Settings, accepted_names, hydra_schema, make, meta_of, setting, typed
 from sfu.seeds import SeedSettings
 from sfu.unlearning.settings import NewtonSettings, Tune
-
-if TYPE_CHECKING:
-    from hydra.core.config_store import ConfigStore
 
 DEFAULT_FRACTION = 0.1
 
@@ -110,23 +108,26 @@ def register() -> None:
     """
     from hydra.core.config_store import ConfigStore
 
-    store = ConfigStore.instance()
     OmegaConf.register_new_resolver(
         "multirun_if_several", lambda seeds: "MULTIRUN" if seeds > 1 else None, replace=True
     )
+    store = ConfigStore.instance()
     store.store(name="sfu_schema", node=_run_schema())
     store.store(group="backbone/schema", name="backbone", node=hydra_schema(BackboneSettings))
     for group, base in GROUPS.items():
-        _register_group(store, group, base)
+        for name in base.names():
+            _register_choice(group, name)
 
 
-def _register_group(store: ConfigStore, group: str, base: type[Choice]) -> None:
-    files = group_options(group)
-    for name in base.names():
-        node = hydra_schema(base.named(name))
-        store.store(group=f"{group}/schema", name=name, node=node)
-        if name not in files:
-            store.store(group=group, name=name, node=node)
+@cache
+def _register_choice(group: str, name: str) -> None:
+    """Tell Hydra one choice, once in a process: OmegaConf takes its time over each."""
+    from hydra.core.config_store import ConfigStore
+
+    store, node = ConfigStore.instance(), hydra_schema(GROUPS[group].named(name))
+    store.store(group=f"{group}/schema", name=name, node=node)
+    if name not in group_options(group):
+        store.store(group=group, name=name, node=node)
 
 
 def _run_schema() -> type[Any]:

@@ -25,6 +25,7 @@ from sfu.experiment.validate import validate
 from sfu.files import folder_in_use, write_text
 from sfu.isolation.sandbox import NOTHING, protections
 from sfu.isolation.server import server_of
+from sfu.lazy import first_imports
 from sfu.names import show_warnings_safely, visible
 from sfu.processes import Stopped, birth_of
 from sfu.results.artifacts import overwrite_json, remove_results, write_json
@@ -116,7 +117,8 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
     if cache is None and protections(isolate=typed.isolate) != NOTHING:
         server_of("sfu.experiment.row_process")  # it loads while this process does
 
-    from sfu.experiment.pipeline import run
+    with first_imports():
+        from sfu.experiment.pipeline import run
     from sfu.reporting.loggers.content import public_metrics
     from sfu.reporting.pictures.gaps import save_gap_plot
     from sfu.reporting.pictures.trade_off import save_trade_off_plot

@@ -85,7 +85,7 @@ class Server:
         lasts = threading.current_thread() is threading.main_thread()
         tied = f"from sfu.processes import die_with_parent; die_with_parent({os.getpid()}); " if lasts else ""
         serving = f"import {module} as m; m.serve_children({theirs.fileno()})"
-        code = f"import sys; sys.path[:] = {sys.path!r}; {tied}{serving}"
+        code = f"import gc, sys; gc.disable(); sys.path[:] = {sys.path!r}; {tied}{serving}"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
@@ -161,6 +161,7 @@ def serve(control: int, child: Callable[[Channel], None]) -> None:
         signal.signal(number, signal.SIG_IGN)
     server = os.getpid()
     gc.freeze()  # a collection in a child need not copy the pages of what is imported
+    gc.enable()  # collections would only have slowed down the imports
     with socket.socket(fileno=control) as connection:
         while True:
             try:

@@ -28,14 +28,16 @@ def command(*arguments: str, folder: Path, **environment: str) -> subprocess.Com
     )  # fmt: skip
 
 
-def test_extract_ls_and_rm(tmp_path, capsys):
+def test_extract_ls_and_rm(tmp_path, monkeypatch, capsys):
     features_cli.main(["ls"])
     assert "No features are cached" in capsys.readouterr().out
     done = command("extract", *DIGITS, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1,797 images in" in done.stdout
     (entry,) = cached_features(cache_dir("features"))
-    listing = command("ls", folder=tmp_path).stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    features_cli.main(["ls"])
+    listing = capsys.readouterr().out
     assert entry.key[:12] in listing
     assert all(len(line) <= 80 for line in listing.splitlines()[:-1])
     for word in ("digits", "pixels", "1,797", "1/1"):

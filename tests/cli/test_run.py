@@ -33,6 +33,7 @@ def subprocess_sfu(where: Path, *arguments: str, **environment: str) -> subproce
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_it_promises(tmp_path, feature_file):
     """From another folder, with W&B on, a home that cannot be written, and the backend of a notebook."""
     closed = str(feature_file / "home")  # below a file, no folder can be made
@@ -146,18 +147,22 @@ def test_version(monkeypatch, capsys):
     assert capsys.readouterr().out == f"sfu {package.__version__}\n"
 
 
-def test_jobs_side_by_side(tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_jobs_side_by_side(tmp_path, feature_file, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert sfu(monkeypatch, "-m", "seed=0,1", "launcher=local_2", *QUICK, "hydra.sweep.dir=s") == 0
+    jobs = ("-m", "seed=0,1", "launcher=local_2", "dataset=features", f"dataset.path={feature_file}", *QUICK)
+    assert sfu(monkeypatch, *jobs, "hydra.sweep.dir=s") == 0
     assert "n = 2" in capsys.readouterr().out
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["n_runs"] == 2
-    assert sfu(monkeypatch, "-m", "seed=0,1", "launcher=local_2", *QUICK, "--dry-run") == 0
+    assert sfu(monkeypatch, *jobs, "--dry-run") == 0
     assert "2 jobs: 2 cached" in capsys.readouterr().out
 
 
-def test_a_job_that_fails_in_another_process_is_told_in_its_own_words(tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_a_job_that_fails_in_another_process_is_told_in_its_own_words(tmp_path, feature_file, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    jobs = ("-m", "forget.fraction=0.1,2", "launcher=submitit_local")
+    data = ("dataset=features", f"dataset.path={feature_file}")
+    jobs = (*data, "-m", "forget.fraction=0.1,2", "launcher=submitit_local", "isolate=false")
     assert sfu(monkeypatch, *jobs, *QUICK, "hydra.sweep.dir=s") == 1
     shown = capsys.readouterr()
     assert shown.err == "sfu: job 1: ConfigError: forget.fraction=2.0. Give a finite number above 0 and at most 1.\n"
@@ -282,6 +287,7 @@ def test_one_bad_row_fails_the_run_but_keeps_the_rest(tmp_path, monkeypatch, cap
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_built_wheel_carries_its_configs_and_runs_alone_without_optional_packages(tmp_path):
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
@@ -303,7 +309,8 @@ def test_a_built_wheel_carries_its_configs_and_runs_alone_without_optional_packa
         "sys.modules['wandb'] = sys.modules['cvxpy'] = sys.modules['cvxpylayers'] = None\n"
         "import sfu; assert 'torch' not in sys.modules and 'hydra' not in sys.modules\n"
         "from sfu.cli.run import main; assert 'torch' not in sys.modules\n"
-        "print(sfu.__file__); main()"
+        "print(sfu.__file__); main()\n"
+        "import gc; assert gc.isenabled() and gc.get_freeze_count() > 100_000"  # collections search no imports
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "experiment=quick", "logger=none"],

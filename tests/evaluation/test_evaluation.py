@@ -105,7 +105,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_attack_is_at_its_optimum(shape):
     """The score is that of an independent optimum of the stated objective, whatever the size and the scale."""
-    for n, scale, seed in itertools.product((10, 50), (1e-6, 1e-2, 1.0, 1e4), (0, 1)):
+    for n, scale, seed in itertools.product((10, 53), (1e-6, 1e-2, 1.0, 1e4), (0, 1)):
         forget, test = (scale * side for side in SHAPES[shape](np.random.default_rng(seed), n))
         losses, member = np.concatenate([forget, test]), np.repeat([1, 0], n)
         expected = []
@@ -124,9 +124,17 @@ def test_the_attack_on_losses_without_any_spread_is_a_guess():
 
 def test_an_attack_that_stops_early_is_no_attack():
     rng = np.random.default_rng(0)
-    losses, member = rng.random((40, 1)) + np.repeat([[0.0], [1.0]], 20, axis=0), np.repeat([1, 0], 20)
+    losses, member = rng.random(40) + np.repeat([0.0, 1.0], 20), np.repeat([1, 0], 20)
     assert fit_attack(losses, member, max_iter=1) is None
     assert fit_attack(losses, member).score(losses, member) > 0.9
+
+
+@pytest.mark.parametrize("lost", [math.inf, math.nan, 1e200])
+def test_an_attack_on_losses_that_have_no_variance_is_not_reported(lost, caplog):
+    losses = torch.rand(40, dtype=torch.float64)
+    losses[3] = lost
+    assert membership_attack(losses, torch.rand(40), n_splits=5, seed=0).mean is None
+    assert "did not converge, so this head gets no score" in caplog.text
 
 
 def test_an_attack_on_too_few_is_not_reported():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import gc
 import io
 import json
 import mmap
@@ -331,6 +332,8 @@ class Odd(UnlearningMethod):
             raise SystemExit("a good reason")
         if self.how == "long":
             raise RuntimeError("x" * 50_000_000)
+        if self.how == "fine" and not gc.isenabled():
+            raise RuntimeError("what a row leaves is not collected")
         if self.how == "closed":
             sys.stdout.close()
         if self.how == "threads":

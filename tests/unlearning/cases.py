@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import torch
 from torch import Tensor
 
@@ -95,14 +98,21 @@ def situation(
     bias: bool = False, l2: float = 1e-3, training: Training = Training.exact, n_forget: int = 60, seed: int = 0
 ):
     """(request, retained, head config) of a small classification problem."""
+    features, labels, config, head = copy.deepcopy(_problem(bias, l2, training, seed))
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
+    forget, keep = order[:n_forget], order[n_forget:]
+    return ForgetRequest(head, features[forget], labels[forget]), RetainedSet(features[keep], labels[keep]), config
+
+
+@functools.cache
+def _problem(bias: bool, l2: float, training: Training, seed: int) -> tuple[Tensor, Tensor, LinearSettings, LinearHead]:
+    """Rows, and a head trained on them: many tests ask for the same ones."""
     arrays = make_arrays(seed=seed)
     features, labels = torch.from_numpy(arrays["train_features"]), torch.from_numpy(arrays["train_labels"])
     adam = AdamSettings(lr=1e-2, batch_size=100, max_epochs=5, patience=5)
     config = LinearSettings(l2=l2, bias=bias, training=training, adam=adam)
     head = train_head(features, labels, 4, config, LOSS, seed=1, device=torch.device("cpu"), dtype=torch.float64)
-    order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
-    forget, keep = order[:n_forget], order[n_forget:]
-    return ForgetRequest(head, features[forget], labels[forget]), RetainedSet(features[keep], labels[keep]), config
+    return features, labels, config, head
 
 
 def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:

@@ -416,6 +416,8 @@ def test_while_another_job_extracts_the_same_features_this_one_waits(tmp_path, i
 @pytest.mark.slow
 def test_two_ranks_give_the_same_bytes_as_one_process(tmp_path):
     """A real network under torchrun (gloo), over more than one chunk of the real size."""
+    from torch.distributed.run import main as torchrun
+
     rng = np.random.default_rng(2)
     for label in ("a", "b"):
         folder = tmp_path / "images" / label
@@ -426,11 +428,16 @@ def test_two_ranks_give_the_same_bytes_as_one_process(tmp_path):
         "extract", "dataset=image_folder", f"dataset.path={tmp_path / 'images'}", "backbone=resnet18",
         "backbone.weights=none", "device=cpu",
     ]  # fmt: skip
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
-    subprocess.run(
-        [*torchrun, "-m", "sfu.cli.features", *settings, f"backbone.cache={tmp_path / 'two'}"],
-        check=True, timeout=240, capture_output=True,
-    )  # fmt: skip
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        torchrun(
+            ["--nproc-per-node=2", "--master-port=0", "--standalone", "-m", "sfu.cli.features", *settings,
+             f"backbone.cache={tmp_path / 'two'}"]
+        )  # fmt: skip
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
     features_cli.main([*settings, f"backbone.cache={tmp_path / 'one'}"])
     ours, theirs = ([files(chunk) for chunk in chunks(tmp_path / cache)] for cache in ("one", "two"))
     assert len(ours) == 2
