@@ -36,6 +36,8 @@ class _TrialRecord(Record):
     details: dict[str, Cell]
     note: str | None
     trials: list[_TrialRecord]
+    predicted_share: float | None = None
+    predicted_share_interval: tuple[float, float] | None = None
 
 
 class _RowRecord(_TrialRecord):
@@ -96,8 +98,8 @@ def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str
     trials = [_write_result(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(result.trials)]
     return {
         "applied": result.applied, "predicted_distance_gain": result.predicted_distance_gain,
-        "details": dict(result.details),
-        "note": result.note, "trials": trials,
+        "predicted_share": result.predicted_share, "predicted_share_interval": result.predicted_share_interval,
+        "details": dict(result.details), "note": result.note, "trials": trials,
     }  # fmt: skip
 
 
@@ -112,5 +114,7 @@ def _read_result(
             if points and points[0].shape != head.parameters_CE.shape:
                 raise ValueError(f"its points are {list(points[0].shape)}, not {list(head.parameters_CE.shape)}")
     trials = [_read_result(trial, folder, _TRIAL.format(n), core, device) for n, trial in enumerate(about.trials)]
-    gain, details = about.predicted_distance_gain, about.details
-    return UnlearningResult(head, about.applied, gain, details, about.note, points, tuple(trials))  # type: ignore[arg-type]
+    return UnlearningResult(
+        head, about.applied, about.predicted_distance_gain, about.details, about.note, points, tuple(trials),  # type: ignore[arg-type]
+        predicted_share=about.predicted_share, predicted_share_interval=about.predicted_share_interval,
+    )  # fmt: skip

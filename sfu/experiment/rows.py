@@ -215,6 +215,9 @@ def _describe_row(method: UnlearningMethod, result: RowResult, scores: dict[str,
         row |= {
             "applied": result.unlearned.applied,
             "predicted_distance_gain": result.unlearned.predicted_distance_gain,
+            "predicted_share": result.unlearned.predicted_share,
+            "predicted_share_interval": result.unlearned.predicted_share_interval,
+            "predicted_distance": result.unlearned.predicted_distance,
             "details": dict(result.unlearned.details),
             "note": result.unlearned.note,
         }

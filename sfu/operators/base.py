@@ -72,6 +72,11 @@ class DampedInverse(ABC):
     def invertible(self) -> bool:
         """Whether rho = 0 may be used."""
 
+    @property
+    def eigenvalues(self) -> Tensor | None:
+        """Eigenvalues of H, with biases eliminated, each once where the classes share them; ``None`` if not known."""
+        return None
+
     def account(self) -> dict[str, float | int | str]:
         """Describe the last solve, for the record; empty for a direct method."""
         return {}

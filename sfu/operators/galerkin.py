@@ -186,6 +186,11 @@ class SubspaceInverse(DampedInverse):
         return self.subspace.unit
 
     @property
+    def eigenvalues(self) -> Tensor:
+        """Those of the union of all operators, as the preconditioner has them."""
+        return self.subspace.preconditioner.eigenvalues + self.subspace.ridge
+
+    @property
     def invertible(self) -> bool:
         return self.subspace.ridge > 0
 

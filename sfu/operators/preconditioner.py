@@ -40,6 +40,11 @@ class Kronecker:
         else:
             self._values_C, self._vectors_CC = torch.linalg.eigh((output_CC + output_CC.T) / 2)
 
+    @property
+    def eigenvalues(self) -> Tensor:
+        """The products of the eigenvalues of the two, without l2."""
+        return torch.outer(self._values_C.clamp(min=0), self._moments.eigenvalues.clamp(min=0)).flatten()
+
     def inverse(self, damping: float) -> Callable[[Tensor], Tensor]:
         """Return the function ``r -> P^-1 r`` on ``[C, E]``; the damping is ``l2 + rho``."""
         values_C = self._values_C.clamp(min=max(_SMALLEST * float(self._values_C.max()), damping, _NOTHING))

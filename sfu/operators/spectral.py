@@ -78,6 +78,10 @@ class SpectralInverse(DampedInverse):
         return self._unseen.mean_with(float(self.eigenvalues_BD.clamp(min=0).mean()), self.eigenvalues_BD.shape[1])
 
     @property
+    def eigenvalues(self) -> Tensor:
+        return self.eigenvalues_BD.flatten()
+
+    @property
     def invertible(self) -> bool:
         eps = self.eigenvalues_BD.shape[1] * torch.finfo(self.eigenvalues_BD.dtype).eps
         return bool((self.eigenvalues_BD[:, 0] > eps * self.eigenvalues_BD[:, -1]).all())

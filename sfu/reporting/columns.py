@@ -42,6 +42,8 @@ COLUMNS: dict[str, Column] = {
         Column("retain_gradient_norm", "Retain gradient", fmt.gradient_norm, "|grad|"),
         Column("seconds", "Seconds", fmt.seconds, "seconds"),
         Column("peak_memory_mb", "Peak MB", fmt.whole, "MB"),
+        Column("predicted_distance", "Predicted distance", short="pred."),
+        Column("predicted_share", "Predicted share"),
         Column("predicted_distance_gain", "Predicted gain", fmt.significant),
         Column("measured_distance_gain", "Measured gain", fmt.significant),
     )

@@ -67,11 +67,12 @@ MARKS = {
 WORSE_STYLE = MARKS[WORSE][1]
 
 _FOLDED_NAME, _NARROWEST_NAME, _FROM = 12, 8, "minus retrained"
-_KEYS = (*PRINTED, "test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
+_PREDICTED = "predicted_distance"
+_KEYS = (*PRINTED, _PREDICTED, "test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
 _NAMES, _ALL_GAPS = "names", "gaps"
 _GIVEN_UP = (
-    "peak_memory_mb", "seconds", "retain_gradient_norm", "agreement", "test_gap", "mia_gap", "remain_accuracy",
-    _NAMES, _ALL_GAPS, "mia", "forget_accuracy",
+    "peak_memory_mb", "seconds", "retain_gradient_norm", "agreement", _PREDICTED, "test_gap", "mia_gap",
+    "remain_accuracy", _NAMES, _ALL_GAPS, "mia", "forget_accuracy",
 )  # fmt: skip
 """What a narrow console does without, first to last; ``names``: long names are folded, ``gaps``: all gaps go."""
 _CHOICES = (frozenset(), frozenset({"mia_gap"}), *(frozenset(_GIVEN_UP[:n]) for n in range(1, len(_GIVEN_UP) + 1)))
@@ -141,6 +142,7 @@ class _Body:
         self.rows = [(visible(name), row) for group in self.groups for name, row in group.rows.items()]
         self.flags = [flags_of(row) for _, row in self.rows]
         self.averages = any(row.n > 1 for _, row in self.rows)
+        self.predicted = any(row.mean(_PREDICTED) is not None for _, row in self.rows)
 
     def _columns(self, cells: Sequence[Mapping[str, ResultCell]], given_up: frozenset[str]) -> list[list[Text]]:
         """The columns of numbers without what was given up."""
@@ -148,6 +150,8 @@ class _Body:
         found = []
         for key in _KEYS:
             if key in given_up or (key == "test_gap" and not self.averages):
+                continue
+            if key == _PREDICTED and not self.predicted:
                 continue
             hidden = no_gaps or key == "distance" or (key == "mia" and "mia_gap" in given_up)
             gap = None if hidden else CRITERIA.get(key)
@@ -187,7 +191,9 @@ class _Body:
             yield marks
         if any(row.mean(key) is not None for _, row in self.rows for key in ("distance", "test_gap")):
             signed = "test_gap" not in given_up if self.averages else _ALL_GAPS not in given_up
-            yield _Flow([Text(line, style="dim") for line in ([words.SIGNED] if signed else []) + [words.SCALE]])
+            told = [words.PREDICTED] if self.predicted and _PREDICTED not in given_up else []
+            remarks = [*([words.SIGNED] if signed else []), words.SCALE, *told]
+            yield _Flow([Text(remark, style="dim") for remark in remarks])
 
     def _grid(self, columns: Sequence[Sequence[Text]], rows: range, flags: int, name_width: int) -> Table:
         """Some rows, or the headings if there are none; names too long are folded, never truncated."""

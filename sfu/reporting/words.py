@@ -12,6 +12,7 @@ from sfu.results.rows import Metrics, is_number
 from sfu.results.statistic import MARGINS
 
 SCALE = "Distance: 0 = Retrained, 1 = untouched."
+PREDICTED = "pred.: the distance predicted from the forget set."
 _OPEN = {"process": "this process", "files": "files", "network": "the network"}
 SIGNED = "Signed numbers: points from Retrained."
 ONE_RUN = "One run, so no spread. Add seeds=10 for means with intervals."

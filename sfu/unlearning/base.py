@@ -12,6 +12,7 @@ A method is a frozen dataclass that gives its name and its settings::
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ class UnlearningResult:
         path: Parameters after each step of an iterative method, the start first; evenly thinned if there are many.
         trials: The results of all settings tried, if the choice needs the retrained model.
         method: Name of the method, if :func:`sfu.unlearn` called it.
+        predicted_share: Predicted share of the squared distance to Retrained that the step removes; ``None`` if it
+            cannot be predicted.
+        predicted_share_interval: The interval that this share lies in, 9 times in 10.
     """
 
     head: Head
@@ -53,18 +57,29 @@ class UnlearningResult:
     path: tuple[Tensor, ...] = ()
     trials: tuple[UnlearningResult, ...] = ()
     method: str | None = None
+    predicted_share: float | None = None
+    predicted_share_interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         """Lay out the tensors as those of a result from the cache are."""
         object.__setattr__(self, "head", self.head.laid_out())
         object.__setattr__(self, "path", tuple(map(lay_out, self.path)))
 
+    @property
+    def predicted_distance(self) -> float | None:
+        """Predicted distance to Retrained, of which 1 is that of doing nothing; ``None`` if it is not known."""
+        return None if self.predicted_share is None else math.sqrt(1 - self.predicted_share)
+
     def __repr__(self) -> str:
         """Say in a few lines what was done, without any tensor."""
-        gain = self.predicted_distance_gain
+        gain, share, interval = self.predicted_distance_gain, self.predicted_share, self.predicted_share_interval
         about = {
             "method": self.method, "applied": self.applied,
-            "predicted_distance_gain": None if gain is None else f"{gain:.3g}", "note": self.note, "head": self.head,
+            "predicted_distance_gain": None if gain is None else f"{gain:.3g}",
+            "predicted_share": None if share is None else f"{share:.2f}",
+            "predicted_share_interval": None if interval is None else "{:.2f} to {:.2f}".format(*interval),
+            "predicted_distance": None if share is None else f"{self.predicted_distance:.2f}",
+            "note": self.note, "head": self.head,
         }  # fmt: skip
         lines = [f"  {name}: {value}" for name, value in about.items() if value is not None]
         return "\n".join(["UnlearningResult(", *lines, ")"])

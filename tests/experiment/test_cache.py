@@ -15,10 +15,14 @@ from safetensors.torch import load_file
 from sfu.experiment import keys
 from sfu.experiment.cache import StageCache
 from sfu.experiment.config import Reuse
+from sfu.experiment.context import RowResult
 from sfu.experiment.job import open_cache
 from sfu.experiment.keys import stage_keys
+from sfu.experiment.resources import Usage
 from sfu.experiment.result_store import result_store
+from sfu.experiment.row_files import read_row, write_row
 from sfu.heads.files import load_head
+from sfu.heads.linear import LinearHead
 from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
 from sfu.losses.quadratic import Quadratic
@@ -182,6 +186,16 @@ def test_all_digits_are_the_same_whatever_comes_from_the_cache(tmp_path, overrid
         assert trade_off(tmp_path / name) == trade_off(tmp_path / "cold"), name
 
 
+def test_what_a_row_predicted_is_the_same_from_the_cache(tmp_path):
+    head = LinearHead(torch.zeros(2, 3), torch.zeros(2, 3), l2=0.1, n_train=10)
+    result = UnlearningResult(
+        head, predicted_distance_gain=0.1, predicted_share=0.75, predicted_share_interval=(0.5, 0.9)
+    )
+    write_row(RowResult(Usage(1.0, None), result), tmp_path)
+    read = read_row(tmp_path, None, torch.device("cpu")).unlearned
+    assert (read.predicted_share, read.predicted_share_interval, read.predicted_distance) == (0.75, (0.5, 0.9), 0.5)
+
+
 def trade_off(folder):
     path = folder / "trade_off.json"
     return path.read_text() if path.is_file() else None
@@ -264,7 +278,7 @@ def test_a_damaged_entry_is_made_again(feature_file, tmp_path, caplog):
     "change",
     [
         {"applied": "true"}, {"seconds": -1.0}, {"details": [1]}, {"trials": None}, {"trials": [{"applied": True}]},
-        {"predicted_distance_gain": "0"}, {"note": 3}, {"peak_memory_mb": True},
+        {"predicted_distance_gain": "0"}, {"predicted_share_interval": [0.5]}, {"note": 3}, {"peak_memory_mb": True},
     ],
     ids=str,
 )  # fmt: skip

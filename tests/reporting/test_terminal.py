@@ -109,6 +109,22 @@ def test_decimal_points_stand_under_each_other(make: Any) -> None:
     assert len({line_of(text, name).index(".") for name in make()["rows"]}) == 1  # 100.0 over 0.0
 
 
+def test_the_predicted_distance_stands_beside_the_measured_one_if_there_is_one() -> None:
+    metrics = good_run()
+    assert "pred." not in table_text(metrics, 200)
+    metrics["rows"]["unlearned_minus"]["predicted_distance"] = 0.345
+    text = table_text(metrics, 80)
+    head = next(line for line in text.splitlines() if "distance" in line).split()
+    place = head.index("pred.") - len(head)
+    assert head[place - 1] == "distance"
+    assert line_of(text, "unlearned_minus").split()[place] == "0.345"
+    assert line_of(text, "retrained").split()[place] == "-"
+    assert "predicted from the forget set" in text
+    narrow = table_text(metrics, 60)
+    assert "0.345" not in narrow
+    assert "pred." not in narrow
+
+
 def test_wide_console_shows_more() -> None:
     narrow, wide = (table_text(forgotten_class(), width) for width in (80, 110))
     for heading in ("agree", "|grad|", "seconds", "MB"):

@@ -24,6 +24,7 @@ from sfu.curvature.cross_validation import Validation, cross_validate, observe_o
 from sfu.curvature.estimators.base import CurvatureEstimator, make_estimator
 from sfu.curvature.folds import random_folds
 from sfu.curvature.settings import CurvatureSettings, Regularization, StoredSettings
+from sfu.curvature.share import PredictedShare, predict_share
 from sfu.curvature.source_fit import Caution, StepChoice, choose_step, expected_gain, noise_factor, pooled_weights
 from sfu.curvature.unlabelled import check_unlabelled, read_unlabelled
 from sfu.errors import ConfigError
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FOLDS = 5
+_OPTIMUM = 0.1
+"""A head is at its optimum if the gradient of a forget set has no larger part that is no sampling noise."""
 
 
 class Candidate(NamedTuple):
@@ -170,9 +173,14 @@ class Newton(UnlearningMethod, name="newton"):
         head = whole.unlearned_head(parameters_CE).to(parameters_CE.device, given.parameters_CE.dtype)
         if assessment is not None and not assessment.reasons and self._pools(whole):
             head = replace(head, forgotten=replace(head.forgotten, ledger=_ledger(pooled, assessment, context)))
+        share = None
+        if decision.predicted_distance_gain is not None and assessment is not None:
+            share = self._predict_share(assessment, validation, chosen, request)
         return UnlearningResult(
             head,
             predicted_distance_gain=decision.predicted_distance_gain,
+            predicted_share=None if share is None else share.value,
+            predicted_share_interval=None if share is None else share.interval,
             details=details | last.details,
             note="; ".join(decision.remarks) or None,
         )
@@ -284,6 +292,22 @@ class Newton(UnlearningMethod, name="newton"):
             fits = f"{validation.failed_fits} of the fits to {len(validation.folds)} folds"
             remarks.append(f"{fits} did not converge, so the choice may be off")
         return decide(assessment, gain, first, remarks, self.curvature.force)
+
+    def _predict_share(
+        self, assessment: Assessment, validation: Validation, chosen: Candidate, request: ForgetRequest
+    ) -> PredictedShare | None:
+        """Predict the share of the squared distance that the step removes, where it is a Newton step from an optimum.
+
+        What earlier requests left of the distance is not known, nor is that of a head that was stopped early.
+        """
+        head, inverse = request.head, chosen.inverse
+        signal = max(float(fold.signal_CE.norm()) for fold in validation.folds)
+        optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm()) and not head.forgotten.requests
+        plain = self.estimator.is_forget_hessian(request) and self.noise_sigma == 0
+        if inverse is None or assessment.reasons or head.feature_weights_CD is None or not (optimum and plain):
+            return None
+        rows = assessment.evidence.effective_rows
+        return predict_share(request, validation.sources, chosen.choice, inverse, rows)
 
     def _details(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
