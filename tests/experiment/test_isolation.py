@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -445,14 +446,16 @@ def processes_with(mark: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_no_process_of_a_row_outlives_a_command_that_is_killed(tmp_path, marked_file):
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_no_process_of_a_row_outlives_the_command(tmp_path, marked_file, how, code):
     mark = f"SFU_MARK={tmp_path}"
     name, _, value = mark.partition("=")
     arguments = ("dataset=features", f"dataset.path={marked_file}", "methods=[waits]", "hydra.run.dir=out")
     with command_started(tmp_path, *arguments, **{name: value}) as process:
         wait_for(lambda: len(processes_with(mark)) >= 3, 240)  # the command, the server, the row
-        process.kill()
+        process.send_signal(how)
         process.communicate(timeout=240)
+    assert process.returncode == code
     wait_for(lambda: not processes_with(mark), 5)
 
 
