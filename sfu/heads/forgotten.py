@@ -62,14 +62,22 @@ class Forgotten:
         digests = self.digests.union(self._digests_of(features_FD, labels_F))
         return Forgotten(self.requests + 1, self.rows + labels_F.shape[0], self.key, digests)
 
-    def new_rows(self, features_FD: Tensor, labels_F: Tensor) -> Tensor:
-        """Return the numbers of those rows that no earlier request took out, as far as it is known, ascending."""
+    def new_rows(self, features_FD: Tensor, labels_F: Tensor, *, copies: bool = True) -> Tensor:
+        """Return the numbers of those rows that no earlier request took out, as far as it is known, ascending.
+
+        Without ``copies``, only the first of equal rows is among them. Without a key, no row is recognised.
+        """
         import torch
 
-        if not self.digests:
+        if self.key is None:
             return torch.arange(labels_F.shape[0])
-        known = [digest in self.digests for digest in self._digests_of(features_FD, labels_F)]
-        return (~torch.tensor(known)).nonzero()[:, 0]
+        seen, new = set(self.digests), []
+        for number, digest in enumerate(self._digests_of(features_FD, labels_F)):
+            if digest not in seen:
+                new.append(number)
+            if not copies:
+                seen.add(digest)
+        return torch.tensor(new, dtype=torch.int64)
 
     def _digests_of(self, features_FD: Tensor, labels_F: Tensor) -> list[bytes]:
         if self.key is None:

@@ -32,6 +32,7 @@ def unlearn(
     unlabelled: Array | Sequence[Array] | None = None,
     request: str = RANDOM,
     weights: Array | None = None,
+    copies: bool = False,
     curvature: CurvatureSettings | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
     steps: int = 1,
@@ -58,6 +59,8 @@ def unlearn(
         request: What the rows are: ``random`` (a random sample of the training rows, as far as you know), ``class``,
             ``person`` or ``selected``. A declaration can only raise the share of curvature taken to be unseen.
         weights: Their sample weights, ``[F]``, if the head was trained with sample weights.
+        copies: Whether the training set held each row as often as it is given. Otherwise equal rows with equal labels
+            count once.
         curvature: Estimator and regularisation, as a ``CurvatureSettings`` or a mapping of its keys; the default is the
             cross-validated PSD fit.
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
@@ -109,13 +112,16 @@ def unlearn(
             kind=request,
             weights_F=None if weights is None else as_tensor(weights, "weights"),
         )
-        new = head.forgotten.new_rows(made.features_FD, made.labels_F)
+        forgotten, rows = made.head.forgotten, (made.features_FD, made.labels_F)
+        new = forgotten.new_rows(*rows)
         name, again = f"Newton step, curvature.estimator={config.estimator}", made.n_forget - len(new)
         before = f"{again:,} of {counted(made.n_forget, 'row')} had been forgotten from this head before"
         if not len(new):
             note = f"not applied: {before}, so there is nothing left to do"
             return UnlearningResult(head, applied=False, note=note, method=name)
-        made, details, estimated = made.rows(new) if again else made, dict[str, Any](), None
+        once = new if copies else forgotten.new_rows(*rows, copies=False)
+        equal, details, estimated = len(new) - len(once), dict[str, Any](), None
+        made = made.rows(once) if again or equal else made
         if head.recipe.estimate_l2:
             made, found = estimate_l2(made, force=config.force)
             low, high = found.interval
@@ -124,11 +130,14 @@ def unlearn(
         elif not config.force:
             check_l2(made)
         result = method.unlearn(made.at_retained_l2().private(), MethodContext(seeds))
-    notes = f"{before} and are left out" if again else None, estimated, result.note
+    notes = [f"{before} and are left out"] if again else []
+    if equal:
+        notes.append(f"{counted(equal, 'row')} given again in this request count once (copies=True counts them all)")
+    notes += [note for note in (estimated, result.note) if note]
     unchanged = result.head.forgotten.requests == head.forgotten.requests
     return replace(
         result, method=name, head=head if unchanged else result.head, details={**details, **result.details},
-        note="; ".join(filter(None, notes)) or None,
+        note="; ".join(notes) or None,
     )  # fmt: skip
 
 

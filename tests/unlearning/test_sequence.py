@@ -113,6 +113,22 @@ def test_rows_that_are_requested_again_are_left_out():
     assert mixed.note == f"20 of 60 rows had been forgotten from this head before and are left out; {alone.note}"
 
 
+def test_rows_that_are_given_twice_count_once_unless_the_training_set_held_them_twice():
+    features, labels = digits(0)
+    given = sfu.LinearHead.from_module(ridge(features, labels), l2=L2, n_train=1437, loss="quadratic")
+    rows = torch.cat([torch.arange(40), torch.arange(10, 13)])
+    once, twice, all_of_them = (
+        sfu.unlearn(given, features[index], labels[index], curvature=CURVATURE, copies=copies)
+        for index, copies in ((rows[:40], False), (rows, False), (rows, True))
+    )
+    assert torch.equal(twice.head.parameters_CE, once.head.parameters_CE)
+    assert (once.head.n_train, twice.head.n_train, all_of_them.head.n_train) == (1397, 1397, 1394)
+    assert (once.note, all_of_them.note) == (None, None)
+    assert twice.note == "3 rows given again in this request count once (copies=True counts them all)"
+    other = sfu.unlearn(given, features[rows], torch.cat([labels[:40], (labels[10:13] + 1) % 10]), curvature=CURVATURE)
+    assert other.head.n_train == 1394  # other labels are other rows
+
+
 def test_a_step_that_is_withheld_is_not_remembered():
     features, labels = digits(0)
     features = features * torch.linspace(0.5, 1.5, len(features))[:, None].double()  # so that no bound is known
