@@ -25,9 +25,9 @@ _DRIFT = (0.1, 0.18)
 standard deviation), trust in them falls from 1 to 0. Half of them from another dataset are 0.15 or more."""
 _TRACES = 1.5
 """Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of traces."""
-_DOUBT, _NOT_RULED_OUT = 35.0, 0.35
-"""The gain that n forget rows show of other rows may err by the first over n. It must exceed that if those rows have
-drifted, and this share of it if a drift is not ruled out."""
+_DRIFTED, _NOT_RULED_OUT = 35.0, 1.75
+"""The gain that n forget rows show of other rows may err: it must be this share over n larger than without them, if they
+have drifted, and the second over n^(3/4), if that is not ruled out."""
 _LEAST = 1e-9  # likeness of a set that counts for nothing, so that sets of which none is like the training rows count
 
 
@@ -61,7 +61,7 @@ def judge(request: ForgetRequest, evidence: Evidence, rows: float) -> Likeness:
         traces_U, unlike = _compared(request, rows_UD, drift)
         likes.append(1 - unlike)
         alikes.append(1 - max(finding.significance for finding in (drift, *others)))
-        doubts.append(max(_NOT_RULED_OUT * unlike, drift.significance) * _DOUBT / rows)
+        doubts.append(max(_NOT_RULED_OUT * unlike / rows**0.75, drift.significance * _DRIFTED / rows))
         sizes.append(traces_U * len(traces_U))
     weights = [max(like, _LEAST) / max(*likes, _LEAST) for like in likes]
     counts = torch.tensor([weight * len(of_set) for weight, of_set in zip(weights, sizes, strict=True)]).double()

@@ -41,6 +41,19 @@ def test_unlearned_plus_is_retrained(bias, l2, n_forget, seed):
     assert unlearned.n_train == 400 - n_forget
 
 
+def test_retrained_again_shows_how_far_apart_two_retrained_heads_are():
+    request, retained, config = situation(training=Training.adam)
+    first, repeated, again = (
+        Retrained(config, again).unlearn(request, CONTEXT, retained) for again in (False, False, True)
+    )
+    assert torch.equal(first.head.parameters_CE, repeated.head.parameters_CE)
+    assert 1e-6 < relative(again.head.parameters_CE - first.head.parameters_CE, first.head.parameters_CE) < 1
+    assert first.note is None
+    assert "how far apart two Retrained heads are" in again.note
+    with pytest.raises(ConfigError, match=r"retrained.again=true needs head.training=adam or sgd"):
+        Retrained(LinearSettings(), again=True)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_an_early_stop_is_corrected_by_the_stored_gradient(bias):
     request, retained, config = situation(bias, training=Training.adam)
