@@ -26,8 +26,8 @@ standard deviation), trust in them falls from 1 to 0. Half of them from another 
 _TRACES = 1.5
 """Unlabelled rows are as unlike the training rows as this times the logarithm of the ratio of traces."""
 _DRIFTED, _NOT_RULED_OUT = 35.0, 1.75
-"""The gain that n forget rows show of other rows may err: it must be this share over n larger than without them, if they
-have drifted, and the second over n^(3/4), if that is not ruled out."""
+"""The gain that n forget rows show of other rows may err: it must exceed that without them by the first over n, if they
+have drifted, and by the second over n^(3/4), if that is not ruled out."""
 _LEAST = 1e-9  # likeness of a set that counts for nothing, so that sets of which none is like the training rows count
 
 
