@@ -115,8 +115,10 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     bound = curvature_bound(request)
     known = bound if bound is not None else _of_rows(request)
     half = known * request.head.total_weight / pooled.retained_weight / 2
+    rows = max(1e-9, min(evidence.effective_rows, counted(request.head.traces(request.data()))))
+    rows += 0.0 if earlier is None else earlier.effective
     if force:
-        return Assessment(Caution(bound=half), 0.0, 0.0, evidence, tuple(reasons), bound is not None)
+        return Assessment(Caution(bound=half), 0.0, 0.0, evidence, tuple(reasons), bound is not None, rows=rows)
     shift = unlike = 1.0 if declared != RANDOM else 0.0
     found = -_NEGLIGIBLE
     for finding in telling:
@@ -124,10 +126,8 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         found += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
         unlike = max(unlike, sure)
     shift += max(0.0, found)
-    rows = max(1e-9, min(evidence.effective_rows, counted(request.head.traces(request.data()))))
     if earlier is not None:
         count = request.n_forget + earlier.count
-        rows += earlier.effective
         shift = (request.n_forget * shift + earlier.count * earlier.unseen) / count
     few, trust, stretch, others = _of_few(rows), 0.0, stretch_of_forget_rows(request), NO_ROWS
     if request.unlabelled:

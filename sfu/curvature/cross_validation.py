@@ -27,7 +27,7 @@ from sfu.curvature.estimators.base import CurvatureEstimate, CurvatureEstimator
 from sfu.curvature.folds import fold_indices, random_folds
 from sfu.curvature.observations import HessianObservation, merge_hessians
 from sfu.errors import ConfigError
-from sfu.heads.ledger import Sums, joined
+from sfu.heads.ledger import PARTS, Sums, joined
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.losses.rows import Rows
@@ -133,7 +133,8 @@ def cross_validate(
 
     A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise. A
     forget set of fewer rows than folds, or of copies of one row, stays whole: only unlabelled rows are held out, and
-    without any there are no folds. Rows of earlier requests are in the folds, as sums. ``likeness`` is what a row of
+    without any there are no folds. Rows of earlier requests are in the folds, as sums; there are then as
+    many folds as parts of these. ``likeness`` is what a row of
     each set of unlabelled rows counts for; by default 1.
 
     Raises:
@@ -142,7 +143,8 @@ def cross_validate(
     drawn = context.generator("folds")
     earlier = () if request.earlier is None else request.earlier.parts
     fewest = 1 if earlier else n_folds
-    indices = random_folds(request, min(n_folds, request.n_forget), drawn) if request.n_forget >= fewest else []
+    most = min(PARTS if earlier else n_folds, request.n_forget)
+    indices = random_folds(request, most, drawn) if request.n_forget >= fewest else []
     sums = joined(earlier, [request.sums(index) for index in indices]) if earlier else ()
     divided = len(sums or indices) > 1
     if not divided and not request.unlabelled:

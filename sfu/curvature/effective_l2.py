@@ -22,6 +22,7 @@ from sfu.curvature.evidence import examine
 from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.lazy import torch
+from sfu.names import counted
 from sfu.request import ForgetRequest
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 NOMINAL = 0.9
 """Probability that the interval holds the kappa of all training rows."""
+_FEW = 20  # rows; the intervals of fewer were too narrow
 _DEVIATIONS, _RATIO, _FEWEST = 3.0, 1.2, 100
 """A stated l2 is contradicted if kappa is so many standard errors off, and so many times it or its inverse: a smaller
 error hardly matters. Fewer rows hide how skewed their values are."""
@@ -53,14 +55,14 @@ class EffectiveL2:
     def deviations(self, expected: float) -> float:
         """Return by how many standard errors the estimate exceeds what was expected.
 
-        It is corrected for skewness (N. J. Johnson, Modified t tests for asymmetrical populations, 1978): without the
-        correction, 100 rows would exceed 3 standard errors by chance up to 25 times in 1,000.
+        It is corrected for skewness (P. Hall, On the removal of skewness by transformation, 1992): without that, 100
+        rows would exceed 3 standard errors by chance up to 25 times in 1,000.
         """
         if self.error == 0:
             return 0.0 if math.isclose(self.value, expected, rel_tol=1e-9) else math.copysign(math.inf, self.value)
         off, variance = self.value - expected, self.error**2
         skew = self.third_moment / variance
-        return (off + skew / 6 + skew * off**2 / (3 * variance)) / self.error
+        return (off + skew / 6 + skew * off**2 / (3 * variance) + skew**2 * off**3 / (27 * variance**2)) / self.error
 
 
 def effective_l2(request: ForgetRequest) -> EffectiveL2:
@@ -112,6 +114,7 @@ def check_l2(request: ForgetRequest) -> None:
     found = effective_l2(request)
     of_gradient = float((head.rows_gradient_CE.double() * weight_CE).sum() / weight_CE.square().sum())
     deviations, shown = found.deviations(head.l2 - of_gradient), found.value + of_gradient
+    plainly = abs(shown - head.l2) / found.error if found.error > 0 else math.inf
     near = head.l2 / _RATIO <= shown <= head.l2 * _RATIO
     if abs(deviations) <= _DEVIATIONS or near:
         return
@@ -127,7 +130,7 @@ def check_l2(request: ForgetRequest) -> None:
         )
     raise ConfigError(
         f"l2={head.l2:.3g} contradicts the rows to forget. If they are a random sample of the training rows, the head "
-        f"was trained as if l2 were {shown:.3g} ({low:.3g} to {high:.3g}), {abs(deviations):.1f} standard errors away. "
+        f"was trained as if l2 were {shown:.3g} ({low:.3g} to {high:.3g}), {plainly:.1f} standard errors away. "
         "AdamW's weight decay is no l2, training may have stopped early, or the loss may be another one "
         '(docs/heads.md). Give l2="estimate" or the right loss, or request="selected" if the rows are no random sample.'
     )
@@ -146,11 +149,12 @@ def estimate_l2(request: ForgetRequest, *, force: bool = False) -> tuple[ForgetR
             f"is of kind {'class' if request.kind == RANDOM else request.kind}. {remedy}"
         )
     found = effective_l2(request)
-    if not found.interval[0] > 0:
+    if request.n_forget < _FEW or not found.interval[0] > 0:
         raise DataError(
-            f"the head's l2 is to be estimated, but {request.n_forget} rows do not show that it is above 0: "
-            f"{found.value:.3g} ({found.interval[0]:.3g} to {found.interval[1]:.3g}). They are too few, or no random "
-            f"sample of the training rows, or their labels, their scale or the loss are not those of training. {remedy}"
+            f"the head's l2 is to be estimated, but {counted(request.n_forget, 'row')} do not show that it is above 0: "
+            f"{found.value:.3g} ({found.interval[0]:.3g} to {found.interval[1]:.3g}). They are fewer than {_FEW} or "
+            "still too few, or no random sample of the training rows, or their labels, their scale or the loss are not "
+            f"those of training. {remedy}"
         )
     recipe = replace(request.head.recipe, estimate_l2=False)
     settled = replace(request, head=replace(request.head, l2=found.value, recipe=recipe))

@@ -46,7 +46,8 @@ class Sums(NamedTuple):
 
 
 def joined(earlier: Sequence[Sums], new: Sequence[Sums]) -> tuple[Sums, ...]:
-    """Add new parts, one to each of the lightest; there are up to :data:`PARTS`."""
+    """Add new parts, at most :data:`PARTS` of them, one to each of the lightest if there are no places left."""
+    assert len(new) <= PARTS, "no part would be left out"
     ordered = sorted(earlier, key=lambda sums: sums.weight)
     spare = max(0, min(PARTS, len(ordered) + len(new)) - len(ordered))
     alone, rest = list(new[:spare]), new[spare:]
@@ -78,6 +79,7 @@ class Ledger:
         count: Number of rows.
         effective: For how many equally curved rows of equal weight they count.
         unseen: Share of the curvature that the requests were taken to leave unseen, the mean over their rows.
+        unlabelled: Whether unlabelled rows have shown more of it; a request without any would lose that again.
     """
 
     start: Start | None = None
@@ -85,20 +87,26 @@ class Ledger:
     count: int = 0
     effective: float = 0.0
     unseen: float = 0.0
+    unlabelled: bool = False
 
-    def after(self, start: Start, new: Sequence[Sums], count: int, effective: float, unseen: float) -> Self:
-        """Return it after a request for ``count`` rows; ``effective`` and ``unseen`` are those of all rows so far."""
+    def after(
+        self, start: Start, new: Sequence[Sums], count: int, *, effective: float, unseen: float, unlabelled: bool
+    ) -> Self:
+        """Return it after a request for ``count`` rows; the rest is of all rows so far."""
         parts = joined(self.parts, new)
         return replace(
             self, start=self.start or start, parts=parts, count=self.count + count, effective=effective,
-            unseen=unseen,
+            unseen=unseen, unlabelled=unlabelled,
         )  # fmt: skip
 
     def as_secrets(self) -> dict[str, Tensor]:
         """Return it as tensors for the head's secret file; nothing if there was no request."""
         if self.start is None:
             return {}
-        numbers = (self.start.n_train, self.start.weight, self.start.l2, self.count, self.effective, self.unseen)
+        start = self.start
+        numbers = (
+            start.n_train, start.weight, start.l2, self.count, self.effective, self.unseen, float(self.unlabelled),
+        )  # fmt: skip
         tensors = (
             torch.stack([sums.hessian_EE for sums in self.parts]),
             torch.stack([sums.gradient_CE for sums in self.parts]),
@@ -122,12 +130,13 @@ class Ledger:
         found = [floats(tensors, _PREFIX + name, n).double() for name, n in zip(_TENSORS, axes, strict=True)]
         hessians_PEE, gradients_PCE, weights_P, parameters_CE, gradient_CE, numbers = found
         n_parts, width = len(weights_P), shape[1]
-        wanted = [(n_parts, width, width), (n_parts, *shape), (n_parts,), shape, shape, (6,)]
+        wanted = [(n_parts, width, width), (n_parts, *shape), (n_parts,), shape, shape, (7,)]
         if [tuple(one.shape) for one in found] != wanted or not 0 < n_parts <= PARTS:
             raise ValueError(f"the ledger's tensors have shapes {[list(one.shape) for one in found]}")
-        first, weight, l2, count, effective, unseen = numbers.tolist()
+        first, weight, l2, count, effective, unseen, unlabelled = numbers.tolist()
         fits = first - count == n_train and 0 <= unseen <= 1 and min(l2, effective, count - 1) >= 0
         if not (fits and bool((weights_P > 0).all()) and float(weights_P.sum()) < weight):
             raise ValueError(f"the ledger's numbers {numbers.tolist()} do not fit a head with {n_train} training rows")
         parts = tuple(map(Sums, hessians_PEE, gradients_PCE, weights_P.tolist()))
-        return cls(Start(parameters_CE, gradient_CE, int(first), weight, l2), parts, int(count), effective, unseen)
+        start = Start(parameters_CE, gradient_CE, int(first), weight, l2)
+        return cls(start, parts, int(count), effective, unseen, bool(unlabelled))

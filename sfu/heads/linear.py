@@ -123,6 +123,8 @@ class LinearHead(Head, name="linear"):
             ConfigError: The loss is unknown, a number is out of range, or there is a gradient of an objective whose l2
                 is to be estimated.
         """
+        if not isinstance(ledger, bool):
+            raise ConfigError(f"ledger={ledger!r}. Give True or False.")
         estimate = isinstance(l2, str) and l2 == "estimate"
         if estimate and gradient_CE is not None:
             raise ConfigError(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from sfu.errors import ConfigError
 from sfu.readers import Record
+from sfu.schema import plain_value
 
 MEAN, SUM = "mean", "sum"
 OPTIMUM, EARLY_STOPPED = "optimum", "early_stopped"
@@ -45,6 +46,10 @@ class Recipe:
         Raises:
             ConfigError: One is unknown.
         """
+        for name in ("penalize_bias", "estimate_l2"):
+            object.__setattr__(self, name, value := plain_value(getattr(self, name)))
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r}. Give True or False.")
         if self.l2_reduction not in (MEAN, SUM):
             raise ConfigError(
                 f"l2_reduction={self.l2_reduction!r} is unknown. Choose 'mean' if l2 was added to the mean of the "

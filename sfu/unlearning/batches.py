@@ -21,8 +21,8 @@ _BATCHED, _AT_ONCE = 0.70, 0.39
 ``sfu -m forget.fraction=0.125 newton.batches=1,5 seeds=8``."""
 
 _ENDED = (
-    "the head's ledger ends here: it only serves random requests, without noise, and by an estimate that is the "
-    "Hessian of the forget rows"
+    "the head's ledger ends here: it only serves random requests, without noise, by an estimate that is the Hessian of "
+    "the forget rows, and with unlabelled rows if there were any before. Collect later requests (docs/keep.md)"
 )
 
 Step = Callable[[ForgetRequest, MethodContext, RetainedSet | None], UnlearningResult]

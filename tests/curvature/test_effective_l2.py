@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
 
 import sfu
-from sfu.curvature.effective_l2 import check_l2, effective_l2
+from sfu.curvature.effective_l2 import EffectiveL2, check_l2, effective_l2
 from sfu.errors import ConfigError, DataError
 from sfu.heads.recipe import Recipe
 from sfu.heads.settings import AdamSettings, LinearSettings, SgdSettings, Training
@@ -110,6 +112,27 @@ def test_sample_weights_count():
     )
     assert effective_l2(weighted).value == pytest.approx(effective_l2(copied).value, rel=1e-12)
     assert effective_l2(weighted).error > effective_l2(copied).error  # copies are no further rows
+
+
+def test_the_further_off_an_l2_the_more_it_is_contradicted():
+    """Values are skewed, which must not hide gross errors; the message counts plain standard errors."""
+    found = EffectiveL2(1e-2, 1e-3, (0.0, 0.0), -6e-10)
+    counted = [found.deviations(expected) for expected in torch.linspace(-0.1, 0.1, 50).tolist()]
+    assert all(later < earlier for earlier, later in pairwise(counted))
+    head = trained("softmax")
+    with pytest.raises(ConfigError, match="standard errors away") as raised:
+        check_l2(request_of(replace(head, l2=10 * L2), random_set(800, 0)))
+    shown = effective_l2(request_of(head, random_set(800, 0)))
+    told = float(re.search(r"(\S+) standard errors away", str(raised.value))[1])
+    assert told == pytest.approx((10 * L2 - shown.value) / shown.error, rel=0.02)
+
+
+def test_few_rows_show_no_l2():
+    head, sets = trained("quadratic"), (random_set(19, seed) for seed in range(200))
+    index = next(one for one in sets if effective_l2(request_of(head, one)).interval[0] > 0)
+    features, labels = (part[index] for part in rows())
+    with pytest.raises(DataError, match=r"19 rows do not show that it is above 0: .* They are fewer than 20"):
+        sfu.unlearn(replace(head, recipe=Recipe(estimate_l2=True)), features, labels, curvature=CLOSED)
 
 
 @pytest.mark.parametrize("loss", ["quadratic", "softmax"])
@@ -282,6 +305,8 @@ def test_a_head_whose_l2_is_unknown_is_taken_to_have_been_stopped_early():
 
 
 def test_how_a_head_was_trained_is_checked():
+    with pytest.raises(ConfigError, match=r"penalize_bias='no'\. Give True or False"):
+        Recipe(penalize_bias="no")
     for key in ("l2_reduction", "trained"):
         with pytest.raises(ConfigError, match=f"{key}='so' is unknown"):
             sfu.LinearHead.from_module(torch.nn.Linear(3, 2), l2=1.0, n_train=9, loss="softmax", **{key: "so"})

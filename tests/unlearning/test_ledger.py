@@ -120,6 +120,45 @@ def test_gradient_and_weight_of_a_rewound_request_are_those_of_one_request_for_a
     assert ForgetRequest(made.head, made.features[:F], made.labels[:F]).rewound().earlier is None
 
 
+def relative(one: Head, other: Head) -> float:
+    return float((one.parameters_CE - other.parameters_CE).norm() / other.parameters_CE.norm())
+
+
+@pytest.mark.parametrize("folds", [2, 5, 20])
+def test_with_a_fixed_damping_the_step_is_that_of_one_request(folds):
+    made = Made()
+    fixed = {**CURVATURE, "folds": folds, "regularization": "fixed", "rho": 0.01}
+    at_once = made.forget(made.head, slice(0, F), curvature=fixed).head
+    head = made.head
+    for rows in (slice(0, 50), slice(50, F)):
+        head = made.forget(head, rows, curvature=fixed).head
+    assert relative(head, at_once) < 1e-12
+
+
+def test_what_was_gained_by_force_or_from_unlabelled_rows_is_not_lost_with_the_next_row():
+    made, rows, last = Made(), slice(0, 60), slice(60, 61)
+    forced = made.forget(made.head, rows, curvature={**CURVATURE, "force": True}).head
+    assert made.distance(made.forget(forced, last).head) < 1.1 * made.distance(forced)
+    more = made.features[F:]
+    first = made.forget(made.head, rows, unlabelled=more).head
+    again = made.forget(first, last, unlabelled=more).head
+    assert again.forgotten.ledger.count == 61
+    without = made.forget(first, last)
+    assert max(made.distance(again), made.distance(without.head)) < 1.1 * made.distance(first)
+    assert without.head.forgotten.ledger is None
+    assert "with unlabelled rows if there were any before" in without.note
+
+
+def test_a_step_from_what_was_kept_at_training_ends_the_ledger_and_says_so():
+    made = Made()
+    kept = dataclasses.replace(made.head.kept, data_hessian=made.hessian(torch.ones(N, dtype=torch.bool)))
+    ridge = torch.diag(3e-3 * made.head.regularized_E)
+    kept = dataclasses.replace(kept, data_hessian=kept.data_hessian - ridge)
+    result = made.forget(dataclasses.replace(made.head, kept=kept), slice(0, 60), curvature={"estimator": "stored"})
+    assert result.head.forgotten.ledger is None
+    assert "the head's ledger ends here" in result.note
+
+
 def test_a_single_row_gets_the_curvature_of_those_before_and_their_doubts():
     made = Made()
     first, rows = made.forget(made.head, slice(0, 60)).head, slice(60, 61)
@@ -190,8 +229,8 @@ def test_the_sums_are_in_the_secret_file_alone_and_a_head_without_it_has_none(tm
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("numbers", lambda one: one + torch.tensor([0, 0, 0, 1, 0, 0])),
-        ("numbers", lambda one: one + torch.tensor([0, 0, 0, 0, 0, 2])),
+        ("numbers", lambda one: one + torch.tensor([0, 0, 0, 1, 0, 0, 0])),
+        ("numbers", lambda one: one + torch.tensor([0, 0, 0, 0, 0, 2, 0])),
         ("numbers", lambda one: one * torch.nan),
         ("weights", lambda one: one - 1e3),
         ("weights", lambda one: one[:2]),
@@ -217,3 +256,5 @@ def test_only_a_quadratic_head_keeps_a_ledger():
     layer = torch.nn.Linear(D, C)
     with pytest.raises(ConfigError, match="loss=softmax cannot keep a ledger"):
         sfu.LinearHead.from_module(layer, l2=1e-3, n_train=N, loss="softmax", ledger=True)
+    with pytest.raises(ConfigError, match="ledger='yes'"):
+        sfu.LinearHead.from_module(layer, l2=1e-3, n_train=N, loss="quadratic", ledger="yes")

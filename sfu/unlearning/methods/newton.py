@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FOLDS = 5
-_OPTIMUM = 0.1
+_OPTIMUM, _MOST = 0.1, 0.3
 """A head is at its optimum if the gradient of a forget set has no larger part that is no sampling noise."""
 
 
@@ -138,7 +138,7 @@ class Newton(UnlearningMethod, name="newton"):
         else:
             result = unlearn_in_batches(self._unlearn_at_once, request, context, retained, self.batches)
         forgotten = result.head.forgotten.requests > request.head.forgotten.requests
-        if not forgotten or self.access is not Access.FORGET:
+        if not forgotten or (self.access is not Access.FORGET and request.head.forgotten.ledger is None):
             return result
         notes = result.note, sequence_note(request.head.forgotten, result.head.forgotten, self.batches)
         return replace(result, note="; ".join(filter(None, notes)) or None)
@@ -187,8 +187,10 @@ class Newton(UnlearningMethod, name="newton"):
 
     def _pools(self, request: ForgetRequest) -> bool:
         """Whether the request is served from the sums of the head's ledger, with all requests before it."""
+        ledger = request.head.forgotten.ledger
         return (
-            request.head.forgotten.ledger is not None
+            ledger is not None
+            and (bool(request.unlabelled) or not ledger.unlabelled)
             and request.head.layout is Layout.shared
             and self.estimator.is_forget_hessian(request)
             and self.noise_sigma == 0
@@ -304,7 +306,9 @@ class Newton(UnlearningMethod, name="newton"):
         signal = max(float(fold.signal_CE.norm()) for fold in validation.folds)
         optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm()) and not head.forgotten.requests
         plain = self.estimator.is_forget_hessian(request) and self.noise_sigma == 0
-        if inverse is None or assessment.reasons or head.feature_weights_CD is None or not (optimum and plain):
+        plain &= self.curvature.regularization is Regularization.cross_validated
+        few = request.n_forget <= _MOST * head.n_train
+        if inverse is None or assessment.reasons or head.feature_weights_CD is None or not (optimum and plain and few):
             return None
         rows = assessment.evidence.effective_rows
         return predict_share(request, validation.sources, chosen.choice, inverse, rows)
@@ -359,4 +363,7 @@ def _ledger(request: ForgetRequest, assessment: Assessment, context: MethodConte
     l2 = head.l2 if ledger.start is None else ledger.start.l2
     start = Start(head.parameters_CE.cpu(), head.gradient_CE.cpu(), head.n_train, head.total_weight, l2)
     sums = [request.sums(index) for index in indices]
-    return ledger.after(start, sums, count, assessment.rows, assessment.caution.share)
+    return ledger.after(
+        start, sums, count, effective=assessment.rows, unseen=assessment.caution.share,
+        unlabelled=bool(request.unlabelled),
+    )  # fmt: skip
