@@ -39,7 +39,7 @@ from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.unlearning.methods.newton import Newton
 
 HARM, MUCH_HARM = 1.02, 1.1
-WORSE = 1.02  # with half foreign rows a request may end further away than without unlabelled rows by this factor
+WORSE = 1.01  # with half foreign rows a request may end further away than without unlabelled rows by this factor
 _UNLABELLED = 1000
 _WORTH = 0.9  # a request is worth serving if the best simple rule ends nearer than this
 _NEAR_BEST, _SHARE_NEAR_BEST, _SHARE_HARMED, _LOST = 1.1, 0.8, 0.01, 0.01
