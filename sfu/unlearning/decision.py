@@ -86,4 +86,7 @@ def _limits(assessment: Assessment, force: bool) -> list[str]:
 
 
 def _no_sample(assessment: Assessment) -> str:
-    return f"the forget set is no random sample of the training data ({', and '.join(assessment.reasons)})"
+    what = "the forget set is no random sample of the training data"
+    if assessment.evidence["gradient"].reason in assessment.reasons:
+        what += ", or the loss, l2 or labels are not those of training"
+    return f"{what} ({', and '.join(assessment.reasons)})"
