@@ -233,10 +233,11 @@ class ForgetRequest:
     @property
     def weight(self) -> float:
         """V_f: total weight of the forget rows; N_f without sample and class weights."""
-        return self.data().weight + sum(sums.weight for sums in self._earlier_sums)
+        return self.data().weight + sum(sums.weight for sums in self.earlier_sums)
 
     @property
-    def _earlier_sums(self) -> tuple[Sums, ...]:
+    def earlier_sums(self) -> tuple[Sums, ...]:
+        """The sums over the rows of earlier requests; none unless they are to be forgotten with these."""
         return () if self.earlier is None else self.earlier.parts
 
     @property
@@ -409,10 +410,10 @@ class ForgetRequest:
         """``g_f``: gradient of the mean objective of the forget rows at the head, ``[C, E]``."""
         head, rows = self.head, self.data()
         own_CE = head.objective().gradient(rows, head.parameters_CE)
-        if self.earlier is None:
+        if not self.earlier_sums:
             return own_CE
         sums_CE = rows.weight * own_CE
-        for sums in self.earlier.parts:
+        for sums in self.earlier_sums:
             sums_CE += sums.gradient_CE.to(own_CE) + sums.weight * head.l2 * head.regularized_E * head.parameters_CE
         return sums_CE / self.weight
 

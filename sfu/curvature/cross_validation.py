@@ -133,15 +133,14 @@ def cross_validate(
 
     A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise. A
     forget set of fewer rows than folds, or of copies of one row, stays whole: only unlabelled rows are held out, and
-    without any there are no folds. Rows of earlier requests are in the folds, as sums; there are then as
-    many folds as parts of these. ``likeness`` is what a row of
-    each set of unlabelled rows counts for; by default 1.
+    without any there are no folds. Rows of earlier requests are in the folds, as sums; there are then as many folds as
+    parts of these. ``likeness`` is what a row of each set of unlabelled rows counts for; by default 1.
 
     Raises:
         ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
     """
     drawn = context.generator("folds")
-    earlier = () if request.earlier is None else request.earlier.parts
+    earlier = request.earlier_sums
     fewest = 1 if earlier else n_folds
     most = min(PARTS if earlier else n_folds, request.n_forget)
     indices = random_folds(request, most, drawn) if request.n_forget >= fewest else []

@@ -173,7 +173,7 @@ class _Law:
         self._own, self._part = sizes / own, weight / total * own
 
     def _dimensions(self, ridge: float) -> tuple[float, float]:
-        """Return d and -d'."""
+        """Return d at a ridge, and how fast it falls there as the ridge grows."""
         inverse = 1 / (self._values + ridge)
         return self._repeats * float(self._values @ inverse), self._repeats * float(self._values @ inverse**2)
 

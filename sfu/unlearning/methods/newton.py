@@ -48,8 +48,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FOLDS = 5
-_OPTIMUM, _MOST = 0.1, 0.3
+_OPTIMUM = 0.1
 """A head is at its optimum if the gradient of a forget set has no larger part that is no sampling noise."""
+_MOST = 0.3
+"""Of more than this share of the training rows no share is predicted: there, the interval was seldom right."""
 
 
 class Candidate(NamedTuple):
