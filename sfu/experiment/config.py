@@ -22,7 +22,7 @@ from sfu.data.datasets.digits import Digits
 from sfu.data.settings import AUTO_BACKBONE, NO_BACKBONE, PAPER_BACKBONE, BackboneSettings, ForgetSettings
 from sfu.errors import ConfigError
 from sfu.heads.settings import HeadSettings, LinearSettings
-from sfu.losses.base import Loss
+from sfu.losses.base import Layout, Loss
 from sfu.losses.quadratic import Quadratic
 from sfu.reporting.loggers.base import NullLogger, RunLogger
 from sfu.reporting.loggers.content import UPLOADED_SETTINGS, picked
@@ -211,6 +211,11 @@ def check_run(run: RunConfig) -> None:
     run.forget.require_files()
     check_dataset(run.dataset, run.backbone)
     run.head.check_with(run.dataset, run.backbone)
+    if run.head.ledger and run.loss.layout is not Layout.shared:
+        raise ConfigError(
+            f"head.ledger=true needs loss=quadratic, not {run.loss.name}: sums over forgotten rows do not tell how a "
+            "curvature changes that depends on the parameters. Leave head.ledger out, or choose loss=quadratic."
+        )
 
 
 def _check_again(settings: Any) -> None:

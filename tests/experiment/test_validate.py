@@ -7,6 +7,7 @@ import torch
 
 from sfu.errors import ConfigError
 from sfu.experiment.validate import resolve_device, validate
+from sfu.losses.base import make_loss
 from sfu.seeds import SeedSettings
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import config_for
@@ -84,6 +85,12 @@ def test_curvature_out_of_range_is_named_with_its_row(key, value):
     config = config_for(methods=["a"], variants={"a": {"base": "unlearned_minus", "curvature": {key: value}}})
     with pytest.raises(ConfigError, match=rf"^the row 'a': curvature\.{key}={value:g}"):
         make_methods(config)
+
+
+def test_a_ledger_of_another_loss_is_refused_before_any_work():
+    validate(config_for(head__ledger=True))
+    with pytest.raises(ConfigError, match=r"head\.ledger=true needs loss=quadratic, not softmax"):
+        validate(config_for(head__ledger=True, loss=make_loss("softmax")))
 
 
 def test_devices():
