@@ -226,9 +226,14 @@ class ForgetRequest:
         return self.labels_F.shape[0]
 
     @property
+    def count(self) -> int:
+        """Number of all rows to forget, those of earlier requests included."""
+        return self.n_forget + (0 if self.earlier is None else self.earlier.count)
+
+    @property
     def n_retain(self) -> int:
         """N_r = N - N_f."""
-        return self.head.n_train - self.n_forget - (0 if self.earlier is None else self.earlier.count)
+        return self.head.n_train - self.count
 
     @property
     def weight(self) -> float:

@@ -128,8 +128,8 @@ def test_the_interval_is_wider_for_fewer_rows_and_dimensions():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"kind": "class"}, {"noise_sigma": 1e-6}, {"batches": 2}, {"settings": {"estimator": "ledoit_wolf"}},
-        {"forgotten": Forgotten(1, 10)}, {"gradient": 1.0}, {"unlabelled": True}, {"n_forget": 12}, {"n_forget": 150},
+        {"kind": "class"}, {"noise_sigma": 1e-6}, {"settings": {"estimator": "ledoit_wolf"}},
+        {"forgotten": Forgotten(1, 10, removed=None)}, {"gradient": 1.0}, {"unlabelled": True}, {"n_forget": 12}, {"n_forget": 150},
         {"settings": {"estimator": "closed_form", "regularization": "mean_eigenvalue"}},
     ],
     ids=str,

@@ -189,11 +189,14 @@ class Newton(UnlearningMethod, name="newton"):
         share = None
         if decision.predicted_distance_gain is not None and assessment is not None:
             share = self._predict_share(assessment, validation, chosen, request)
+        removed = self._removed(share, assessment, request, given)
+        head = replace(head, forgotten=replace(head.forgotten, removed=removed))
+        predicted = None if share is None and not given.forgotten.requests else head.forgotten.predicted()
         return UnlearningResult(
             head,
             predicted_distance_gain=decision.predicted_distance_gain,
-            predicted_share=None if share is None else share.value,
-            predicted_share_interval=None if share is None else share.interval,
+            predicted_share=None if predicted is None else predicted[1],
+            predicted_share_interval=None if predicted is None else (predicted[0], predicted[2]),
             details=details | last.details,
             note="; ".join(decision.remarks) or None,
         )
@@ -313,18 +316,36 @@ class Newton(UnlearningMethod, name="newton"):
     ) -> PredictedShare | None:
         """Predict the share of the squared distance that the step removes, where it is a Newton step from an optimum.
 
-        What earlier requests left of the distance is not known, nor is that of a head that was stopped early.
+        Nothing is known of a head that was stopped early.
         """
         head, inverse = request.head, chosen.inverse
         signal = max(float(fold.signal_CE.norm()) for fold in validation.folds)
-        optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm()) and not head.forgotten.requests
+        optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm())
         plain = self.estimator.is_forget_hessian(request) and self.noise_sigma == 0
         plain &= self.curvature.regularization is Regularization.cross_validated
-        few = request.n_forget <= _MOST * head.n_train
+        few = request.count <= _MOST * head.n_train
         if inverse is None or assessment.reasons or head.feature_weights_CD is None or not (optimum and plain and few):
             return None
-        rows = assessment.evidence.effective_rows
+        rows = assessment.evidence.effective_rows + (0.0 if request.earlier is None else request.earlier.effective)
         return predict_share(request, validation.sources, chosen.choice, inverse, rows)
+
+    def _removed(
+        self, share: PredictedShare | None, assessment: Assessment | None, request: ForgetRequest, given: Head
+    ) -> tuple[float, float, float] | None:
+        """Return what the head predicts after the step (:attr:`sfu.heads.forgotten.Forgotten.removed`).
+
+        The squared distances of random requests add up, in proportion to their rows. Rows too few for a prediction may
+        have removed any share; none is the best guess.
+        """
+        before = (0.0, 0.0, 0.0) if request.earlier is not None else given.forgotten.removed
+        random = assessment is not None and not assessment.reasons
+        plain = self.curvature.regularization is Regularization.cross_validated and self.noise_sigma == 0
+        optimum = request.head.recipe.trained == OPTIMUM and request.head.feature_weights_CD is not None
+        if before is None or not (random and plain and optimum):
+            return None
+        parts = (0.0, 0.0, 1.0) if share is None else (share.interval[0], share.value, share.interval[1])
+        low, value, high = (old + request.count * part for old, part in zip(before, parts, strict=True))
+        return low, value, high
 
     def _details(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
