@@ -127,6 +127,11 @@ class Head(Registered, ABC, kind="head"):
         check_number("l2", self.l2, Meta(at_least=0))
         if self.weight is not None:
             check_number("weight", self.weight, Meta(above=0))
+        if self.loss.shift_invariant and self.n_classes == 1:
+            raise ConfigError(
+                f"a head with one output cannot have loss={self.loss.name}, because the gradient is always 0. Give "
+                "loss='logistic' for a binary classifier, or loss='quadratic' for a regression."
+            )
         if self.weight is None and self.loss.class_weights is not None:
             raise DataError(
                 "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
@@ -234,9 +239,14 @@ class Head(Registered, ABC, kind="head"):
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
         """Return labelled rows for this head's loss, on its device and in its dtype (:class:`sfu.losses.rows.Rows`)."""
 
-    def unlabelled_rows(self, features_ND: Tensor) -> Rows:
-        """Return unlabelled rows; where curvature depends on labels, the head's own predictions stand for them."""
-        return self.rows(features_ND, self.logits(features_ND).argmax(1), cache=True)
+    def unlabelled_rows(self, features_ND: Tensor, *, targets: bool = False) -> Rows:
+        """Return unlabelled rows; where curvature depends on labels, the head's own predictions stand for them.
+
+        These are the class of the largest output or, for rows that would have ``targets``, 1 for outputs above 0.
+        """
+        logits_NC = self.logits(features_ND)
+        predicted = (logits_NC > 0).double() if targets else logits_NC.argmax(1)
+        return self.rows(features_ND, predicted, cache=True)
 
     def traces(self, rows: Rows) -> Tensor:
         r"""Return what each row adds to the trace of the data term's Hessian, ``[N]``: their sum is the trace.
