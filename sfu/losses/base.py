@@ -46,11 +46,11 @@ class Layout(Enum):
 
 
 class Targets(Enum):
-    """What targets a loss can have; the value completes "give ... for each output"."""
+    """What targets a loss can have; the value completes "Give ..."."""
 
-    real = "any finite number"
-    binary = "0 or 1 (or -1 or 1)"
-    shares = "a number from 0 to 1 (or -1 or 1)"
+    real = "any finite number for each output"
+    binary = "0 or 1 (or -1 or 1) for each output"
+    shares = "a number from 0 to 1 (or -1 or 1) for each output"
     distribution = "shares of at least 0 that sum to 1"
 
 

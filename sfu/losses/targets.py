@@ -95,7 +95,7 @@ def _targets(given_NC: Tensor, loss: Loss, what: str) -> Tensor:
         row, output = wrong_NC.nonzero()[0].tolist()
         raise DataError(
             f"{what} hold {float(targets_NC[row, output]):.6g} (row {row}, output {output}), which loss={loss.name} "
-            f"cannot have. Give {kind.value} for each output{_OTHERWISE[kind]}."
+            f"cannot have. Give {kind.value}{_OTHERWISE[kind]}."
         )
     sums_N = targets_NC.sum(1)
     if kind is Targets.distribution and bool(((sums_N - 1).abs() > _SUM).any()):
