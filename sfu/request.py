@@ -170,11 +170,6 @@ class ForgetRequest:
             raise DataError(f"the partners of the views are {list(partners.shape)}. Give the number of a row for each.")
         if self.kind not in KINDS:
             raise ConfigError(f"request={self.kind!r} is no kind of request. Choose one of {', '.join(KINDS)}.")
-        if self.has_targets and (self.kind == CLASS or self.classes is not None):
-            raise ConfigError(
-                "the request is for a class, but its rows have targets and no class numbers. Give request='selected', "
-                "which asks for the same caution."
-            )
         for rows in self.unlabelled:
             if rows.ndim != 2 or rows.shape[0] == 0 or rows.shape[1] != head.n_features:
                 raise DataError(
@@ -210,6 +205,11 @@ class ForgetRequest:
         return f"ForgetRequest({self.n_forget} of {self.head.n_train} rows{views}, head={self.head})"
 
     def _check_classes(self) -> None:
+        if self.has_targets and (self.kind == CLASS or self.classes is not None):
+            raise ConfigError(
+                "the request is for a class, but its rows have targets and no class numbers. Give request='selected', "
+                "which asks for the same caution."
+            )
         if self.classes is None:
             return
         present = self.labels_F.unique().tolist()
