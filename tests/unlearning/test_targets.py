@@ -220,15 +220,19 @@ def test_gradient_hessian_and_step_are_those_of_the_plain_loss(loss, n_outputs, 
 # One output against the two mirrored ones that are the same problem
 
 
-@pytest.mark.parametrize("estimator", ["closed_form", "psd_fit", "ledoit_wolf"])
+@pytest.mark.parametrize(
+    "curvature",
+    [CLOSED, {"estimator": "psd_fit"}, {"estimator": "ledoit_wolf"}, CLOSED | {"structure": "products"}],
+    ids=["closed_form", "psd_fit", "ledoit_wolf", "products"],
+)
 @pytest.mark.parametrize("loss", ["logistic", "squared_hinge", "huber_hinge", SIGNED], ids=str)
-def test_a_head_of_one_output_moves_as_two_mirrored_outputs_do(loss, estimator):
+def test_a_head_of_one_output_moves_as_two_mirrored_outputs_do(loss, curvature):
     layer = by_torch(torch.nn.BCEWithLogitsLoss(), 2e-3, FEATURES, ONE[:, None])
     parameters = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
     found, unlabelled = [], FEATURES[-300:] + 0.01
     for of_head, labels in ((parameters, ONE.float()), (torch.cat([-parameters, parameters]), ONE)):
         head = sfu.LinearHead(of_head, torch.zeros_like(of_head), 2e-3, N, bias=True, loss=loss, kept=Kept(bound=10.0))
-        further = {"curvature": {"estimator": estimator, "force": True}, "unlabelled": unlabelled}
+        further = {"curvature": curvature | {"force": True}, "unlabelled": unlabelled}
         result = sfu.unlearn(head, FEATURES[:F], labels[:F], **further)
         l2 = sfu.effective_l2(ForgetRequest(head, FEATURES[:F], labels[:F]))
         found.append((result, l2, examine(ForgetRequest(head, FEATURES[:F], labels[:F]))["gradient"]))
