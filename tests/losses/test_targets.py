@@ -148,6 +148,7 @@ def test_class_numbers_stay_what_they_are_and_one_hot_rows_become_them():
         (COLUMN.to(torch.complex64), 1, "quadratic", r"targets are torch\.complex64\. Give real numbers\."),
         (MULTI_HOT, 3, "softmax", r"targets of row \d sum to [02], but loss=softmax .* sum to 1\. .*loss='logistic'"),
         (MULTI_HOT - 0.5, 3, "softmax", r"targets hold -0\.5 .* Give shares of at least 0 that sum to 1\.$"),
+        (2 * torch.eye(3) - 1, 3, "softmax", r"targets hold -1 \(row 0, output 1\)"),
     ],
 )  # fmt: skip
 def test_labels_that_a_head_cannot_have(labels, n_outputs, loss, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from sfu.curvature.evidence import examine
 from sfu.curvature.settings import curvature_settings
 from sfu.errors import ConfigError, DataError
 from sfu.heads.kept import Kept
+from sfu.heads.projections import projected_moments
 from sfu.losses.base import Loss, make_loss
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
@@ -59,7 +61,7 @@ def by_scikit_learn(model: Any, features: Tensor, targets: Tensor) -> torch.nn.L
     return layer_of(fitted.coef_, fitted.intercept_)
 
 
-def by_torch(loss: torch.nn.Module, l2: float, features: Tensor, targets: Tensor) -> torch.nn.Linear:
+def by_torch(loss: Callable[[Tensor, Tensor], Tensor], l2: float, features: Tensor, targets: Tensor) -> torch.nn.Linear:
     """Minimise the loss of PyTorch plus l2/2 times the squared weights, by L-BFGS."""
     layer = torch.nn.Linear(D, targets.shape[1], dtype=torch.float64)
     torch.nn.init.zeros_(layer.weight)
@@ -241,6 +243,36 @@ def test_a_head_of_one_output_moves_as_two_mirrored_outputs_do(loss, curvature):
     assert one.applied
     assert (l2.value, l2.error) == pytest.approx((other_l2.value, other_l2.error), rel=1e-9)
     assert gradient.value == pytest.approx(other_gradient.value, rel=1e-9)
+
+
+def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (1 - (2 * targets - 1) * outputs).clamp(min=0).square().mean()
+
+
+def test_what_unlabelled_rows_show_is_that_of_two_mirrored_outputs():
+    """At an optimum of a hinge, so that the evidence, the likeness of the rows and the share depend on predictions."""
+    layer = by_torch(squared_hinge, 2e-3, FEATURES, ONE[:, None])
+    parameters = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
+    kept, results = Kept(bound=10.0, projected_2K=projected_moments(FEATURES)), []
+    for of_head, labels in ((parameters, ONE.float()), (torch.cat([-parameters, parameters]), ONE)):
+        head = sfu.LinearHead(of_head, torch.zeros_like(of_head), 2e-3, N, bias=True, loss="squared_hinge", kept=kept)
+        rows = FEATURES[-300:] + 0.01
+        results.append(sfu.unlearn(head, FEATURES[:F], labels[:F], unlabelled=rows, curvature=CLOSED))
+    one, two = results
+    torch.testing.assert_close(one.head.parameters_CE, two.head.parameters_CE[1:], rtol=1e-6, atol=1e-7)
+    assert one.predicted_share == pytest.approx(two.predicted_share, rel=1e-6)
+    assert one.details["weight_unlabelled"] == pytest.approx(two.details["weight_unlabelled"], rel=1e-6)
+    assert one.details["unseen_share"] == pytest.approx(two.details["unseen_share"], rel=1e-6)
+
+
+def test_views_have_the_targets_of_their_rows():
+    """Views that are the rows themselves show what these show."""
+    layer = by_torch(squared_hinge, 2e-3, FEATURES, ONE[:, None])
+    head = sfu.LinearHead.from_module(layer, l2=2e-3, n_train=N, loss="squared_hinge", bound=10.0)
+    plain = sfu.unlearn(head, FEATURES[:F], ONE[:F], curvature=CLOSED)
+    same = sfu.unlearn(head, FEATURES[:F], ONE[:F], views=FEATURES[None, :F], curvature=CLOSED)
+    assert plain.applied
+    torch.testing.assert_close(same.head.parameters_CE, plain.head.parameters_CE, rtol=1e-6, atol=1e-8)
 
 
 def test_predictions_stand_for_the_targets_of_unlabelled_rows():
