@@ -116,7 +116,8 @@ class Head(Registered, ABC, kind="head"):
         """Check the head; a loss may be given by its name.
 
         Raises:
-            ConfigError: The loss is unknown, or ``l2``, ``n_train`` or ``weight`` is out of range.
+            ConfigError: The loss is unknown, or cannot be that of a single output, or ``l2``, ``n_train`` or ``weight``
+                is out of range.
             DataError: Shapes differ, or a value is missing or not finite.
         """
         object.__setattr__(self, "loss", as_loss(self.loss))
@@ -279,7 +280,8 @@ class Head(Registered, ABC, kind="head"):
     def __repr__(self) -> str:
         """Say in one line what kind of head it is, without its numbers."""
         parts = [
-            f"{self.n_classes} classes", f"{self.n_features} features", f"bias={self.bias}", f"loss={self.loss.name}",
+            "1 output" if self.n_classes == 1 else f"{self.n_classes} classes", f"{self.n_features} features",
+            f"bias={self.bias}", f"loss={self.loss.name}",
             f"l2={'estimate' if self.recipe.estimate_l2 else format(self.l2, 'g')}", f"n_train={self.n_train}",
         ]  # fmt: skip
         if self.forgotten.requests:

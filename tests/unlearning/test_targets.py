@@ -23,6 +23,7 @@ from sfu.errors import ConfigError, DataError
 from sfu.heads.kept import Kept
 from sfu.heads.projections import projected_moments
 from sfu.losses.base import Loss, make_loss
+from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.unlearning.methods.newton import Newton
@@ -89,6 +90,7 @@ class Kind:
     model: Any = None
     loss: torch.nn.Module | None = None
     given: Tensor | None = None
+    weights: Tensor | None = None
 
     def layer(self, rows: slice) -> torch.nn.Linear:
         features, targets = FEATURES[rows], self.trained_on[rows]
@@ -113,6 +115,12 @@ KINDS = {
     "RidgeClassifier, 0 and 1": Kind(ONE, BY_SUM | {"loss": SIGNED, "l2": 2.0}, RidgeClassifier(alpha=2.0)),
     "RidgeClassifier, multi-label": Kind(MULTI_HOT, BY_SUM | {"loss": SIGNED, "l2": 2.0}, RidgeClassifier(alpha=2.0)),
     "LogisticRegression": Kind(ONE, LOGISTIC, LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000)),
+    "LogisticRegression, class weights": Kind(
+        ONE,
+        LOGISTIC | {"weight": float((1 + 2 * ONE).sum()), "bound": float(FEATURES.square().sum(1).max() + 1) / 4},
+        LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000, class_weight={0: 1.0, 1: 3.0}),
+        weights=(1 + 2 * ONE).double(),
+    ),
     "LinearSVC": Kind(
         ONE,
         BY_SUM | {"loss": "squared_hinge", "l2": 0.5, "penalize_bias": True},
@@ -136,10 +144,12 @@ KINDS = {
 def test_a_step_is_retraining_by_the_same_library_if_the_curvature_is_known_and_nearer_if_not(name):
     kind, rest = KINDS[name], slice(F, None)
     head = sfu.LinearHead.from_module(kind.layer(slice(None)), n_train=N, **kind.told)
-    retrained = sfu.LinearHead.from_module(kind.layer(rest), n_train=N - F, **kind.told)
-    aim_CE, retained = retrained.parameters_CE, RetainedSet(FEATURES[rest], kind.targets[rest])
-    request = ForgetRequest(head, FEATURES[:F], kind.targets[:F]).at_retained_l2()
-    hessian = build_at(retrained, retained)
+    aim_CE = sfu.LinearHead.from_module(kind.layer(rest), n_train=N, **kind.told).parameters_CE
+    own, others = (None, None) if kind.weights is None else (kind.weights[:F], kind.weights[rest])
+    retained = RetainedSet(FEATURES[rest], kind.targets[rest], others)
+    request = ForgetRequest(head, FEATURES[:F], kind.targets[:F], own).at_retained_l2()
+    rows = request.retained_rows(retained)
+    hessian = build_operator(request.head.objective(), rows, aim_CE, Structure.products)
 
     def distance(at_CE: Tensor) -> float:
         return float(((at_CE - aim_CE) * hessian.matmul(at_CE - aim_CE)).sum()) ** 0.5
@@ -149,18 +159,23 @@ def test_a_step_is_retraining_by_the_same_library_if_the_curvature_is_known_and_
     steps, tolerance = (1, 1e-6) if quadratic else (3, 1e-3)
     known = Newton(EXACT, steps=steps).unlearn(request, MethodContext(), retained)
     assert distance(known.head.parameters_CE) < tolerance * whole
-    result = sfu.unlearn(head, FEATURES[:F], kind.targets[:F], curvature=CLOSED)
+    result = sfu.unlearn(head, FEATURES[:F], kind.targets[:F], weights=own, curvature=CLOSED)
     assert result.applied
     assert distance(result.head.parameters_CE) < 0.9 * whole
-    if name == "LogisticRegression":  # no share, because the growth of l2 counts as an early stop
+    if name.startswith("LogisticRegression"):  # no share, because the growth of l2 counts as an early stop
         return
     low, high = result.predicted_share_interval
     assert low < 1 - (distance(result.head.parameters_CE) / whole) ** 2 < high
 
 
-def build_at(head: sfu.LinearHead, retained: RetainedSet) -> Any:
-    larger = replace(head, n_train=2 * head.n_train)
-    return ForgetRequest(larger, retained.features_RD, retained.labels_R).hessian(Structure.products)
+def test_the_weight_of_positive_rows_is_a_sample_weight():
+    """Of PyTorch's loss, which divides by rows: l2 is its weight decay times rows over weights."""
+    weights = (1 + 2 * ONE).double()
+    layer = by_torch(torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0)), 2e-3, FEATURES, ONE[:, None])
+    larger = {"n_train": 2 * N, "weight": 2 * float(weights.sum())}  # all rows are a part of it
+    head = sfu.LinearHead.from_module(layer, l2=2e-3 * N / float(weights.sum()), loss="logistic", **larger)
+    gradients = [ForgetRequest(head, FEATURES, ONE, of_rows).forget_gradient() for of_rows in (weights, weights**0)]
+    assert float(gradients[0].norm()) < 1e-8 < 1e-2 < float(gradients[1].norm())
 
 
 # Derivatives and steps of tiny heads, against autograd of the plain loss
