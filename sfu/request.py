@@ -16,7 +16,7 @@ from sfu.data.settings import CLASS, KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.ledger import Ledger, Sums
-from sfu.heads.recipe import MEAN
+from sfu.heads.recipe import MEAN, OPTIMUM, Reference
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.losses.rows import Rows, check_weights, design_matrix
@@ -231,9 +231,14 @@ class ForgetRequest:
         return self.labels_F.shape[0]
 
     @property
+    def count(self) -> int:
+        """Number of all rows to forget, those of earlier requests included."""
+        return self.n_forget + (0 if self.earlier is None else self.earlier.count)
+
+    @property
     def n_retain(self) -> int:
         """N_r = N - N_f."""
-        return self.head.n_train - self.n_forget - (0 if self.earlier is None else self.earlier.count)
+        return self.head.n_train - self.count
 
     @property
     def weight(self) -> float:
@@ -384,6 +389,35 @@ class ForgetRequest:
         gradient_CE = head.gradient_CE + (l2 - head.l2) * head.regularized_E * head.parameters_CE
         return replace(self, head=replace(head, l2=l2, gradient_CE=gradient_CE))
 
+    def toward(self, reference: Reference) -> ForgetRequest:
+        """Return the request with a head that is at the optimum which stands for the reference.
+
+        For the optimum itself, the stored gradient is what is left of the training. For the same recipe, a head that
+        was stopped early is taken for the optimum of its objective without the linear part that its gradient shows, and
+        with the l2 under which that part is smallest, as :func:`sfu.effective_l2` has it for heads without a gradient.
+
+        Raises:
+            ConfigError: The optimum is asked for, and what is left of the training is not known.
+        """
+        head, gradient_CE = self.head, self.head.gradient_CE
+        if head.recipe.trained == OPTIMUM:
+            return self
+        if reference is Reference.optimum:
+            if not bool(gradient_CE.any()):
+                raise ConfigError(
+                    "reference=optimum needs the gradient of the training objective at a head that was stopped "
+                    "early, and the head has none. Give from_module the gradient_CE, or leave the reference out."
+                )
+            return replace(self, head=replace(head, recipe=replace(head.recipe, trained=OPTIMUM)))
+        weight_CE = head.parameters_CE * head.regularized_E
+        square = float(weight_CE.square().sum())
+        more = -float((gradient_CE * weight_CE).sum()) / square if square > 0 else 0.0
+        l2 = max(head.l2 + more, 0.0)
+        left_CE = gradient_CE + (l2 - head.l2) * weight_CE
+        return replace(
+            self, head=replace(head, l2=l2, gradient_CE=torch.zeros_like(gradient_CE), unfinished_CE=left_CE)
+        )
+
     def unlearned_head(self, parameters_CE: Tensor) -> Head:
         """Return the head of the retained data at ``parameters_CE``, assumed to be at its optimum there.
 
@@ -430,9 +464,9 @@ class ForgetRequest:
         own_CE = head.objective().gradient(rows, head.parameters_CE)
         if not self.earlier_sums:
             return own_CE
-        sums_CE = rows.weight * own_CE
+        sums_CE, constant_CE = rows.weight * own_CE, head.objective().gradient_without_rows(head.parameters_CE)
         for sums in self.earlier_sums:
-            sums_CE += sums.gradient_CE.to(own_CE) + sums.weight * head.l2 * head.regularized_E * head.parameters_CE
+            sums_CE += sums.gradient_CE.to(own_CE) + sums.weight * constant_CE
         return sums_CE / self.weight
 
     def newton_gradient(self) -> Tensor:

@@ -186,9 +186,9 @@ def _gradients(
     """Return the right-hand side of the Newton step without each fold, and the part that is not sampling noise."""
     head = request.head
     correction_CE = (head.total_weight / request.weight) * head.gradient_CE
-    ridge_CE = head.l2 * head.regularized_E * head.parameters_CE
+    constant_CE = head.objective().gradient_without_rows(head.parameters_CE)
     sums = [
-        part.gradient_CE.to(ridge_CE) + part.weight * ridge_CE
+        part.gradient_CE.to(constant_CE) + part.weight * constant_CE
         if isinstance(part, Sums)
         else part.forget_gradient() * part.weight
         for part in parts

@@ -80,8 +80,8 @@ class Head(Registered, ABC, kind="head"):
 
     Attributes:
         parameters_CE: The parameters (of a linear head with the bias as last column, if ``bias``).
-        gradient_CE: Gradient of the mean training objective at these parameters; 0 at the optimum. The Newton step
-            corrects for it, so a head that was stopped early can be unlearned from too.
+        gradient_CE: Gradient of the mean training objective at these parameters; 0 at the optimum. It shows what a head
+            that was stopped early is near to (:meth:`sfu.request.ForgetRequest.toward`).
         l2: Weight of the regulariser of the mean objective; 0 as long as it is to be estimated.
         n_train: Number N of training rows, without those that were forgotten.
         bias: Whether there is a bias.
@@ -93,6 +93,8 @@ class Head(Registered, ABC, kind="head"):
             perturbed objective.
         forgotten: The requests that the head has served. A head that is saved and loaded keeps it.
         recipe: How it was trained, besides the loss and l2.
+        unfinished_CE: Gradient of training that was left undone, and is to stay so. The objective is tilted by it, so
+            that the head is at its optimum; ``None`` but within a step (:meth:`sfu.request.ForgetRequest.toward`).
     """
 
     parameters_CE: Tensor
@@ -106,6 +108,7 @@ class Head(Registered, ABC, kind="head"):
     certificate: Certificate | None = None
     forgotten: Forgotten = field(default_factory=Forgotten)
     recipe: Recipe = field(default_factory=Recipe)
+    unfinished_CE: Tensor | None = field(default=None, repr=False)
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: HeadRecord}
     """What the JSON files of each version hold that can be read; the last version is written."""
@@ -153,6 +156,11 @@ class Head(Registered, ABC, kind="head"):
             raise DataError(
                 f"the certificate's noise is {list(secret_CE.shape)}, but the head's parameters are "
                 f"{list(self.parameters_CE.shape)}. Give the noise that the head was trained with."
+            )
+        if self.recipe.classes is not None and len(self.recipe.classes) != self.n_classes:
+            raise ConfigError(
+                f"classes={list(self.recipe.classes)} are {len(self.recipe.classes)} names, but the head has "
+                f"{self.n_classes} outputs. Give one for each, in their order."
             )
         if self.forgotten.ledger is not None and self.layout is not Layout.shared:
             raise ConfigError(
@@ -229,7 +237,8 @@ class Head(Registered, ABC, kind="head"):
                 "the head's l2 is to be estimated, so it has no objective yet. sfu.unlearn estimates it from a random "
                 "request; otherwise give l2 as a number."
             )
-        return Objective(self.loss, self.l2, self.regularized_E)
+        linear_CE = None if self.unfinished_CE is None else -self.unfinished_CE
+        return Objective(self.loss, self.l2, self.regularized_E, linear_CE)
 
     def objective_of(self, weight: float) -> Objective:
         """Return the mean objective of a training set of this total weight, objective perturbation included."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfu.heads.ledger import Ledger
 from sfu.names import counted
-from sfu.readers import Count, Record
+from sfu.readers import Count, Record, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +29,7 @@ class ForgottenRecord(Record):
     requests: Count
     rows: Count
     ledger: bool = False
+    removed: tuple[Size, Size, Size] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Forgotten:
         key: Random bytes that the digests depend on; ``None`` if rows are only counted.
         digests: Digests of the rows.
         ledger: Their sums, if these are kept.
+        removed: For how many of the rows the distance to Retrained is gone, as predicted: each counts for the predicted
+            share of its request. Between the lower and the upper bound; ``None`` if that is not known of a request.
     """
 
     requests: int = 0
@@ -52,15 +55,23 @@ class Forgotten:
     key: bytes | None = field(default=None, repr=False)
     digests: frozenset[bytes] = field(default=frozenset(), repr=False)
     ledger: Ledger | None = field(default=None, repr=False, compare=False)
+    removed: tuple[float, float, float] | None = field(default=(0.0, 0.0, 0.0), compare=False)
 
     def keyed(self) -> Forgotten:
         """Return it with a key, a fresh one if there is none, so that it recognises the rows of later requests."""
         return self if self.key is not None else replace(self, key=secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE))
 
     def after(self, features_FD: Tensor, labels_F: Tensor) -> Forgotten:
-        """Return it after a request for these rows, without a ledger, since that would lack them."""
+        """Return it after a request for these rows, without what would lack them: the ledger and the prediction."""
         digests = self.digests.union(self._digests_of(features_FD, labels_F))
-        return Forgotten(self.requests + 1, self.rows + labels_F.shape[0], self.key, digests)
+        return Forgotten(self.requests + 1, self.rows + labels_F.shape[0], self.key, digests, removed=None)
+
+    def predicted(self) -> tuple[float, float, float] | None:
+        """Return the predicted share of all requests so far, between its bounds; ``None`` if it is not known."""
+        if self.removed is None or not self.rows:
+            return None
+        low, removed, high = (part / self.rows for part in self.removed)
+        return low, removed, high
 
     def new_rows(self, features_FD: Tensor, labels_F: Tensor, *, copies: bool = True) -> Tensor:
         """Return the numbers of those rows that no earlier request took out, as far as it is known, ascending.
@@ -96,7 +107,9 @@ class Forgotten:
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers, for a JSON file."""
-        return {"requests": self.requests, "rows": self.rows, "ledger": self.ledger is not None}
+        return {
+            "requests": self.requests, "rows": self.rows, "ledger": self.ledger is not None, "removed": self.removed,
+        }  # fmt: skip
 
     def as_secrets(self) -> dict[str, Tensor]:
         """Return key and digests as tensors of bytes, if there are digests, and the ledger."""
@@ -123,7 +136,7 @@ class Forgotten:
             ValueError: The bytes are of another shape or type, or the ledger does not fit parameters of that shape and
                 the number of training rows.
         """
-        counted = cls() if about is None else cls(about.requests, about.rows)
+        counted = cls() if about is None else cls(about.requests, about.rows, removed=about.removed)
         if about is not None and about.ledger:
             ledger = Ledger.restored(tensors, shape, n_train)
             counted = replace(counted, ledger=None if about.requests and ledger.start is None else ledger)

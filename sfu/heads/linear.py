@@ -92,9 +92,10 @@ class LinearHead(Head, name="linear"):
         bound: float | None = None,
         ledger: bool = False,
     ) -> LinearHead:
-        """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum.
+        """Wrap a trained :class:`torch.nn.Linear`.
 
-        ``docs/heads.md`` says what to give for heads of PyTorch's optimisers and of scikit-learn.
+        :class:`~sfu.heads.training_record.TrainingRecord` finds the arguments from the loss and the optimiser of a
+        training in PyTorch, and ``docs/heads.md`` says what to give for other heads.
 
         Args:
             module: The classifier layer.
@@ -108,10 +109,11 @@ class LinearHead(Head, name="linear"):
                 their sum, as scikit-learn's C and alpha are. It is then worth more once rows are forgotten.
             penalize_bias: Whether the bias is regularised, too, as by the ``weight_decay`` of PyTorch's optimisers.
             trained: ``optimum`` if training went on until nothing changed, else ``early_stopped``, which keeps the step
-                from being stretched and predicts no gain. By default, a head whose l2 is to be estimated is taken to
-                have been stopped early, and any other to be at its optimum.
-            gradient_CE: Gradient of the mean training objective at the layer's weights, l2 included. The step then
-                leads to the optimum without the forget rows, and not to where the same training would have ended.
+                from being stretched and predicts no gain. By default, a head whose l2 is to be estimated or that has a
+                gradient is taken to have been stopped early, and any other to be at its optimum.
+            gradient_CE: Gradient of the mean training objective at the layer's weights, l2 included. It tells the l2 of
+                a head that was stopped early, and is what ``unlearn(..., reference="optimum")`` needs to finish the
+                training.
             weight: Total weight of the training rows; needed if they had sample or class weights.
             bound: Upper bound of the largest eigenvalue of the data term's Hessian at the layer's weights
                 (:class:`~sfu.heads.kept.Kept`), if you know one.
@@ -139,7 +141,8 @@ class LinearHead(Head, name="linear"):
         gradient = torch.zeros_like(parameters)
         if gradient_CE is not None:
             gradient = as_tensor(gradient_CE, "gradient_CE").to(parameters)
-        recipe = Recipe(penalize_bias, l2_reduction, estimate, trained or (EARLY_STOPPED if estimate else OPTIMUM))
+        by_default = EARLY_STOPPED if estimate or gradient_CE is not None else OPTIMUM
+        recipe = Recipe(penalize_bias, l2_reduction, estimate, trained or by_default)
         head = cls(
             parameters.clone(), gradient, 0.0 if estimate else cast("float", l2), n_train, layer.bias is not None,
             as_loss(loss), Kept(bound), weight, recipe=recipe,

@@ -58,7 +58,9 @@ def test_a_head_that_is_saved_and_loaded_keeps_its_memory(tmp_path):
     assert back.forgotten == head.forgotten
     assert back.forgotten.new_rows(ROWS, LABELS).tolist() == [3]
     assert [path.suffix for path in paths] == [".safetensors", ".json", ".secret"]
-    assert json.loads(paths[1].read_text())["forgotten"] == {"requests": 2, "rows": 3, "ledger": False}
+    assert json.loads(paths[1].read_text())["forgotten"] == {
+        "requests": 2, "rows": 3, "ledger": False, "removed": None,
+    }  # fmt: skip
     paths[2].unlink()  # as it is published
     published = load_head(tmp_path / "head")
     assert published.forgotten == Forgotten(2, 3)
