@@ -157,10 +157,11 @@ class Head(Registered, ABC, kind="head"):
                 f"the certificate's noise is {list(secret_CE.shape)}, but the head's parameters are "
                 f"{list(self.parameters_CE.shape)}. Give the noise that the head was trained with."
             )
-        if self.recipe.classes is not None and len(self.recipe.classes) != self.n_classes:
+        classes, n_named = self.recipe.classes, max(2, self.n_classes)  # a binary classifier may have one output
+        if classes is not None and len(classes) != n_named:
             raise ConfigError(
-                f"classes={list(self.recipe.classes)} are {len(self.recipe.classes)} names, but the head has "
-                f"{self.n_classes} outputs. Give one for each, in their order."
+                f"classes={list(classes)} are {len(classes)} names, but the head has {n_named} classes. Give one for "
+                "each, in their order."
             )
         if self.forgotten.ledger is not None and self.layout is not Layout.shared:
             raise ConfigError(

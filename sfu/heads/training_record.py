@@ -48,7 +48,7 @@ class TrainingRecord:
             rows that were not trained on are found.
         mixup: Whether rows were mixed with others in training (mixup, CutMix). The optimum is then not that of the rows
             themselves, so l2 is estimated.
-        classes: Names of the classes, ``[C]``, by which labels can be given.
+        classes: Names of the classes, ``[C]``, by which labels can be given; two of them for a single output.
         frozen_backbone: Whether the backbone never saw the training rows. Otherwise it holds what it learned from the
             rows to forget, and every result says so.
     """

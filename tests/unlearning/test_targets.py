@@ -451,6 +451,39 @@ def test_l2_of_a_head_of_one_output_is_read_off_its_rows():
         sfu.unlearn(wrong, FEATURES[:400], ONE[:400], curvature=CLOSED)
 
 
+@pytest.mark.parametrize(
+    ("loss", "targets", "l2"),
+    [
+        (torch.nn.BCEWithLogitsLoss(), ONE[:, None], 2e-3),
+        (torch.nn.BCEWithLogitsLoss(), MULTI_HOT, 3 * 2e-3),
+        (torch.nn.MSELoss(), REAL, 3 * 2e-3 / 2),
+        (torch.nn.MSELoss(), REAL[:, :1], 2e-3 / 2),
+    ],
+    ids=["one logit", "multi-label", "regression", "one number"],
+)
+def test_a_training_record_knows_that_the_losses_of_pytorch_divide_by_rows_and_outputs(loss, targets, l2):
+    layer = by_torch(loss, 2e-3, FEATURES, targets)
+    groups = [{"params": [layer.weight], "weight_decay": 2e-3}, {"params": [layer.bias], "weight_decay": 0.0}]
+    record = sfu.TrainingRecord(n_train=N, loss=loss, optimizer=torch.optim.SGD(groups, lr=0.1), trained="optimum")
+    head = record.head(layer)
+    assert head.l2 == pytest.approx(l2, rel=1e-12)
+    larger = replace(head, n_train=2 * N)
+    assert float(ForgetRequest(larger, FEATURES, targets).forget_gradient().norm()) < 1e-7
+
+
+def test_the_two_classes_of_one_output_have_names():
+    layer = by_torch(torch.nn.BCEWithLogitsLoss(), 2e-3, FEATURES, ONE[:, None])
+    record = sfu.TrainingRecord(n_train=N, loss="logistic", l2=2e-3, classes=["no", "yes"])
+    names = np.array(["no", "yes"])[ONE[:F].numpy()]
+    one, other = (
+        sfu.unlearn(record.head(layer), FEATURES[:F], labels, curvature=CLOSED).head for labels in (names, ONE[:F])
+    )
+    assert one.forgotten.rows == F
+    assert torch.equal(one.parameters_CE, other.parameters_CE)
+    with pytest.raises(ConfigError, match=r"are 1 names, but the head has 2 classes\. Give one for each"):
+        replace(record, classes=["yes"]).head(layer)
+
+
 def test_requests_and_heads_that_cannot_have_targets():
     head, rows = multi_label_head(), (FEATURES[:F], MULTI_HOT[:F])
     with pytest.raises(
