@@ -122,8 +122,9 @@ class TrainingRecord:
             }
         elif any(getattr(given, key, None) is not None for key in ("weight", "pos_weight")):
             raise ConfigError(
-                f"loss={type(given).__name__} has a weight or pos_weight, which weighs outputs and not rows. sfu has "
-                "no such loss; train without it to unlearn."
+                f"loss={type(given).__name__} has a weight or pos_weight, and sfu weighs rows alone. For a layer with "
+                "a single output, give loss='logistic' and the weights of the rows (docs/heads.md). For others, train "
+                "without it."
             )
         halved = 2.0 if isinstance(given, nn.MSELoss) else 1.0  # sfu's quadratic loss is half the squared error
         loss = make_loss(name, **settings)
