@@ -48,7 +48,7 @@ class LinearRecord(TrainedRecord):
 
 @dataclass(frozen=True, repr=False)
 class LinearHead(Head, name="linear"):
-    """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
+    """A linear classifier or regression ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {
         1: FirstRecord, 2: LinearRecord, 3: LinearRecord, 4: LinearRecord, 5: LinearRecord, 6: LinearRecord,

@@ -243,7 +243,9 @@ def test_gradient_hessian_and_step_are_those_of_the_plain_loss(loss, n_outputs, 
     [CLOSED, {"estimator": "psd_fit"}, {"estimator": "ledoit_wolf"}, CLOSED | {"structure": "products"}],
     ids=["closed_form", "psd_fit", "ledoit_wolf", "products"],
 )
-@pytest.mark.parametrize("loss", ["logistic", "squared_hinge", "huber_hinge", SIGNED], ids=str)
+@pytest.mark.parametrize(
+    "loss", ["logistic", "squared_hinge", "huber_hinge", SIGNED], ids=lambda loss: getattr(loss, "name", loss)
+)
 def test_a_head_of_one_output_moves_as_two_mirrored_outputs_do(loss, curvature):
     layer = by_torch(torch.nn.BCEWithLogitsLoss(), 2e-3, FEATURES, ONE[:, None])
     parameters = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
