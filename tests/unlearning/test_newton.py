@@ -388,3 +388,21 @@ def test_same_result_on_every_device(device):
         for r in (request, here)
     ]
     assert relative(results[0] - results[1], results[0]) < 1e-9
+
+
+def test_unlabelled_rows_are_not_used_where_they_do_harm_to_a_head_that_was_stopped_early():
+    request, retained, _ = situation(n_forget=120, training=Training.adam)
+    rows = (retained.features_RD[:100],)
+    method = Newton(FORGET_CURVATURE)
+    alone, given = (method.unlearn(dataclasses.replace(request, unlabelled=some), CONTEXT) for some in ((), rows))
+    assert torch.equal(alone.head.parameters_CE, given.head.parameters_CE)
+    assert "the unlabelled rows are not used" in given.note
+    assert "weight_unlabelled" not in given.details
+    few = request.rows(torch.arange(10))
+    for other in (
+        dataclasses.replace(request, kind="selected", unlabelled=rows),
+        dataclasses.replace(few, unlabelled=rows),
+    ):
+        used = method.unlearn(other, CONTEXT)
+        assert "weight_unlabelled" in used.details
+        assert "not used" not in (used.note or "")

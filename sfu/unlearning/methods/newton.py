@@ -152,7 +152,8 @@ class Newton(UnlearningMethod, name="newton"):
         from sfu.curvature.span import reduce_request  # imports PyTorch
 
         given, double = request.head, self._with_unlabelled(request.in_float64(), context)
-        whole = double.toward(self.reference).at_retained_l2()
+        told = double.toward(self.reference).at_retained_l2()
+        whole = self._without_unlabelled(told)
         pooled, assessment = whole.rewound() if self._pools(whole) else whole, None
         if self.estimator.needs_validation:
             assessment = self._cached("assessment", context, partial(assess, pooled, force=self.curvature.force))
@@ -166,7 +167,7 @@ class Newton(UnlearningMethod, name="newton"):
         validation = self._estimate(request, context, retained, assessment)
         chosen = self._choose(validation, request, assessment)
         first = self._first_step(chosen, request)
-        decision = self._decide(assessment, validation, chosen, first, request)
+        decision = self._decide(assessment, validation, chosen, first, request, dropped=whole is not told)
         details = self._details(assessment, validation, chosen, first, request)
         details |= self._gains(decision, chosen, request, given)
         if whole.head.unfinished_CE is not None:
@@ -211,6 +212,18 @@ class Newton(UnlearningMethod, name="newton"):
             and self.estimator.is_forget_hessian(request)
             and self.noise_sigma == 0
         )
+
+    def _without_unlabelled(self, request: ForgetRequest) -> ForgetRequest:
+        """Return the request without unlabelled rows, if they would do harm.
+
+        The effect of forgetting on a head that was stopped early is more damped than its curvature says. Forget rows
+        that show enough of the curvature damp the step by what they miss, and unlabelled rows would take that away.
+        """
+        if not request.unlabelled or request.head.recipe.trained == OPTIMUM or not self.estimator.needs_validation:
+            return request
+        alone = replace(request, unlabelled=())
+        found = assess(alone, force=self.curvature.force)
+        return request if found.reasons or not found.enough else alone
 
     def _with_unlabelled(self, request: ForgetRequest, context: MethodContext) -> ForgetRequest:
         files = self.curvature.files()
@@ -285,7 +298,7 @@ class Newton(UnlearningMethod, name="newton"):
 
     def _decide(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
-        request: ForgetRequest,
+        request: ForgetRequest, *, dropped: bool,
     ) -> Decision:  # fmt: skip
         """Predict the gain, and decide from it whether to apply the step."""
         # the trace is the expected squared distance that noise adds
@@ -302,6 +315,8 @@ class Newton(UnlearningMethod, name="newton"):
         remarks = []
         if not converged:
             remarks.append("no gain is predicted, because the head may have been stopped before its optimum")
+        if dropped:
+            remarks.append("the unlabelled rows are not used, because they do harm to a head that was stopped early")
         if (note := validation.estimate.note) is not None:
             remarks.append(note)
         if first.note is not None:
