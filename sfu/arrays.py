@@ -50,7 +50,7 @@ def as_examples(features: Array | Pairs, labels: Array | None) -> tuple[Tensor, 
         return _collect(cast("Pairs", features))
     if labels is None:
         raise DataError(
-            "labels are missing. Give one class index for each row of features, or give a DataLoader or Dataset of "
+            "labels are missing. Give the label of each row of features, or give a DataLoader or Dataset of "
             "(features, labels) as features."
         )
     return as_tensor(cast("Array", features), "features"), as_tensor(labels, "labels")

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sfu.data.labels import label_problem
-from sfu.data.settings import KINDS, RANDOM
+from sfu.data.settings import CLASS, KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.ledger import Ledger, Sums
@@ -21,6 +20,7 @@ from sfu.heads.recipe import MEAN, OPTIMUM, Reference
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.losses.rows import Rows, check_weights, design_matrix
+from sfu.losses.targets import read_labels
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
@@ -42,7 +42,7 @@ class Access(Enum):
 
 @dataclass(frozen=True)
 class RetainedSet:
-    """The retained rows, given only to methods of :attr:`Access.RETAINED`."""
+    """The retained rows, given only to methods of :attr:`Access.RETAINED`; labels as in :class:`ForgetRequest`."""
 
     features_RD: Tensor
     labels_R: Tensor
@@ -100,7 +100,7 @@ class ForgetRequest:
     Attributes:
         head: The trained head.
         features_FD: Features of the examples to forget, on the head's device.
-        labels_F: Their labels.
+        labels_F: Their labels: class numbers ``[F]``, or targets ``[F, C]`` (:func:`sfu.losses.targets.read_labels`).
         weights_F: Their sample weights, if the head was trained with sample weights.
         views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, used for the curvature
             only; ``None`` if there are none.
@@ -129,8 +129,9 @@ class ForgetRequest:
 
         Raises:
             DataError: The forget set is empty, is the whole training set, is not finite, or does not fit the head.
+            ConfigError: The rows have targets, and the loss has class weights or the request is for a class.
         """
-        features, labels, head = self.features_FD, self.labels_F, self.head
+        features, head = self.features_FD, self.head
         if features.is_complex() or features.dtype == torch.bool:
             raise DataError(f"the forget features are {features.dtype}. Give real numbers.")
         if features.ndim != 2 or features.shape[0] == 0:
@@ -143,13 +144,8 @@ class ForgetRequest:
                 f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}. Extract them "
                 "with the backbone the head was trained on."
             )
-        if (problem := label_problem(labels, features.shape[0])) is not None:
-            raise DataError(f"the tensor of forget labels {problem}")
-        if int(labels.min()) < 0 or int(labels.max()) >= head.n_classes:
-            raise DataError(
-                f"the forget labels run from {int(labels.min())} to {int(labels.max())}, but the head has classes "
-                f"0 .. {head.n_classes - 1}."
-            )
+        labels = read_labels(self.labels_F, features.shape[0], head.n_classes, head.loss)
+        object.__setattr__(self, "labels_F", labels.detach().to(head.parameters_CE.device, copy=True).contiguous())
         finite_F = torch.isfinite(features).all(1)
         if not finite_F.all():
             raise DataError(
@@ -190,7 +186,6 @@ class ForgetRequest:
         if partners is not None:
             object.__setattr__(self, "partners_VF", partners.to(device, torch.int64, copy=True))
         object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
-        object.__setattr__(self, "labels_F", labels.detach().to(device, torch.int64, copy=True).contiguous())
         if self.weights_F is not None:
             if head.weight is None:
                 raise DataError(
@@ -210,6 +205,11 @@ class ForgetRequest:
         return f"ForgetRequest({self.n_forget} of {self.head.n_train} rows{views}, head={self.head})"
 
     def _check_classes(self) -> None:
+        if self.has_targets and (self.kind == CLASS or self.classes is not None):
+            raise ConfigError(
+                "the request is for a class, but its rows have targets and no class numbers. Give request='selected', "
+                "which asks for the same caution."
+            )
         if self.classes is None:
             return
         present = self.labels_F.unique().tolist()
@@ -219,6 +219,11 @@ class ForgetRequest:
             raise DataError(
                 f"forgetting all {self.head.n_classes} classes would leave an empty head. Keep at least one class."
             )
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the labels are targets rather than class numbers."""
+        return self.labels_F.ndim > 1
 
     @property
     def n_forget(self) -> int:
@@ -286,7 +291,7 @@ class ForgetRequest:
         """Return the request for some of its rows (a cross-validation fold); other rows are nobody's partners."""
         partners_VF = self.partners_VF
         if partners_VF is not None:
-            places_F = torch.full_like(self.labels_F, -1)
+            places_F = partners_VF.new_full((self.n_forget,), -1)
             places_F[index] = own_F = torch.arange(len(index)).to(places_F)
             places_VF = places_F[partners_VF[:, index]]
             partners_VF = torch.where(places_VF < 0, own_F, places_VF)
@@ -336,6 +341,19 @@ class ForgetRequest:
         """Return the forget rows in the form the head's loss takes."""
         return self.head.rows(self.features_FD, self.labels_F, self.weights_F, cache=cache)
 
+    def unlabelled_rows(self, features_ND: Tensor) -> Rows:
+        """Return unlabelled rows in the form the head's loss takes; its predictions stand for labels like these."""
+        return self.head.unlabelled_rows(features_ND, targets=self.has_targets)
+
+    def labels_of(self, retained: RetainedSet) -> Tensor:
+        """Return the labels of retained rows as class numbers or targets, as :attr:`labels_F` has them.
+
+        Raises:
+            DataError: They do not fit the head.
+        """
+        head, labels_R = self.head, retained.labels_R
+        return read_labels(labels_R, len(retained.features_RD), head.n_classes, head.loss, "retained")
+
     def retained_rows(
         self, retained: Retained, *, user: str = "this method", progress: Callable[[int, int], None] | None = None
     ) -> Rows:
@@ -343,13 +361,13 @@ class ForgetRequest:
 
         Raises:
             SourceFreeError: No retained data were given; the message names the ``user``.
-            DataError: They are not N - N_f rows of total weight V - V_f, so they are not the training set without the
-                forget set.
+            DataError: Their labels do not fit the head, or they are not N - N_f rows of total weight V - V_f, so they
+                are not the training set without the forget set.
         """
         if retained is None:
             raise SourceFreeError(f"{user} needs the retained data.")
-        head = self.head
-        rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, cache=True, progress=progress)
+        head, labels_R = self.head, self.labels_of(retained)
+        rows = head.rows(retained.features_RD, labels_R, retained.weights_R, cache=True, progress=progress)
         if rows.count != self.n_retain or not math.isclose(rows.weight, self.retained_weight, rel_tol=1e-9):
             raise DataError(
                 f"the retained set has {rows.count} rows of total weight {rows.weight:.12g}; the training set without "

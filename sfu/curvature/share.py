@@ -114,7 +114,7 @@ def _sets(request: ForgetRequest, weights: dict[str, float]) -> list[tuple[Rows,
     for rows_UD, weight in zip(request.unlabelled, unlabelled, strict=True):
         weight += retained * head.total_weight / request.retained_weight * len(rows_UD) / total
         if weight > 0:
-            sets.append((head.unlabelled_rows(rows_UD), len(rows_UD), weight))
+            sets.append((request.unlabelled_rows(rows_UD), len(rows_UD), weight))
     return sets if own >= 0 else None
 
 

@@ -119,7 +119,8 @@ class Head(Registered, ABC, kind="head"):
         """Check the head; a loss may be given by its name.
 
         Raises:
-            ConfigError: The loss is unknown, or ``l2``, ``n_train`` or ``weight`` is out of range.
+            ConfigError: The loss is unknown, or cannot be that of a single output, or ``l2``, ``n_train`` or ``weight``
+                is out of range.
             DataError: Shapes differ, or a value is missing or not finite.
         """
         object.__setattr__(self, "loss", as_loss(self.loss))
@@ -130,6 +131,11 @@ class Head(Registered, ABC, kind="head"):
         check_number("l2", self.l2, Meta(at_least=0))
         if self.weight is not None:
             check_number("weight", self.weight, Meta(above=0))
+        if self.loss.shift_invariant and self.n_classes == 1:
+            raise ConfigError(
+                f"a head with one output cannot have loss={self.loss.name}, because the gradient is always 0. Give "
+                "loss='logistic' for a binary classifier, or loss='quadratic' for a regression."
+            )
         if self.weight is None and self.loss.class_weights is not None:
             raise DataError(
                 "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
@@ -151,10 +157,11 @@ class Head(Registered, ABC, kind="head"):
                 f"the certificate's noise is {list(secret_CE.shape)}, but the head's parameters are "
                 f"{list(self.parameters_CE.shape)}. Give the noise that the head was trained with."
             )
-        if self.recipe.classes is not None and len(self.recipe.classes) != self.n_classes:
+        classes, n_named = self.recipe.classes, max(2, self.n_classes)  # a binary classifier may have one output
+        if classes is not None and len(classes) != n_named:
             raise ConfigError(
-                f"classes={list(self.recipe.classes)} are {len(self.recipe.classes)} names, but the head has "
-                f"{self.n_classes} outputs. Give one for each, in their order."
+                f"classes={list(classes)} are {len(classes)} names, but the head has {n_named} classes. Give one for "
+                "each, in their order."
             )
         if self.forgotten.ledger is not None and self.layout is not Layout.shared:
             raise ConfigError(
@@ -243,9 +250,14 @@ class Head(Registered, ABC, kind="head"):
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
         """Return labelled rows for this head's loss, on its device and in its dtype (:class:`sfu.losses.rows.Rows`)."""
 
-    def unlabelled_rows(self, features_ND: Tensor) -> Rows:
-        """Return unlabelled rows; where curvature depends on labels, the head's own predictions stand for them."""
-        return self.rows(features_ND, self.logits(features_ND).argmax(1), cache=True)
+    def unlabelled_rows(self, features_ND: Tensor, *, targets: bool = False) -> Rows:
+        """Return unlabelled rows; where curvature depends on labels, the head's own predictions stand for them.
+
+        These are the class of the largest output or, for rows that would have ``targets``, 1 for outputs above 0.
+        """
+        logits_NC = self.logits(features_ND)
+        predicted = (logits_NC > 0).double() if targets else logits_NC.argmax(1)
+        return self.rows(features_ND, predicted, cache=True)
 
     def traces(self, rows: Rows) -> Tensor:
         r"""Return what each row adds to the trace of the data term's Hessian, ``[N]``: their sum is the trace.
@@ -278,7 +290,8 @@ class Head(Registered, ABC, kind="head"):
     def __repr__(self) -> str:
         """Say in one line what kind of head it is, without its numbers."""
         parts = [
-            f"{self.n_classes} classes", f"{self.n_features} features", f"bias={self.bias}", f"loss={self.loss.name}",
+            "1 output" if self.n_classes == 1 else f"{self.n_classes} classes", f"{self.n_features} features",
+            f"bias={self.bias}", f"loss={self.loss.name}",
             f"l2={'estimate' if self.recipe.estimate_l2 else format(self.l2, 'g')}", f"n_train={self.n_train}",
         ]  # fmt: skip
         if self.forgotten.requests:

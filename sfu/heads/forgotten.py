@@ -1,6 +1,6 @@
 """What a head remembers of what was forgotten from it: numbers of rows and requests, and no content of a row.
 
-Shapes: F rows of a request, D features.
+Shapes: F rows of a request, B of them, D features, C classes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class ForgottenRecord(Record):
 class Forgotten:
     """The requests that a head has served since it was trained.
 
-    With a key, it also recognises the rows: each is kept as a keyed digest (BLAKE2b) of its features and label. Whoever
-    has the key *and* a row can tell whether that row was forgotten, so both are for the owner of the head alone, and
-    are saved in its secret file. Without the key, the digests say nothing.
+    With a key, it also recognises the rows: each is kept as a keyed digest (BLAKE2b) of its features and its label or
+    targets. Whoever has the key *and* a row can tell whether that row was forgotten, so both are for the owner of the
+    head alone, and are saved in its secret file. Without the key, the digests say nothing.
 
     Attributes:
         requests: Number of requests; every batch of a request that was served in batches is one.
@@ -95,12 +95,9 @@ class Forgotten:
             return []
         found = []
         for features, labels in zip(features_FD.split(_CHUNK), labels_F.split(_CHUNK), strict=True):
-            # the same bytes for any number type, for -0.0 and on any machine
-            rows = (features.detach().cpu().double() + 0.0).numpy().astype("<f8", copy=False)
-            numbers = labels.detach().cpu().numpy().astype("<i8", copy=False)
             found += [
-                hashlib.blake2b(row.tobytes() + number.tobytes(), digest_size=_BYTES, key=self.key).digest()
-                for row, number in zip(rows, numbers, strict=True)
+                hashlib.blake2b(row + label, digest_size=_BYTES, key=self.key).digest()
+                for row, label in zip(_bytes_of(features), _bytes_of_labels(labels), strict=True)
             ]
         return found
 
@@ -149,6 +146,26 @@ class Forgotten:
         if not 0 < len(key) <= hashlib.blake2b.MAX_KEY_SIZE or digests.shape[1] != _BYTES:
             raise ValueError(f"{_KEY} has {len(key)} bytes and {_DIGESTS} is {list(digests.shape)}")
         return replace(counted, key=key.tobytes(), digests=frozenset(row.tobytes() for row in digests))
+
+
+def _bytes_of(rows: Tensor, kind: str = "<f8") -> list[bytes]:
+    """Return the bytes of each row: the same for any number type, for -0.0 and on any machine."""
+    numbers = rows.detach().cpu()
+    if kind == "<f8":
+        numbers = numbers.double() + 0.0
+    return [row.tobytes() for row in numbers.numpy().astype(kind, copy=False)]
+
+
+def _bytes_of_labels(labels_B: Tensor) -> list[bytes]:
+    """Return the bytes of each class number or row of targets; one-hot targets have those of their class number.
+
+    The single target of a head with one output is not one-hot: 0 and 1 are two labels.
+    """
+    if labels_B.ndim == 1:
+        return _bytes_of(labels_B, "<i8")
+    is_one_hot_B = ((labels_B == 0) | (labels_B == 1)).all(1) & (labels_B.sum(1) == 1) & (labels_B.shape[1] > 1)
+    both = zip(_bytes_of(labels_B), _bytes_of(labels_B.argmax(1), "<i8"), is_one_hot_B.tolist(), strict=True)
+    return [number if is_one_hot else targets for targets, number, is_one_hot in both]
 
 
 def _bytes(tensors: Mapping[str, Tensor], name: str, n_axes: int) -> Any:

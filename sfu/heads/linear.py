@@ -48,7 +48,7 @@ class LinearRecord(TrainedRecord):
 
 @dataclass(frozen=True, repr=False)
 class LinearHead(Head, name="linear"):
-    """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
+    """A linear classifier or regression ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {
         1: FirstRecord, 2: LinearRecord, 3: LinearRecord, 4: LinearRecord, 5: LinearRecord, 6: LinearRecord,
@@ -103,7 +103,8 @@ class LinearHead(Head, name="linear"):
                 weight decay is no such term (AdamW). :func:`sfu.unlearn` then estimates it from the first request.
             n_train: Number N of training rows.
             loss: The loss that the layer was trained with: a name, or a loss with settings of its own
-                (:func:`sfu.losses.base.make_loss`).
+                (:func:`sfu.losses.base.make_loss`). A multi-label classifier has ``logistic``, a regression
+                ``quadratic``, and a binary classifier of one output any loss but ``softmax``.
             l2_reduction: ``mean`` if the regulariser was added to the mean of the losses, or ``sum`` if it was added to
                 their sum, as scikit-learn's C and alpha are. It is then worth more once rows are forgotten.
             penalize_bias: Whether the bias is regularised, too, as by the ``weight_decay`` of PyTorch's optimisers.
@@ -122,8 +123,8 @@ class LinearHead(Head, name="linear"):
         Raises:
             DataError: ``module`` is not a linear layer, its weights are recomputed (weight norm, spectral norm,
                 pruning) or do not decide its outputs (LoRA, hooks).
-            ConfigError: The loss is unknown, a number is out of range, or there is a gradient of an objective whose l2
-                is to be estimated.
+            ConfigError: The loss is unknown, or cannot be that of a single output; a number is out of range; or there
+                is a gradient of an objective whose l2 is to be estimated.
         """
         if not isinstance(ledger, bool):
             raise ConfigError(f"ledger={ledger!r}. Give True or False.")

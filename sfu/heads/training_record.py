@@ -48,7 +48,7 @@ class TrainingRecord:
             rows that were not trained on are found.
         mixup: Whether rows were mixed with others in training (mixup, CutMix). The optimum is then not that of the rows
             themselves, so l2 is estimated.
-        classes: Names of the classes, ``[C]``, by which labels can be given.
+        classes: Names of the classes, ``[C]``, by which labels can be given; two of them for a single output.
         frozen_backbone: Whether the backbone never saw the training rows. Otherwise it holds what it learned from the
             rows to forget, and every result says so.
     """
@@ -122,8 +122,9 @@ class TrainingRecord:
             }
         elif any(getattr(given, key, None) is not None for key in ("weight", "pos_weight")):
             raise ConfigError(
-                f"loss={type(given).__name__} has a weight or pos_weight, which weighs outputs and not rows. sfu has "
-                "no such loss; train without it to unlearn."
+                f"loss={type(given).__name__} has a weight or pos_weight, and sfu weighs rows alone. For a layer with "
+                "a single output, give loss='logistic' and the weights of the rows (docs/heads.md). For others, train "
+                "without it."
             )
         halved = 2.0 if isinstance(given, nn.MSELoss) else 1.0  # sfu's quadratic loss is half the squared error
         loss = make_loss(name, **settings)

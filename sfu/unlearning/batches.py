@@ -112,16 +112,16 @@ def unlearn_in_batches(
 
 def with_rows(retained: RetainedSet, request: ForgetRequest, index: torch.Tensor) -> RetainedSet:
     """Return the retained rows and some of the request's; if only one side has weights, those of the other are 1."""
-    weights = None
+    weights, labels_R = None, request.labels_of(retained)
     if retained.weights_R is not None or request.weights_F is not None:
-        sides = _weights_of(retained.weights_R, retained.labels_R), _weights_of(request.weights_F, request.labels_F)
+        sides = _weights_of(retained.weights_R, labels_R), _weights_of(request.weights_F, request.labels_F)
         weights = torch.cat([sides[0], sides[1][index].to(sides[0])])
     return RetainedSet(
         torch.cat([retained.features_RD, request.features_FD[index].to(retained.features_RD)]),
-        torch.cat([retained.labels_R, request.labels_F[index].to(retained.labels_R)]),
+        torch.cat([labels_R, request.labels_F[index].to(labels_R)]),
         weights,
     )
 
 
 def _weights_of(given: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor:
-    return torch.ones_like(labels, dtype=torch.float64) if given is None else given.double()
+    return labels.new_ones(len(labels), dtype=torch.float64) if given is None else given.double()

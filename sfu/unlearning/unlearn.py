@@ -16,6 +16,7 @@ from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.heads.recipe import Reference
+from sfu.losses.targets import class_numbers
 from sfu.names import counted
 from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.schema import plain_value
@@ -55,8 +56,10 @@ def unlearn(
             head of the result before.
         features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on; or a
             ``DataLoader``, ``Dataset``, iterator or list of pairs (features, labels), of single rows or of batches.
-        labels: Their labels, ``[F]`` integers, or names if the head knows those of its classes; left out if
-            ``features`` gives pairs.
+        labels: Their labels, or names of classes if the head knows them; left out if ``features`` gives pairs. For a
+            head of C classes, ``[F]`` integers or one-hot rows ``[F, C]``. For a multi-label head, zeros and ones
+            ``[F, C]``; for a regression, real numbers ``[F, C]``. For a head of one output, ``[F]`` or ``[F, 1]``: 0
+            and 1, -1 and 1, booleans, or real numbers, by the loss (:func:`sfu.losses.targets.read_labels`).
         views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
             Hessians are averaged in; no label or other image is needed for them.
         unlabelled: Features of unlabelled rows like the training rows, ``[U, D]``, such as the model's traffic or
@@ -84,7 +87,8 @@ def unlearn(
     Raises:
         DataError: ``head`` is not one, or the examples are no numbers or do not fit it; or its l2 is to be estimated,
             and they are no random sample, or too few.
-        ConfigError: The settings cannot work, or need the retained data; or a random sample contradicts the head's l2.
+        ConfigError: The settings cannot work, or need the retained data; or a random sample contradicts the head's l2;
+            or the labels are targets, and the request is for a class or the loss has class weights.
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
     """
@@ -116,7 +120,7 @@ def unlearn(
         made = ForgetRequest(
             replace(head, forgotten=head.forgotten.keyed()),
             features_FD,
-            labels_F,
+            class_numbers(labels_F, head.n_classes),
             views_VFD=None if views is None else as_tensor(views, "views"),
             unlabelled=tuple(as_tensor(rows, "unlabelled") for rows in more),
             kind=request,

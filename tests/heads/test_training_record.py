@@ -109,7 +109,7 @@ def test_a_copy_of_the_layer_needs_groups_of_one_decay():
         ({"l2": 0.1, "loss": nn.HuberLoss()}, "loss=HuberLoss is not a loss of sfu"),
         ({"l2": 0.1, "class_counts": [1, 2]}, r"class_counts=\[1.0, 2.0\] must be 3 numbers"),
         ({"l2": 0.1, "class_counts": [1, 2, 3]}, "whose sum is n_train=60"),
-        ({"l2": 0.1, "classes": ["a", "b"]}, "are 2 names, but the head has 3 outputs"),
+        ({"l2": 0.1, "classes": ["a", "b"]}, "are 2 names, but the head has 3 classes"),
         ({"l2": 0.1, "classes": ["a", "a", "b"]}, "not all different"),
         ({"l2": 0.1, "training_loss": float("nan")}, "training_loss=nan"),
         ({"l2": 0.1, "training_loss": -1.0}, "training_loss=-1.0"),
