@@ -38,10 +38,11 @@ from sfu.operators.base import CurvatureOperator, DampedInverse
 from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, setting
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.batches import check_batches, sequence_note, unlearn_in_batches
 from sfu.unlearning.decision import Decision, decide, withheld
 from sfu.unlearning.further_steps import StepResult, steps_along_path, steps_on_retained
+from sfu.unlearning.result import Remark, UnlearningResult
 from sfu.unlearning.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -145,8 +146,11 @@ class Newton(UnlearningMethod, name="newton"):
         forgotten = result.head.forgotten.requests > request.head.forgotten.requests
         if not forgotten or (self.access is not Access.FORGET and request.head.forgotten.ledger is None):
             return result
-        notes = result.note, sequence_note(request.head.forgotten, result.head.forgotten, self.batches)
-        return replace(result, note="; ".join(filter(None, notes)) or None)
+        told = sequence_note(request.head.forgotten, result.head.forgotten, self.batches)
+        if told is None:
+            return result
+        note = "; ".join(filter(None, (result.note, told)))
+        return replace(result, note=note, reasons=(*result.reasons, "sequence"))
 
     def _unlearn_at_once(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
         from sfu.curvature.span import reduce_request  # imports PyTorch
@@ -199,7 +203,8 @@ class Newton(UnlearningMethod, name="newton"):
             predicted_share=None if predicted is None else predicted[1],
             predicted_share_interval=None if predicted is None else (predicted[0], predicted[2]),
             details=details | last.details,
-            note="; ".join(decision.remarks) or None,
+            note="; ".join(one.text for one in decision.remarks) or None,
+            reasons=tuple(dict.fromkeys(one.code for one in decision.remarks)),
         )
 
     def _pools(self, request: ForgetRequest) -> bool:
@@ -312,18 +317,20 @@ class Newton(UnlearningMethod, name="newton"):
         with_care = self.curvature.regularization is Regularization.cross_validated and noise_cost == 0
         if known and not with_care and assumed <= 0:
             gain = assumed
-        remarks = []
+        remarks: list[Remark] = []
         if not converged:
-            remarks.append("no gain is predicted, because the head may have been stopped before its optimum")
+            why = "no gain is predicted, because the head may have been stopped before its optimum"
+            remarks.append(Remark("early_stopped", why))
         if dropped:
-            remarks.append("the unlabelled rows are not used, because they do harm to a head that was stopped early")
+            why = "the unlabelled rows are not used, because they do harm to a head that was stopped early"
+            remarks.append(Remark("unlabelled_unused", why))
         if (note := validation.estimate.note) is not None:
-            remarks.append(note)
+            remarks.append(Remark("estimate", note))
         if first.note is not None:
-            remarks.append(first.note)
+            remarks.append(Remark("solve", first.note))
         if validation.failed_fits:
             fits = f"{validation.failed_fits} of the fits to {len(validation.folds)} folds"
-            remarks.append(f"{fits} did not converge, so the choice may be off")
+            remarks.append(Remark("estimate", f"{fits} did not converge, so the choice may be off"))
         return decide(assessment, gain, first, remarks, self.curvature.force)
 
     def _predict_share(
