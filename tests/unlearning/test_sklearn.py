@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.pipeline import make_pipeline
@@ -12,6 +13,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from sfu.errors import ConfigError, DataError
+from sfu.operators.build import build_operator
+from sfu.operators.structure import Structure
 from sfu.sklearn import _coefficients, _head, _labels, _recipe, _weights, forget
 
 N, F, D = 400, 60, 6
@@ -73,6 +76,30 @@ def test_a_fitted_copy_comes_back_nearer_to_the_one_that_never_saw_the_rows(esti
     left, nothing = (np.linalg.norm(one - outputs[2]) for one in (outputs[1], outputs[0]))
     assert left < 0.9 * nothing
     assert new.predict(X[:5]).dtype == estimator.predict(X[:5]).dtype
+
+
+def test_the_share_is_predicted_although_l2_grows():
+    """scikit-learn's alpha and C count for more on fewer rows; docs/curvature.md has the coverage."""
+    pixels, digits = load_digits(return_X_y=True)
+    rows = pixels / np.linalg.norm(pixels, axis=1, keepdims=True)
+    right, off = [], []
+    for seed in range(6):
+        order = np.random.default_rng(seed).permutation(len(rows))
+        for make, labels in ((RidgeClassifier, digits), (LogisticRegression, digits > 4)):
+            features, y = rows[order], labels[order]
+            whole, left = make().fit(features, y), make().fit(features[180:], y[180:])
+            result = forget(whole, features[:180], y[:180], n_train=len(y), curvature=CLOSED).result
+            head = result.head
+            recipe = _recipe(whole)
+            retained = head.rows(torch.from_numpy(features[180:]), _labels(whole, recipe, y[180:]))
+            before, target = (torch.cat([w, b[:, None]], 1) for w, b in (_coefficients(whole), _coefficients(left)))
+            hessian = build_operator(head.objective(), retained, before, Structure.products)
+            share = 1 - float(hessian.quadratic(head.parameters_CE - target) / hessian.quadratic(before - target))
+            low, high = result.predicted_share_interval
+            right.append(low <= share <= high)
+            off.append(abs(result.predicted_share - share))
+    assert np.mean(right) >= 0.75
+    assert np.mean(off) < 0.03
 
 
 def test_a_pipeline_is_applied_and_says_that_its_steps_saw_the_rows():
