@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sfu.heads.fit import fit as fit
     from sfu.heads.kept import Kept as Kept
     from sfu.heads.linear import LinearHead as LinearHead
+    from sfu.heads.nearest_centroid import NearestCentroid as NearestCentroid
     from sfu.heads.training_record import TrainingRecord as TrainingRecord
     from sfu.losses.base import Constants as Constants
     from sfu.losses.base import Layout as Layout
@@ -71,6 +72,7 @@ _HOMES = {
     "sfu.heads.fit": ("fit",),
     "sfu.heads.kept": ("Kept",),
     "sfu.heads.linear": ("LinearHead",),
+    "sfu.heads.nearest_centroid": ("NearestCentroid",),
     "sfu.heads.training_record": ("TrainingRecord",),
     "sfu.losses.base": ("Constants", "Layout", "Loss", "OutputHessian", "make_loss"),
     "sfu.reporting.loggers.base": ("RunLogger",),
