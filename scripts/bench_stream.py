@@ -4,8 +4,8 @@
     python scripts/bench_stream.py --quick
 
 Beside each other, in processor time: ``RequestStream``; ``curvature=stored``, which decomposes the Hessian anew for
-each request; and the factorisation alone, which is the limit of whatever factorises. Exits with 1 if the stream is not at
-least 20 times as fast as ``stored`` (not with ``--quick``), or its head drifts from Retrained by 1e-8.
+each request; and the factorisation alone, which is the limit of whatever factorises. Exits with 1 if the stream is not
+at least 20 times as fast as ``stored`` (not with ``--quick``), or its head drifts from Retrained by 1e-8.
 """
 
 from __future__ import annotations
