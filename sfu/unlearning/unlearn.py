@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sfu.arrays import Array, Pairs, as_examples, as_tensor
-from sfu.curvature.effective_l2 import check_l2, estimate_l2
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
+from sfu.curvature.statement import check_statement, estimate_l2
 from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
@@ -128,7 +128,7 @@ def unlearn(
             details = {"l2": found.value, "l2_interval": found.interval}
             estimated = f"l2 = {found.value:.3g} ({low:.3g} to {high:.3g}) is estimated from the rows to forget"
         elif not config.force:
-            check_l2(made)
+            check_statement(made)
         result = method.unlearn(made.at_retained_l2().private(), MethodContext(seeds))
     notes = [f"{before} and are left out"] if again else []
     if equal:
