@@ -34,13 +34,14 @@ from sfu.heads.train import train_head
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 
-L2, FORGOTTEN, HARM, BATCH, DRAWS = 5e-4, 0.1, 1.02, 128, 10
+L2, FORGOTTEN, HARM, BATCH, EPOCHS, DRAWS = 5e-4, 0.1, 1.02, 128, 60, 10
 LOSSES = {
     "softmax": sfu.make_loss("softmax"), "smoothing 0.1": sfu.make_loss("softmax", label_smoothing=0.1),
     "one-hot": sfu.make_loss("quadratic"), "+-1 targets": sfu.make_loss("quadratic", other_target=-1.0),
     "logistic": sfu.make_loss("logistic"),
 }  # fmt: skip
 SGD = {"softmax, SGD": 0.0, "softmax, mixup": 1.0}
+QUICK = ["softmax", "one-hot", "softmax, SGD"]
 Rows = tuple[Tensor, Tensor]
 
 
@@ -75,15 +76,15 @@ class Case:
         return torch.cat([self.forget[0], self.retained[0]]), torch.cat([self.forget[1], self.retained[1]])
 
 
-def descend(features: Tensor, labels: Tensor, mixup: float, epochs: int) -> Tensor:
+def descend(features: Tensor, labels: Tensor, mixup: float) -> Tensor:
     """Train by SGD with weight decay and a cosine schedule; ``mixup`` is the parameter of the Beta distribution."""
     torch.manual_seed(0)
     n_classes = int(labels.max()) + 1
     layer = nn.Linear(features.shape[1], n_classes, dtype=torch.float64)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.9, weight_decay=L2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     targets = nn.functional.one_hot(labels, n_classes).double()
-    for _ in range(epochs):
+    for _ in range(EPOCHS):
         for index in torch.randperm(len(labels)).split(BATCH):
             share = torch.distributions.Beta(mixup, mixup).sample() if mixup else torch.tensor(1.0)
             partner = index[torch.randperm(len(index))]
@@ -95,17 +96,17 @@ def descend(features: Tensor, labels: Tensor, mixup: float, epochs: int) -> Tens
     return torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
 
 
-def cases(features: Tensor, labels: Tensor, others: Rows, epochs: int) -> Iterator[tuple[str, Case]]:
+def cases(features: Tensor, labels: Tensor, others: Rows, only: list[str]) -> Iterator[tuple[str, Case]]:
     count, n_classes = round(FORGOTTEN * len(labels)), int(labels.max()) + 1
     parts = slice(None), slice(count), slice(count, None)
     everything, forget, retained = ((features[part], labels[part]) for part in parts)
     options = {"device": torch.device("cpu"), "dtype": torch.float64, "seed": 0}
     config = LinearSettings(l2=L2, bias=True)
-    for name, loss in LOSSES.items():
+    for name, loss in {name: loss for name, loss in LOSSES.items() if name in only}.items():
         both = [train_head(*rows, n_classes, config, loss, **options).parameters_CE for rows in (everything, retained)]
         yield name, Case(*both, {"loss": loss, "l2": L2}, forget, retained, others)
-    for name, mixup in SGD.items():
-        both = [descend(*rows, mixup, epochs) for rows in (everything, retained)]
+    for name, mixup in {name: mixup for name, mixup in SGD.items() if name in only}.items():
+        both = [descend(*rows, mixup) for rows in (everything, retained)]
         yield name, Case(*both, {"loss": "softmax", "l2": L2, "penalize_bias": True}, forget, retained, others)
 
 
@@ -174,7 +175,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", nargs="?", type=Path, help="feature file (default: digits)")
     parser.add_argument("--rows", type=int, default=5000, help="training rows")
-    parser.add_argument("--quick", action="store_true", help="few epochs of SGD")
+    parser.add_argument("--only", action="append", help="name of a head (repeatable)")
+    parser.add_argument("--quick", action="store_true", help="three of the heads")
     given = parser.parse_args(arguments)
     if given.path is None:
         from sklearn.datasets import load_digits
@@ -193,7 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
         wrong, total = wrong + fails, total + 1
         print(f"{name:16}{what:26}{done}{'  WRONG' if fails else ''}", flush=True)
 
-    for name, case in cases(rows_ND[:n_train], labels_N[:n_train], others, 10 if given.quick else 60):
+    only = given.only or (QUICK if given.quick else [*LOSSES, *SGD])
+    for name, case in cases(rows_ND[:n_train], labels_N[:n_train], others, only):
         for what, kind, rows in truths(name, case):
             refusal, after = serve(case.head(), rows, kind)
             distance = f" {case.distance(after.parameters_CE):.2f}" if what == "right" else ""

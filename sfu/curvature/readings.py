@@ -37,7 +37,7 @@ _LIKELY = 0.05
 _FEW = 30
 """Fewer rows with a gradient look like a random sample of anything; of 7,338 requests, those that did had up to 22."""
 _FURTHEST, _PLACES = 256.0, 65  # factors of features that are looked at
-_EQUAL = 1e-3
+_AT_OPTIMUM = 1e-3  # norm of the gradient over that of the regulariser's
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def readings(request: ForgetRequest) -> list[Reading]:
 def _at_optimum(head: Head) -> bool:
     if head.recipe.estimate_l2:
         return True
-    return float(head.gradient_CE.norm()) <= _EQUAL * head.l2 * float(head.parameters_CE.norm())
+    return float(head.gradient_CE.norm()) <= _AT_OPTIMUM * head.l2 * float(head.parameters_CE.norm())
 
 
 def _near(kappa: EffectiveL2, head: Head) -> bool:
@@ -138,7 +138,7 @@ def _changes(request: ForgetRequest) -> Iterator[tuple[str, str, str, ForgetRequ
         what = f"with the features multiplied by {factor:.2g}"
         yield FEATURES, what, remedy, replace(request, features_FD=factor * features_FD)
     norms_F1 = features_FD.norm(dim=1, keepdim=True)
-    if bool((norms_F1 > 0).all()) and float((norms_F1 - 1).abs().max()) > _EQUAL:
+    if bool((norms_F1 > 0).all()):
         yield (
             FEATURES,
             "with every row divided by its norm",
@@ -170,8 +170,8 @@ def _names(request: ForgetRequest) -> torch.Tensor | None:
 def _factor(request: ForgetRequest) -> float | None:
     """Return the factor of the features at which the rows show the stated l2; ``None`` if there is none.
 
-    As the features grow, kappa rises, and falls below 0 where larger outputs would fit the rows worse. Of two factors
-    the larger is right: at the smaller one, the head would be far from fitting its rows.
+    As the features grow, kappa rises, and falls below 0 where larger outputs would fit the rows worse. Where it falls
+    is right: where it rises, the head would be far from fitting its rows.
     """
     import numpy as np
     from scipy.optimize import brentq
@@ -189,7 +189,7 @@ def _factor(request: ForgetRequest) -> float | None:
 
     places = np.geomspace(1 / _FURTHEST, _FURTHEST, _PLACES)
     above = [exceeds(place) >= 0 for place in places]
-    for index in range(_PLACES - 1, 0, -1):
+    for index in range(1, _PLACES):
         if above[index - 1] and not above[index]:
             return float(brentq(exceeds, places[index - 1], places[index], xtol=1e-3 * places[index]))
     return None
