@@ -232,7 +232,7 @@ def measure(recipe: Recipe, data: Data, more: bool) -> dict[str, Any]:
     if more:
         seen = sfu.unlearn(given, *request, unlabelled=data.unlabelled_UD, **closed)
         found["unlabelled"] = distance(seen.head.parameters_CE - given.parameters_CE)
-        known = sfu.ForgetRequest(replace(plain, l2=used), *request).at_retained_l2()
+        known = sfu.ForgetRequest(replace(plain, l2=used), *request)
         exact = Newton(curvature_settings(estimator="exact"))
         known = exact.unlearn(known, sfu.MethodContext(), sfu.RetainedSet(*retained))
         found["known"] = distance(known.head.parameters_CE - given.parameters_CE)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sfu.heads.files import load_head as load_head
     from sfu.heads.kept import Kept as Kept
     from sfu.heads.linear import LinearHead as LinearHead
+    from sfu.heads.training_record import TrainingRecord as TrainingRecord
     from sfu.losses.base import Constants as Constants
     from sfu.losses.base import Layout as Layout
     from sfu.losses.base import Loss as Loss
@@ -65,6 +66,7 @@ _HOMES = {
     "sfu.heads.files": ("load_head",),
     "sfu.heads.kept": ("Kept",),
     "sfu.heads.linear": ("LinearHead",),
+    "sfu.heads.training_record": ("TrainingRecord",),
     "sfu.losses.base": ("Constants", "Layout", "Loss", "OutputHessian", "make_loss"),
     "sfu.reporting.loggers.base": ("RunLogger",),
     "sfu.request": ("Access", "ForgetRequest", "MethodContext", "RetainedSet"),

@@ -50,10 +50,31 @@ def as_examples(features: Array | Pairs, labels: Array | None) -> tuple[Tensor, 
         return _collect(cast("Pairs", features))
     if labels is None:
         raise DataError(
-            "labels are missing. Give one class index for each row of features, or give a DataLoader or Dataset of "
+            "labels are missing. Give the label of each row of features, or give a DataLoader or Dataset of "
             "(features, labels) as features."
         )
     return as_tensor(cast("Array", features), "features"), as_tensor(labels, "labels")
+
+
+def numbered(labels: Any, names: Sequence[str] | None) -> Any:
+    """Return class numbers for labels that are names; other labels are returned as they are.
+
+    Raises:
+        DataError: A name is none of the head's classes, or these have no names.
+    """
+    given = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, list | tuple) or not any(isinstance(one, str) for one in values):
+        return labels
+    known = {name: number for number, name in enumerate(names or ())}
+    strange = next((one for one in values if one not in known), None)
+    if strange is not None:
+        which = f"The classes are {', '.join(names)}" if names else "The head has no names of its classes"
+        raise DataError(
+            f"the label {reprlib.repr(strange)} is no class of the head. {which}. Give one of them, or class numbers; "
+            "sfu.TrainingRecord(classes=...) names them."
+        )
+    return [known[one] for one in values]
 
 
 def as_tensor(given: Array, argument: str) -> Tensor:

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sfu.data.labels import label_problem
-from sfu.data.settings import KINDS, RANDOM
+from sfu.data.settings import CLASS, KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.ledger import Ledger, Sums
-from sfu.heads.recipe import MEAN
+from sfu.heads.recipe import MEAN, OPTIMUM, Reference
 from sfu.lazy import torch
 from sfu.losses.base import Layout
 from sfu.losses.rows import Rows, check_weights, design_matrix
+from sfu.losses.targets import read_labels
 from sfu.operators.base import CurvatureOperator
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
@@ -42,7 +42,7 @@ class Access(Enum):
 
 @dataclass(frozen=True)
 class RetainedSet:
-    """The retained rows, given only to methods of :attr:`Access.RETAINED`."""
+    """The retained rows, given only to methods of :attr:`Access.RETAINED`; labels as in :class:`ForgetRequest`."""
 
     features_RD: Tensor
     labels_R: Tensor
@@ -100,7 +100,7 @@ class ForgetRequest:
     Attributes:
         head: The trained head.
         features_FD: Features of the examples to forget, on the head's device.
-        labels_F: Their labels.
+        labels_F: Their labels: class numbers ``[F]``, or targets ``[F, C]`` (:func:`sfu.losses.targets.read_labels`).
         weights_F: Their sample weights, if the head was trained with sample weights.
         views_VFD: Features of V augmented copies (flipped, cropped, ...) of the same examples, used for the curvature
             only; ``None`` if there are none.
@@ -129,8 +129,9 @@ class ForgetRequest:
 
         Raises:
             DataError: The forget set is empty, is the whole training set, is not finite, or does not fit the head.
+            ConfigError: The rows have targets, and the loss has class weights or the request is for a class.
         """
-        features, labels, head = self.features_FD, self.labels_F, self.head
+        features, head = self.features_FD, self.head
         if features.is_complex() or features.dtype == torch.bool:
             raise DataError(f"the forget features are {features.dtype}. Give real numbers.")
         if features.ndim != 2 or features.shape[0] == 0:
@@ -143,13 +144,8 @@ class ForgetRequest:
                 f"the forget features are {features.shape[1]} wide but the head takes {head.n_features}. Extract them "
                 "with the backbone the head was trained on."
             )
-        if (problem := label_problem(labels, features.shape[0])) is not None:
-            raise DataError(f"the tensor of forget labels {problem}")
-        if int(labels.min()) < 0 or int(labels.max()) >= head.n_classes:
-            raise DataError(
-                f"the forget labels run from {int(labels.min())} to {int(labels.max())}, but the head has classes "
-                f"0 .. {head.n_classes - 1}."
-            )
+        labels = read_labels(self.labels_F, features.shape[0], head.n_classes, head.loss)
+        object.__setattr__(self, "labels_F", labels.detach().to(head.parameters_CE.device, copy=True).contiguous())
         finite_F = torch.isfinite(features).all(1)
         if not finite_F.all():
             raise DataError(
@@ -190,7 +186,6 @@ class ForgetRequest:
         if partners is not None:
             object.__setattr__(self, "partners_VF", partners.to(device, torch.int64, copy=True))
         object.__setattr__(self, "features_FD", features.detach().to(device, copy=True).contiguous())
-        object.__setattr__(self, "labels_F", labels.detach().to(device, torch.int64, copy=True).contiguous())
         if self.weights_F is not None:
             if head.weight is None:
                 raise DataError(
@@ -210,6 +205,11 @@ class ForgetRequest:
         return f"ForgetRequest({self.n_forget} of {self.head.n_train} rows{views}, head={self.head})"
 
     def _check_classes(self) -> None:
+        if self.has_targets and (self.kind == CLASS or self.classes is not None):
+            raise ConfigError(
+                "the request is for a class, but its rows have targets and no class numbers. Give request='selected', "
+                "which asks for the same caution."
+            )
         if self.classes is None:
             return
         present = self.labels_F.unique().tolist()
@@ -221,14 +221,24 @@ class ForgetRequest:
             )
 
     @property
+    def has_targets(self) -> bool:
+        """Whether the labels are targets rather than class numbers."""
+        return self.labels_F.ndim > 1
+
+    @property
     def n_forget(self) -> int:
         """N_f."""
         return self.labels_F.shape[0]
 
     @property
+    def count(self) -> int:
+        """Number of all rows to forget, those of earlier requests included."""
+        return self.n_forget + (0 if self.earlier is None else self.earlier.count)
+
+    @property
     def n_retain(self) -> int:
         """N_r = N - N_f."""
-        return self.head.n_train - self.n_forget - (0 if self.earlier is None else self.earlier.count)
+        return self.head.n_train - self.count
 
     @property
     def weight(self) -> float:
@@ -281,7 +291,7 @@ class ForgetRequest:
         """Return the request for some of its rows (a cross-validation fold); other rows are nobody's partners."""
         partners_VF = self.partners_VF
         if partners_VF is not None:
-            places_F = torch.full_like(self.labels_F, -1)
+            places_F = partners_VF.new_full((self.n_forget,), -1)
             places_F[index] = own_F = torch.arange(len(index)).to(places_F)
             places_VF = places_F[partners_VF[:, index]]
             partners_VF = torch.where(places_VF < 0, own_F, places_VF)
@@ -331,6 +341,19 @@ class ForgetRequest:
         """Return the forget rows in the form the head's loss takes."""
         return self.head.rows(self.features_FD, self.labels_F, self.weights_F, cache=cache)
 
+    def unlabelled_rows(self, features_ND: Tensor) -> Rows:
+        """Return unlabelled rows in the form the head's loss takes; its predictions stand for labels like these."""
+        return self.head.unlabelled_rows(features_ND, targets=self.has_targets)
+
+    def labels_of(self, retained: RetainedSet) -> Tensor:
+        """Return the labels of retained rows as class numbers or targets, as :attr:`labels_F` has them.
+
+        Raises:
+            DataError: They do not fit the head.
+        """
+        head, labels_R = self.head, retained.labels_R
+        return read_labels(labels_R, len(retained.features_RD), head.n_classes, head.loss, "retained")
+
     def retained_rows(
         self, retained: Retained, *, user: str = "this method", progress: Callable[[int, int], None] | None = None
     ) -> Rows:
@@ -338,13 +361,13 @@ class ForgetRequest:
 
         Raises:
             SourceFreeError: No retained data were given; the message names the ``user``.
-            DataError: They are not N - N_f rows of total weight V - V_f, so they are not the training set without the
-                forget set.
+            DataError: Their labels do not fit the head, or they are not N - N_f rows of total weight V - V_f, so they
+                are not the training set without the forget set.
         """
         if retained is None:
             raise SourceFreeError(f"{user} needs the retained data.")
-        head = self.head
-        rows = head.rows(retained.features_RD, retained.labels_R, retained.weights_R, cache=True, progress=progress)
+        head, labels_R = self.head, self.labels_of(retained)
+        rows = head.rows(retained.features_RD, labels_R, retained.weights_R, cache=True, progress=progress)
         if rows.count != self.n_retain or not math.isclose(rows.weight, self.retained_weight, rel_tol=1e-9):
             raise DataError(
                 f"the retained set has {rows.count} rows of total weight {rows.weight:.12g}; the training set without "
@@ -365,6 +388,35 @@ class ForgetRequest:
         l2 = head.l2 * head.total_weight / self.retained_weight
         gradient_CE = head.gradient_CE + (l2 - head.l2) * head.regularized_E * head.parameters_CE
         return replace(self, head=replace(head, l2=l2, gradient_CE=gradient_CE))
+
+    def toward(self, reference: Reference) -> ForgetRequest:
+        """Return the request with a head that is at the optimum which stands for the reference.
+
+        For the optimum itself, the stored gradient is what is left of the training. For the same recipe, a head that
+        was stopped early is taken for the optimum of its objective without the linear part that its gradient shows, and
+        with the l2 under which that part is smallest, as :func:`sfu.effective_l2` has it for heads without a gradient.
+
+        Raises:
+            ConfigError: The optimum is asked for, and what is left of the training is not known.
+        """
+        head, gradient_CE = self.head, self.head.gradient_CE
+        if head.recipe.trained == OPTIMUM:
+            return self
+        if reference is Reference.optimum:
+            if not bool(gradient_CE.any()):
+                raise ConfigError(
+                    "reference=optimum needs the gradient of the training objective at a head that was stopped "
+                    "early, and the head has none. Give from_module the gradient_CE, or leave the reference out."
+                )
+            return replace(self, head=replace(head, recipe=replace(head.recipe, trained=OPTIMUM)))
+        weight_CE = head.parameters_CE * head.regularized_E
+        square = float(weight_CE.square().sum())
+        more = -float((gradient_CE * weight_CE).sum()) / square if square > 0 else 0.0
+        l2 = max(head.l2 + more, 0.0)
+        left_CE = gradient_CE + (l2 - head.l2) * weight_CE
+        return replace(
+            self, head=replace(head, l2=l2, gradient_CE=torch.zeros_like(gradient_CE), unfinished_CE=left_CE)
+        )
 
     def unlearned_head(self, parameters_CE: Tensor) -> Head:
         """Return the head of the retained data at ``parameters_CE``, assumed to be at its optimum there.
@@ -412,9 +464,9 @@ class ForgetRequest:
         own_CE = head.objective().gradient(rows, head.parameters_CE)
         if not self.earlier_sums:
             return own_CE
-        sums_CE = rows.weight * own_CE
+        sums_CE, constant_CE = rows.weight * own_CE, head.objective().gradient_without_rows(head.parameters_CE)
         for sums in self.earlier_sums:
-            sums_CE += sums.gradient_CE.to(own_CE) + sums.weight * head.l2 * head.regularized_E * head.parameters_CE
+            sums_CE += sums.gradient_CE.to(own_CE) + sums.weight * constant_CE
         return sums_CE / self.weight
 
     def newton_gradient(self) -> Tensor:

@@ -126,7 +126,7 @@ IMAGE = torch.zeros(3, 8, 8)
 @pytest.mark.parametrize(
     ("features", "labels", "message"),
     [
-        (VALUES, None, r"labels are missing\. Give one class index .* DataLoader or Dataset"),
+        (VALUES, None, r"labels are missing\. Give the label of each row .* DataLoader or Dataset"),
         (ROWS, LABELS, r"labels are given beside features=TensorDataset, .* Leave labels out"),
         (VALUES, ["cat", "dog", "cat", "dog"], r"labels hold .*'cat'.*no number\. Give the class indices 0 \.\. C-1"),
         (VALUES, Frame(np.array(["cat"] * 4, object)), r"labels hold 'cat', which is no number"),

@@ -39,7 +39,7 @@ def factors_of_unlabelled(request: ForgetRequest) -> tuple[Tensor, ...] | None:
     head, wanted = request.head, request.head.kept.trace
     if head.feature_weights_CD is not None or wanted is None or not request.unlabelled:
         return None
-    traces = (head.traces(head.unlabelled_rows(rows_UD)) for rows_UD in request.unlabelled)
+    traces = (head.traces(request.unlabelled_rows(rows_UD)) for rows_UD in request.unlabelled)
     return tuple(factors_to(wanted / len(traces_U), traces_U) for traces_U in traces)
 
 

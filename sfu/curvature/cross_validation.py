@@ -186,9 +186,9 @@ def _gradients(
     """Return the right-hand side of the Newton step without each fold, and the part that is not sampling noise."""
     head = request.head
     correction_CE = (head.total_weight / request.weight) * head.gradient_CE
-    ridge_CE = head.l2 * head.regularized_E * head.parameters_CE
+    constant_CE = head.objective().gradient_without_rows(head.parameters_CE)
     sums = [
-        part.gradient_CE.to(ridge_CE) + part.weight * ridge_CE
+        part.gradient_CE.to(constant_CE) + part.weight * constant_CE
         if isinstance(part, Sums)
         else part.forget_gradient() * part.weight
         for part in parts
@@ -244,12 +244,11 @@ class _Further:
 
     def _of_unlabelled(self, splits: Sequence[Sequence[Tensor]], structure: Structure) -> dict[str, list[_Part]]:
         """Return the Hessians of the folds of each set."""
-        head, given = self._request.head, self._request.unlabelled
-        found: dict[str, list[_Part]] = {}
-        for j, (name, split) in enumerate(zip(_names(given), splits, strict=True)):
+        request, found = self._request, dict[str, list[_Part]]()
+        for j, (name, split) in enumerate(zip(_names(request.unlabelled), splits, strict=True)):
             found[name] = []
             for k, index in enumerate(split):
-                rows = head.unlabelled_rows(given[j][index])
+                rows = request.unlabelled_rows(request.unlabelled[j][index])
                 if self._factors is not None:
                     rows = rows.scaled(self._factors[j][index])
                 hessian = self._hessian(rows, structure)
@@ -262,7 +261,8 @@ class _Further:
         request, parts = self._request, []
         views_VFD, partners_VF, weights_F = request.views_VFD, request.partners_VF, request.weights_F
         assert views_VFD is not None, "it is asked for views only if there are some"
-        fold_F = torch.empty_like(request.labels_F)
+        rows_F = torch.arange(request.n_forget, device=request.labels_F.device)
+        fold_F = torch.empty_like(rows_F)
         for k, index in enumerate(indices):
             fold_F[index] = k
         own_VF = fold_F.expand(views_VFD.shape[:2])
@@ -271,7 +271,7 @@ class _Further:
         for lower, upper in torch.stack([lower_VF, upper_VF]).flatten(1).unique(dim=1).T.tolist():
             here_VF = (lower_VF == lower) & (upper_VF == upper)
             weights_N = None if weights_F is None else weights_F.expand_as(here_VF)[here_VF]
-            labels_N = request.labels_F.expand_as(here_VF)[here_VF]
+            labels_N = request.labels_F[rows_F.expand_as(here_VF)[here_VF]]
             rows = request.head.rows(views_VFD[here_VF], labels_N, weights_N, cache=True)
             parts.append(_Part(frozenset({lower, upper} if len(indices) > 1 else ()), self._hessian(rows, structure)))
         return parts

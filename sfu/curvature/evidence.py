@@ -302,6 +302,8 @@ def _classes(request: ForgetRequest, shares_C: Tensor | None) -> _Test:
     import numpy as np
     from scipy.special import xlogy
 
+    if request.has_targets:
+        return _Test("classes", "the forget rows have targets and no class numbers that can be counted")
     if shares_C is None:
         return _Test("classes", "the head keeps no class shares with which the forget labels can be compared")
     head, count = request.head, request.n_forget

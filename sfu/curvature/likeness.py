@@ -82,7 +82,7 @@ def counted(traces_N: Tensor) -> float:
 def _compared(request: ForgetRequest, rows_UD: Tensor, drift: Finding) -> tuple[Tensor, float]:
     """Return the rows' traces ``[U]``, and how unlike the training rows they may be, 0 to 1."""
     head, wanted = request.head, request.head.kept.trace
-    traces_U = head.traces(head.unlabelled_rows(rows_UD))
+    traces_U = head.traces(request.unlabelled_rows(rows_UD))
     if head.feature_weights_CD is not None:
         return traces_U, max(_unlike_in_trace(traces_U, request.trace if wanted is None else wanted), _drifted(drift))
     # the mean of heavy-tailed rows says nothing, and no number of them rules out a drift: it counts once it is seen

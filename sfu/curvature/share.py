@@ -75,7 +75,8 @@ def predict_share(
     """Predict the share that a step of a linear head at its optimum removes, if the forget set is a random sample.
 
     ``inverse`` is that of the sources, mixed by the weights of ``choice``, and ``rows`` is how many rows of equal
-    weight the forget rows count for. ``None`` if the eigenvalues are not known, if the rows are too few to tell the
+    weight the forget rows count for. Of rows of earlier requests, only sums are known, so these rows stand for them,
+    too. ``None`` if the eigenvalues are not known, if the rows are too few to tell the
     curvature that l2 leaves undamped, if views of the forget rows are mixed in, or if there are unlabelled rows and the
     head keeps no moments of its training rows with which they can be compared.
     """
@@ -88,8 +89,8 @@ def predict_share(
         return None
     data_K = (eigenvalues_K - head.l2).clamp(min=0).double().cpu().numpy()
     data_K = data_K[data_K > _ROUNDING * data_K.max()]
-    curvatures = [(_curvatures(head, part, inverse, choice), weight) for part, weight in sets]
-    count = 1 / sum(weight**2 / part.count for part, weight in sets)
+    curvatures = [(_curvatures(head, part, n_rows, inverse, choice), weight) for part, n_rows, weight in sets]
+    count = 1 / sum(weight**2 / n_rows for _, n_rows, weight in sets)
     if choice.scale == 0 or not len(data_K) or not all(len(sizes) for (sizes, _), _ in curvatures):
         return None
     width = float(head.regularized_E.sum())
@@ -98,31 +99,36 @@ def predict_share(
     return law.predict(choice, head.l2, request.step_ratio, rows, most)
 
 
-def _sets(request: ForgetRequest, weights: dict[str, float]) -> list[tuple[Rows, float]] | None:
-    """Return the forget rows and the unlabelled rows, each set with its weight; ``None`` if there are others."""
+def _sets(request: ForgetRequest, weights: dict[str, float]) -> list[tuple[Rows, int, float]] | None:
+    """Return the forget rows and the unlabelled rows, each set with how many rows it stands for, and its weight.
+
+    ``None`` if there are others.
+    """
     if weights.get(VIEWS, 0.0) > 0:
         return None
     own, retained, head = weights[FORGET], weights.get(RETAINED, 0.0), request.head
     own -= retained * request.step_ratio
     unlabelled = [weight for name, weight in weights.items() if name.startswith(UNLABELLED)]
     total = sum(len(rows_UD) for rows_UD in request.unlabelled)
-    sets = [(request.data(), own)]
+    sets = [(request.data(), request.count, own)]
     for rows_UD, weight in zip(request.unlabelled, unlabelled, strict=True):
         weight += retained * head.total_weight / request.retained_weight * len(rows_UD) / total
         if weight > 0:
-            sets.append((head.unlabelled_rows(rows_UD), weight))
+            sets.append((request.unlabelled_rows(rows_UD), len(rows_UD), weight))
     return sets if own >= 0 else None
 
 
-def _curvatures(head: Head, rows: Rows, inverse: DampedInverse, choice: StepChoice) -> tuple[np.ndarray, np.ndarray]:
+def _curvatures(
+    head: Head, rows: Rows, n_rows: int, inverse: DampedInverse, choice: StepChoice
+) -> tuple[np.ndarray, np.ndarray]:
     """Return leverages of each output of a subset of the rows, up to a factor, and how many outputs each stands for.
 
-    A rank one that is subtracted takes one of its C outputs from a row.
+    All rows together stand for ``n_rows``. A rank one that is subtracted takes one of its C outputs from a row.
     """
     index = subset(rows.count, SUBSET).to(rows.labels_N.device)
     one_block = head.layout is Layout.shared and isinstance(inverse, SpectralInverse)
-    solved = one_block and not choice.is_safe and rows.count > rows.width  # fewer rows are all of high leverage
-    part, stands_for, sizes, counts = rows.batch(index), rows.count / len(index), [], []
+    solved = one_block and not choice.is_safe and n_rows > rows.width  # fewer rows are all of high leverage
+    part, stands_for, sizes, counts = rows.batch(index), n_rows / len(index), [], []
     for chunk in part.linear_chunks():
         outputs_BC = chunk.outputs(head.parameters_CE)
         hessian = head.loss.curvature(outputs_BC, chunk.labels_B)

@@ -71,6 +71,8 @@ def reduce_request(request: ForgetRequest) -> Reduction | None:
     vectors = [like_CE, head.gradient_CE]
     if head.certificate is not None:
         vectors.append(head.certificate.noise_CE)
+    if head.unfinished_CE is not None:
+        vectors.append(head.unfinished_CE)
     rows = [request.features_FD, *([] if views is None else views), *request.unlabelled]
     count = sum(part.shape[0] for part in rows)
     width = count + len(vectors)
@@ -91,6 +93,7 @@ def reduce_request(request: ForgetRequest) -> Reduction | None:
     small = SpanHead(
         reduced(like_CE), reduced(head.gradient_CE), head.l2, head.n_train, head.bias, head.loss, weight=head.weight,
         certificate=certificate, forgotten=head.forgotten, recipe=head.recipe,
+        unfinished_CE=None if head.unfinished_CE is None else reduced(head.unfinished_CE),
         unseen=head.n_features - width,
     )  # fmt: skip
     own, n_forget = small_FS[: request.features_FD.shape[0]], request.features_FD.shape[0]

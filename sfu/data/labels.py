@@ -25,7 +25,7 @@ def label_problem(labels: Any, n_rows: int) -> str | None:
     what, call = f"has dtype {name}", "labels"
     if shape == [n_rows, 1]:
         what, call = f"has shape {shape}", "labels.squeeze(1)"
-    elif len(shape) == 2 and shape[0] == n_rows and _is_one_hot(labels):
+    elif len(shape) == 2 and shape[0] == n_rows and is_one_hot(labels):
         what, call, is_whole = f"has shape {shape} and is one-hot", f"{_as_integers('labels', labels)}.argmax(1)", True
     elif shape != [n_rows]:
         return f"has shape {shape}. Give [{n_rows}], one class index for each row of features."
@@ -40,5 +40,6 @@ def _as_integers(call: str, labels: Any) -> str:
     return f"{call}.long()" if hasattr(labels, "long") else f"{call}.astype(int)"
 
 
-def _is_one_hot(labels: Any) -> bool:
+def is_one_hot(labels: Any) -> bool:
+    """Return whether every row of labels ``[N, C]``, an array or a tensor, has a single 1 and otherwise 0."""
     return bool(((labels != 0).sum(1) == 1).all()) and bool((labels.sum(1) == 1).all())

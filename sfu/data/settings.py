@@ -64,7 +64,8 @@ class BackboneSettings(Settings):
 
 
 RANDOM = "random"
-KINDS = (RANDOM, "class", "person", "selected")
+CLASS = "class"
+KINDS = (RANDOM, CLASS, "person", "selected")
 """What a deletion request is, as far as its owner knows; all but the first are no random sample of the training set."""
 
 

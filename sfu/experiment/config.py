@@ -21,7 +21,7 @@ from sfu.data.datasets.base import Dataset, FeatureDataset, ImageDataset
 from sfu.data.datasets.digits import Digits
 from sfu.data.settings import AUTO_BACKBONE, NO_BACKBONE, PAPER_BACKBONE, BackboneSettings, ForgetSettings
 from sfu.errors import ConfigError
-from sfu.heads.settings import HeadSettings, LinearSettings
+from sfu.heads.settings import HeadSettings, LinearSettings, Training
 from sfu.losses.base import Layout, Loss
 from sfu.losses.quadratic import Quadratic
 from sfu.reporting.loggers.base import NullLogger, RunLogger
@@ -95,6 +95,8 @@ class RunConfig(Settings):
     reuse: Reuse = setting(Reuse.sweeps, "When to take and to add to cached results.", affects_results=False)
 
 
+_RETRAINED, _AGAIN = "retrained", "retrained_again"
+
 GROUPS: dict[str, type[Choice]] = {
     "dataset": Dataset, "head": HeadSettings, "loss": Loss, "curvature": CurvatureSettings, "logger": RunLogger,
 }  # fmt: skip
@@ -143,6 +145,8 @@ def _run_schema() -> type[Any]:
 def typed_config(config: DictConfig) -> RunConfig:
     """Return a composed configuration as settings, checked, with ``backbone=auto`` and the default fraction resolved.
 
+    Of several seeds of a training that is not exact, the rows also show how far apart two Retrained heads are.
+
     Raises:
         ConfigError: A key that the chosen dataset, head, loss, estimator or logger does not have, a wrong type, or a
             value out of range.
@@ -151,6 +155,9 @@ def typed_config(config: DictConfig) -> RunConfig:
     run.backbone.name = choose_backbone(run)
     if all(getattr(run.forget, key) is None for key in accepted_names(ForgetSettings)):
         run.forget.fraction = DEFAULT_FRACTION
+    drawn = run.seeds > 1 and run.head.training is not Training.exact
+    if drawn and _RETRAINED in run.methods and _AGAIN not in run.methods:
+        run.methods.insert(run.methods.index(_RETRAINED) + 1, _AGAIN)
     return run
 
 

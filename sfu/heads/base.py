@@ -80,8 +80,8 @@ class Head(Registered, ABC, kind="head"):
 
     Attributes:
         parameters_CE: The parameters (of a linear head with the bias as last column, if ``bias``).
-        gradient_CE: Gradient of the mean training objective at these parameters; 0 at the optimum. The Newton step
-            corrects for it, so a head that was stopped early can be unlearned from too.
+        gradient_CE: Gradient of the mean training objective at these parameters; 0 at the optimum. It shows what a head
+            that was stopped early is near to (:meth:`sfu.request.ForgetRequest.toward`).
         l2: Weight of the regulariser of the mean objective; 0 as long as it is to be estimated.
         n_train: Number N of training rows, without those that were forgotten.
         bias: Whether there is a bias.
@@ -93,6 +93,8 @@ class Head(Registered, ABC, kind="head"):
             perturbed objective.
         forgotten: The requests that the head has served. A head that is saved and loaded keeps it.
         recipe: How it was trained, besides the loss and l2.
+        unfinished_CE: Gradient of training that was left undone, and is to stay so. The objective is tilted by it, so
+            that the head is at its optimum; ``None`` but within a step (:meth:`sfu.request.ForgetRequest.toward`).
     """
 
     parameters_CE: Tensor
@@ -106,6 +108,7 @@ class Head(Registered, ABC, kind="head"):
     certificate: Certificate | None = None
     forgotten: Forgotten = field(default_factory=Forgotten)
     recipe: Recipe = field(default_factory=Recipe)
+    unfinished_CE: Tensor | None = field(default=None, repr=False)
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {1: HeadRecord}
     """What the JSON files of each version hold that can be read; the last version is written."""
@@ -116,7 +119,8 @@ class Head(Registered, ABC, kind="head"):
         """Check the head; a loss may be given by its name.
 
         Raises:
-            ConfigError: The loss is unknown, or ``l2``, ``n_train`` or ``weight`` is out of range.
+            ConfigError: The loss is unknown, or cannot be that of a single output, or ``l2``, ``n_train`` or ``weight``
+                is out of range.
             DataError: Shapes differ, or a value is missing or not finite.
         """
         object.__setattr__(self, "loss", as_loss(self.loss))
@@ -127,6 +131,11 @@ class Head(Registered, ABC, kind="head"):
         check_number("l2", self.l2, Meta(at_least=0))
         if self.weight is not None:
             check_number("weight", self.weight, Meta(above=0))
+        if self.loss.shift_invariant and self.n_classes == 1:
+            raise ConfigError(
+                f"a head with one output cannot have loss={self.loss.name}, because the gradient is always 0. Give "
+                "loss='logistic' for a binary classifier, or loss='quadratic' for a regression."
+            )
         if self.weight is None and self.loss.class_weights is not None:
             raise DataError(
                 "a loss with class weights needs the head's `weight`: the sum over the training rows of sample weight "
@@ -147,6 +156,12 @@ class Head(Registered, ABC, kind="head"):
             raise DataError(
                 f"the certificate's noise is {list(secret_CE.shape)}, but the head's parameters are "
                 f"{list(self.parameters_CE.shape)}. Give the noise that the head was trained with."
+            )
+        classes, n_named = self.recipe.classes, max(2, self.n_classes)  # a binary classifier may have one output
+        if classes is not None and len(classes) != n_named:
+            raise ConfigError(
+                f"classes={list(classes)} are {len(classes)} names, but the head has {n_named} classes. Give one for "
+                "each, in their order."
             )
         if self.forgotten.ledger is not None and self.layout is not Layout.shared:
             raise ConfigError(
@@ -223,7 +238,8 @@ class Head(Registered, ABC, kind="head"):
                 "the head's l2 is to be estimated, so it has no objective yet. sfu.unlearn estimates it from a random "
                 "request; otherwise give l2 as a number."
             )
-        return Objective(self.loss, self.l2, self.regularized_E)
+        linear_CE = None if self.unfinished_CE is None else -self.unfinished_CE
+        return Objective(self.loss, self.l2, self.regularized_E, linear_CE)
 
     def objective_of(self, weight: float) -> Objective:
         """Return the mean objective of a training set of this total weight, objective perturbation included."""
@@ -234,9 +250,14 @@ class Head(Registered, ABC, kind="head"):
     def rows(self, features_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None = None, **options: Any) -> Rows:
         """Return labelled rows for this head's loss, on its device and in its dtype (:class:`sfu.losses.rows.Rows`)."""
 
-    def unlabelled_rows(self, features_ND: Tensor) -> Rows:
-        """Return unlabelled rows; where curvature depends on labels, the head's own predictions stand for them."""
-        return self.rows(features_ND, self.logits(features_ND).argmax(1), cache=True)
+    def unlabelled_rows(self, features_ND: Tensor, *, targets: bool = False) -> Rows:
+        """Return unlabelled rows; where curvature depends on labels, the head's own predictions stand for them.
+
+        These are the class of the largest output or, for rows that would have ``targets``, 1 for outputs above 0.
+        """
+        logits_NC = self.logits(features_ND)
+        predicted = (logits_NC > 0).double() if targets else logits_NC.argmax(1)
+        return self.rows(features_ND, predicted, cache=True)
 
     def traces(self, rows: Rows) -> Tensor:
         r"""Return what each row adds to the trace of the data term's Hessian, ``[N]``: their sum is the trace.
@@ -269,7 +290,8 @@ class Head(Registered, ABC, kind="head"):
     def __repr__(self) -> str:
         """Say in one line what kind of head it is, without its numbers."""
         parts = [
-            f"{self.n_classes} classes", f"{self.n_features} features", f"bias={self.bias}", f"loss={self.loss.name}",
+            "1 output" if self.n_classes == 1 else f"{self.n_classes} classes", f"{self.n_features} features",
+            f"bias={self.bias}", f"loss={self.loss.name}",
             f"l2={'estimate' if self.recipe.estimate_l2 else format(self.l2, 'g')}", f"n_train={self.n_train}",
         ]  # fmt: skip
         if self.forgotten.requests:

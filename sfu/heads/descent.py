@@ -1,6 +1,6 @@
 """Training by minibatch gradient descent: Adam with early stopping, as in the paper, and SGD with a stepped rate.
 
-Both stop short of the optimum. The gradient that remains is stored with the head, and the Newton step corrects for it.
+Both stop short of the optimum. The gradient that remains is stored with the head.
 
 Source: Golatkar et al., Mixed-privacy forgetting in deep networks, 2021, for the defaults of SGD.
 """

@@ -1,6 +1,6 @@
 """What a head remembers of what was forgotten from it: numbers of rows and requests, and no content of a row.
 
-Shapes: F rows of a request, D features.
+Shapes: F rows of a request, B of them, D features, C classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfu.heads.ledger import Ledger
 from sfu.names import counted
-from sfu.readers import Count, Record
+from sfu.readers import Count, Record, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,15 +29,16 @@ class ForgottenRecord(Record):
     requests: Count
     rows: Count
     ledger: bool = False
+    removed: tuple[Size, Size, Size] | None = None
 
 
 @dataclass(frozen=True)
 class Forgotten:
     """The requests that a head has served since it was trained.
 
-    With a key, it also recognises the rows: each is kept as a keyed digest (BLAKE2b) of its features and label. Whoever
-    has the key *and* a row can tell whether that row was forgotten, so both are for the owner of the head alone, and
-    are saved in its secret file. Without the key, the digests say nothing.
+    With a key, it also recognises the rows: each is kept as a keyed digest (BLAKE2b) of its features and its label or
+    targets. Whoever has the key *and* a row can tell whether that row was forgotten, so both are for the owner of the
+    head alone, and are saved in its secret file. Without the key, the digests say nothing.
 
     Attributes:
         requests: Number of requests; every batch of a request that was served in batches is one.
@@ -45,6 +46,8 @@ class Forgotten:
         key: Random bytes that the digests depend on; ``None`` if rows are only counted.
         digests: Digests of the rows.
         ledger: Their sums, if these are kept.
+        removed: For how many of the rows the distance to Retrained is gone, as predicted: each counts for the predicted
+            share of its request. Between the lower and the upper bound; ``None`` if that is not known of a request.
     """
 
     requests: int = 0
@@ -52,15 +55,23 @@ class Forgotten:
     key: bytes | None = field(default=None, repr=False)
     digests: frozenset[bytes] = field(default=frozenset(), repr=False)
     ledger: Ledger | None = field(default=None, repr=False, compare=False)
+    removed: tuple[float, float, float] | None = field(default=(0.0, 0.0, 0.0), compare=False)
 
     def keyed(self) -> Forgotten:
         """Return it with a key, a fresh one if there is none, so that it recognises the rows of later requests."""
         return self if self.key is not None else replace(self, key=secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE))
 
     def after(self, features_FD: Tensor, labels_F: Tensor) -> Forgotten:
-        """Return it after a request for these rows, without a ledger, since that would lack them."""
+        """Return it after a request for these rows, without what would lack them: the ledger and the prediction."""
         digests = self.digests.union(self._digests_of(features_FD, labels_F))
-        return Forgotten(self.requests + 1, self.rows + labels_F.shape[0], self.key, digests)
+        return Forgotten(self.requests + 1, self.rows + labels_F.shape[0], self.key, digests, removed=None)
+
+    def predicted(self) -> tuple[float, float, float] | None:
+        """Return the predicted share of all requests so far, between its bounds; ``None`` if it is not known."""
+        if self.removed is None or not self.rows:
+            return None
+        low, removed, high = (part / self.rows for part in self.removed)
+        return low, removed, high
 
     def new_rows(self, features_FD: Tensor, labels_F: Tensor, *, copies: bool = True) -> Tensor:
         """Return the numbers of those rows that no earlier request took out, as far as it is known, ascending.
@@ -84,12 +95,9 @@ class Forgotten:
             return []
         found = []
         for features, labels in zip(features_FD.split(_CHUNK), labels_F.split(_CHUNK), strict=True):
-            # the same bytes for any number type, for -0.0 and on any machine
-            rows = (features.detach().cpu().double() + 0.0).numpy().astype("<f8", copy=False)
-            numbers = labels.detach().cpu().numpy().astype("<i8", copy=False)
             found += [
-                hashlib.blake2b(row.tobytes() + number.tobytes(), digest_size=_BYTES, key=self.key).digest()
-                for row, number in zip(rows, numbers, strict=True)
+                hashlib.blake2b(row + label, digest_size=_BYTES, key=self.key).digest()
+                for row, label in zip(_bytes_of(features), _bytes_of_labels(labels), strict=True)
             ]
         return found
 
@@ -99,7 +107,9 @@ class Forgotten:
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers, for a JSON file."""
-        return {"requests": self.requests, "rows": self.rows, "ledger": self.ledger is not None}
+        return {
+            "requests": self.requests, "rows": self.rows, "ledger": self.ledger is not None, "removed": self.removed,
+        }  # fmt: skip
 
     def as_secrets(self) -> dict[str, Tensor]:
         """Return key and digests as tensors of bytes, if there are digests, and the ledger."""
@@ -126,7 +136,7 @@ class Forgotten:
             ValueError: The bytes are of another shape or type, or the ledger does not fit parameters of that shape and
                 the number of training rows.
         """
-        counted = cls() if about is None else cls(about.requests, about.rows)
+        counted = cls() if about is None else cls(about.requests, about.rows, removed=about.removed)
         if about is not None and about.ledger:
             ledger = Ledger.restored(tensors, shape, n_train)
             counted = replace(counted, ledger=None if about.requests and ledger.start is None else ledger)
@@ -136,6 +146,26 @@ class Forgotten:
         if not 0 < len(key) <= hashlib.blake2b.MAX_KEY_SIZE or digests.shape[1] != _BYTES:
             raise ValueError(f"{_KEY} has {len(key)} bytes and {_DIGESTS} is {list(digests.shape)}")
         return replace(counted, key=key.tobytes(), digests=frozenset(row.tobytes() for row in digests))
+
+
+def _bytes_of(rows: Tensor, kind: str = "<f8") -> list[bytes]:
+    """Return the bytes of each row: the same for any number type, for -0.0 and on any machine."""
+    numbers = rows.detach().cpu()
+    if kind == "<f8":
+        numbers = numbers.double() + 0.0
+    return [row.tobytes() for row in numbers.numpy().astype(kind, copy=False)]
+
+
+def _bytes_of_labels(labels_B: Tensor) -> list[bytes]:
+    """Return the bytes of each class number or row of targets; one-hot targets have those of their class number.
+
+    The single target of a head with one output is not one-hot: 0 and 1 are two labels.
+    """
+    if labels_B.ndim == 1:
+        return _bytes_of(labels_B, "<i8")
+    is_one_hot_B = ((labels_B == 0) | (labels_B == 1)).all(1) & (labels_B.sum(1) == 1) & (labels_B.shape[1] > 1)
+    both = zip(_bytes_of(labels_B), _bytes_of(labels_B.argmax(1), "<i8"), is_one_hot_B.tolist(), strict=True)
+    return [number if is_one_hot else targets for targets, number, is_one_hot in both]
 
 
 def _bytes(tensors: Mapping[str, Tensor], name: str, n_axes: int) -> Any:

@@ -133,7 +133,7 @@ class Kept:
 
         Args:
             features_FD: Features of the rows to leave out.
-            labels_F: Their labels.
+            labels_F: Their labels. Class shares are dropped if these are targets, since they say no classes.
             n_train: Number N of training rows before.
             weights: Total weights V and V_f of the training rows before and of the rows to leave out.
             trace: That of the rows to leave out.
@@ -143,6 +143,8 @@ class Kept:
         left, n_left = whole - part, n_train - len(labels_F)
         shares_C, mean_D, sketch, hessian = self.shares_C, self.mean_D, None, None
         projected_2K = self.projected_2K
+        if labels_F.ndim > 1:
+            shares_C = None
         if shares_C is not None:
             counts_C = n_train * shares_C - labels_F.bincount(minlength=len(shares_C)).to(shares_C)
             shares_C = (counts_C / n_left).clamp(0, 1)

@@ -48,7 +48,7 @@ class LinearRecord(TrainedRecord):
 
 @dataclass(frozen=True, repr=False)
 class LinearHead(Head, name="linear"):
-    """A linear classifier ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
+    """A linear classifier or regression ``f(x) = W x + b``; :class:`~sfu.heads.base.Head` lists its attributes."""
 
     records: ClassVar[Mapping[int, type[HeadRecord]]] = {
         1: FirstRecord, 2: LinearRecord, 3: LinearRecord, 4: LinearRecord, 5: LinearRecord, 6: LinearRecord,
@@ -92,9 +92,10 @@ class LinearHead(Head, name="linear"):
         bound: float | None = None,
         ledger: bool = False,
     ) -> LinearHead:
-        """Wrap a trained :class:`torch.nn.Linear`; without ``gradient_CE`` it is taken to be at its optimum.
+        """Wrap a trained :class:`torch.nn.Linear`.
 
-        ``docs/heads.md`` says what to give for heads of PyTorch's optimisers and of scikit-learn.
+        :class:`~sfu.heads.training_record.TrainingRecord` finds the arguments from the loss and the optimiser of a
+        training in PyTorch, and ``docs/heads.md`` says what to give for other heads.
 
         Args:
             module: The classifier layer.
@@ -102,15 +103,17 @@ class LinearHead(Head, name="linear"):
                 weight decay is no such term (AdamW). :func:`sfu.unlearn` then estimates it from the first request.
             n_train: Number N of training rows.
             loss: The loss that the layer was trained with: a name, or a loss with settings of its own
-                (:func:`sfu.losses.base.make_loss`).
+                (:func:`sfu.losses.base.make_loss`). A multi-label classifier has ``logistic``, a regression
+                ``quadratic``, and a binary classifier of one output any loss but ``softmax``.
             l2_reduction: ``mean`` if the regulariser was added to the mean of the losses, or ``sum`` if it was added to
                 their sum, as scikit-learn's C and alpha are. It is then worth more once rows are forgotten.
             penalize_bias: Whether the bias is regularised, too, as by the ``weight_decay`` of PyTorch's optimisers.
             trained: ``optimum`` if training went on until nothing changed, else ``early_stopped``, which keeps the step
-                from being stretched and predicts no gain. By default, a head whose l2 is to be estimated is taken to
-                have been stopped early, and any other to be at its optimum.
-            gradient_CE: Gradient of the mean training objective at the layer's weights, l2 included. The step then
-                leads to the optimum without the forget rows, and not to where the same training would have ended.
+                from being stretched and predicts no gain. By default, a head whose l2 is to be estimated or that has a
+                gradient is taken to have been stopped early, and any other to be at its optimum.
+            gradient_CE: Gradient of the mean training objective at the layer's weights, l2 included. It tells the l2 of
+                a head that was stopped early, and is what ``unlearn(..., reference="optimum")`` needs to finish the
+                training.
             weight: Total weight of the training rows; needed if they had sample or class weights.
             bound: Upper bound of the largest eigenvalue of the data term's Hessian at the layer's weights
                 (:class:`~sfu.heads.kept.Kept`), if you know one.
@@ -120,8 +123,8 @@ class LinearHead(Head, name="linear"):
         Raises:
             DataError: ``module`` is not a linear layer, its weights are recomputed (weight norm, spectral norm,
                 pruning) or do not decide its outputs (LoRA, hooks).
-            ConfigError: The loss is unknown, a number is out of range, or there is a gradient of an objective whose l2
-                is to be estimated.
+            ConfigError: The loss is unknown, or cannot be that of a single output; a number is out of range; or there
+                is a gradient of an objective whose l2 is to be estimated.
         """
         if not isinstance(ledger, bool):
             raise ConfigError(f"ledger={ledger!r}. Give True or False.")
@@ -138,7 +141,8 @@ class LinearHead(Head, name="linear"):
         gradient = torch.zeros_like(parameters)
         if gradient_CE is not None:
             gradient = as_tensor(gradient_CE, "gradient_CE").to(parameters)
-        recipe = Recipe(penalize_bias, l2_reduction, estimate, trained or (EARLY_STOPPED if estimate else OPTIMUM))
+        by_default = EARLY_STOPPED if estimate or gradient_CE is not None else OPTIMUM
+        recipe = Recipe(penalize_bias, l2_reduction, estimate, trained or by_default)
         head = cls(
             parameters.clone(), gradient, 0.0 if estimate else cast("float", l2), n_train, layer.bias is not None,
             as_loss(loss), Kept(bound), weight, recipe=recipe,

@@ -18,6 +18,7 @@ from sfu.heads.kept import Kept
 from sfu.heads.ledger import Ledger
 from sfu.heads.normal_equations import Checkpoint
 from sfu.heads.optimum import rounding_bound, warn_if_separated, warn_of_absent_classes
+from sfu.heads.recipe import EARLY_STOPPED, OPTIMUM
 from sfu.heads.settings import HeadSettings, Training
 from sfu.heads.summary import check_keep, summarise
 from sfu.lazy import torch
@@ -94,6 +95,7 @@ def train_like(
         original, parameters_CE=zero_CE, gradient_CE=zero_CE, l2=config.l2, n_train=labels_N.shape[0],
         weight=original.total_weight, kept=Kept(), certificate=None,
         forgotten=Forgotten(ledger=Ledger() if config.ledger else None),
+        recipe=replace(original.recipe, trained=OPTIMUM if exact else EARLY_STOPPED),
     )  # fmt: skip
     check_keep(blank, config.keep)
     rows = blank.rows(features_ND, labels_N, weights_N, cache=True)

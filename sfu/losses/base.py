@@ -8,8 +8,11 @@ a:
 so a loss is its value, its slope :math:`\nabla_z l` and its :math:`C \times C` output Hessian. The output Hessian is
 never formed: it is a diagonal, minus a rank-one matrix for softmax.
 
-Shapes: N rows, C classes; outputs are ``[N, ..., C]``, the axes between holding several parameter points. B blocks of
-values: C for a loss that is a sum over classes, else 1.
+Labels y are class numbers, int64 ``[N]``, or, for rows that no class number describes, targets: floats ``[N, C]``, one
+for each output. The loss of a class number is that of its one-hot row.
+
+Shapes: N rows, C classes (outputs, where labels are targets); outputs are ``[N, ..., C]``, the axes between holding
+several parameter points. B blocks of values: C for a loss that is a sum over classes, else 1.
 """
 
 from __future__ import annotations
@@ -40,6 +43,15 @@ class Layout(Enum):
     blocks = "blocks"  # an E x E block for each class
     dense = "dense"  # classes are coupled
     products = "products"  # classes share all parameters: no matrix, whatever the loss
+
+
+class Targets(Enum):
+    """What targets a loss can have; the value completes "Give ..."."""
+
+    real = "any finite number for each output"
+    binary = "0 or 1 (or -1 or 1) for each output"
+    shares = "a number from 0 to 1 (or -1 or 1) for each output"
+    distribution = "shares of at least 0 that sum to 1"
 
 
 @dataclass(frozen=True)
@@ -162,6 +174,11 @@ class Loss(Choice, ABC, kind="loss"):
         return self
 
     @property
+    def targets(self) -> Targets:
+        """What targets it can have."""
+        return Targets.binary
+
+    @property
     @abstractmethod
     def constants(self) -> Constants:
         """Bounds for theory, each with its derivation."""
@@ -187,10 +204,15 @@ class Loss(Choice, ABC, kind="loss"):
         """Return each example's sample weight times its class weight, ``[N]``, or ``None`` if all are 1.
 
         Raises:
-            ConfigError: There are fewer class weights than classes among the labels.
+            ConfigError: There are fewer class weights than classes among the labels, or the labels are targets.
         """
         if self.class_weights is None:
             return None if sample_weights_N is None else sample_weights_N.to(labels_N.device, dtype)
+        if labels_N.ndim > 1:
+            raise ConfigError(
+                f"loss.class_weights={self.class_weights} are for rows with one class number each, but these rows have "
+                "targets. Leave class_weights out, and give each row's weight as its sample weight."
+            )
         if labels_N.numel() and int(labels_N.max()) >= len(self.class_weights):
             raise ConfigError(
                 f"loss.class_weights has {len(self.class_weights)} entries but a label is {int(labels_N.max())}. Give "
@@ -204,19 +226,19 @@ class Loss(Choice, ABC, kind="loss"):
         return asdict(self)
 
 
-add_modules(Loss, "sfu.losses", skip=("chunks", "objective", "rows"))  # they hold no loss
+add_modules(Loss, "sfu.losses", skip=("chunks", "objective", "rows", "targets"))  # they hold no loss
 
 
 def signs(labels_N: Tensor, like: Tensor) -> Tensor:
-    """Return 1 for the label's class and -1 for the others, in the shape of :func:`one_hot`."""
+    """Return 1 for the label's class (or a target of 1) and -1 for the others, in the shape of :func:`one_hot`."""
     return 2 * one_hot(labels_N, like) - 1
 
 
 def one_hot(labels_N: Tensor, like: Tensor) -> Tensor:
-    """``[N, 1, ..., C]`` zeros and ones that broadcast against outputs ``[N, ..., C]``."""
+    """``[N, 1, ..., C]`` zeros and ones, or given targets, that broadcast against outputs ``[N, ..., C]``."""
     from torch.nn.functional import one_hot as encode
 
-    hot = encode(labels_N, like.shape[-1]).to(like.dtype)
+    hot = (labels_N if labels_N.ndim > 1 else encode(labels_N, like.shape[-1])).to(like.dtype)
     return hot.reshape(labels_N.shape[0], *[1] * (like.ndim - 2), like.shape[-1])
 
 

@@ -33,7 +33,7 @@ class Chunk(ABC):
     """Some rows with their labels and shares.
 
     Attributes:
-        labels_B: Class indices.
+        labels_B: Class indices, or targets ``[B, C]``.
         share_B: What each row counts for. The shares of a whole set sum to 1, so sums weighted by them are means.
     """
 

@@ -5,7 +5,8 @@ r"""The mean objective of a set of rows, its gradient and its Hessian, by stream
 
 where :math:`a_i` is a feature row (with a trailing 1 if the head has a bias, which is never regularised) and
 :math:`v_i` the row's weight: 1, or sample weight times class weight. Weighted means stay means, and sets combine by
-their total weights: :math:`V J = V_f J_f + V_r J_r`. The linear term is that of objective perturbation.
+their total weights: :math:`V J = V_f J_f + V_r J_r`. The linear term is that of objective perturbation,
+or stands for training that was left undone (:attr:`sfu.heads.base.Head.unfinished_CE`).
 
 Shapes: N rows, B rows of a chunk, C classes, P parameter points, G = C groups of values for a loss that is a sum over
 classes, else 1. Parameters ``_CE`` are ``[C, E]``, E = D features (+ 1 with bias), or ``[1, p]`` where classes share
@@ -74,13 +75,16 @@ class Objective:
 
     def gradients_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
         """Return the gradient at each of P points, ``[P, C, E]``."""
-        total_PCE = self.ridge_E * parameters_PCE
-        if self.linear_CE is not None:
-            total_PCE = total_PCE + self.linear_CE
+        total_PCE = self.gradient_without_rows(parameters_PCE)
         for chunk in rows.chunks():
             slopes_BPC = self.loss.slopes(chunk.outputs(parameters_PCE), chunk.labels_B)
             total_PCE = total_PCE + chunk.pull(slopes_BPC * chunk.share_B[:, None, None])
         return total_PCE
+
+    def gradient_without_rows(self, parameters_PCE: Tensor) -> Tensor:
+        """Return the gradient of the regulariser and the linear term at each of P points, ``[P, C, E]``."""
+        ridge_PCE = self.ridge_E * parameters_PCE
+        return ridge_PCE if self.linear_CE is None else ridge_PCE + self.linear_CE
 
     def value(self, rows: Rows, parameters_CE: Tensor) -> float:
         """Return J at one point."""

@@ -1,7 +1,8 @@
-r"""Squared error on one target for the label's class and another for the rest.
+r"""Squared error on one target for the label's class and another for the rest, or on real-valued targets.
 
 The loss is :math:`l = \tfrac12 \sum_c (z_c - t_c)^2`, with t_c = s for c = y and o for the others. By default o = 0, so
-the targets are scaled one-hot ones. scikit-learn's ``RidgeClassifier`` has s = 1 and o = -1.
+the targets are scaled one-hot ones. scikit-learn's ``RidgeClassifier`` has s = 1 and o = -1. With s = 1 and o = 0,
+targets may also be given as any real numbers, as those of a regression are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sfu.errors import ConfigError
-from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+from sfu.losses.base import Constants, Layout, Loss, OutputHessian, Targets, one_hot
 from sfu.schema import setting
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class Quadratic(Loss, name="quadratic"):
                 f"loss.other_target={self.other_target:g} is not below loss.target_scale={self.target_scale:g}, so the "
                 "largest output would not be the predicted class. Give a smaller loss.other_target."
             )
+
+    @property
+    def targets(self) -> Targets:
+        """Real numbers as they are, or, if 1 and 0 stand for other numbers, only these two."""
+        return Targets.real if (self.target_scale, self.other_target) == (1.0, 0.0) else Targets.binary
 
     @property
     def constants(self) -> Constants:

@@ -39,7 +39,8 @@ def check_weights(weights_N: Tensor, labels_N: Tensor) -> Tensor:
         DataError: There is not one finite number of at least 0 for each label, or all are 0.
     """
     copied = weights_N.detach().to(labels_N.device, torch.float64, copy=True).contiguous()
-    if copied.shape != labels_N.shape or not bool((torch.isfinite(copied) & (copied >= 0)).all()) or not copied.any():
+    good_N = torch.isfinite(copied) & (copied >= 0)
+    if copied.shape != labels_N.shape[:1] or not bool(good_N.all()) or not copied.any():
         raise DataError(
             f"the sample weights must be {labels_N.shape[0]} finite numbers of at least 0, not all 0. Their shape is "
             f"{list(copied.shape)}."

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sfu.losses.base import Constants, Layout, Loss, OutputHessian, one_hot
+from sfu.losses.base import Constants, Layout, Loss, OutputHessian, Targets, one_hot
 from sfu.schema import setting
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Softmax(Loss, name="softmax"):
     label_smoothing: float = setting(0.0, "Share of the target that all classes divide evenly.", at_least=0, below=1)
 
     layout: ClassVar[Layout] = Layout.dense
+    targets: ClassVar[Targets] = Targets.distribution
     shift_invariant: ClassVar[bool] = True
     attained: ClassVar[bool] = False
 
@@ -51,8 +52,11 @@ class Softmax(Loss, name="softmax"):
 
     def slopes(self, outputs: Tensor, labels_N: Tensor) -> Tensor:
         hot = one_hot(labels_N, outputs)
-        others = outputs.softmax(-1) * (1 - hot)
-        slopes = others - hot * others.sum(-1, keepdim=True)  # p_y - 1 would lose its digits when p_y is near 1
+        probability = outputs.softmax(-1)
+        others, own = probability * (1 - hot), probability * hot
+        # p_y - 1 would lose its digits when p_y is near 1; with targets t, 1 - p_c is left of the terms that t_c weighs
+        rest = others.sum(-1, keepdim=True) + (own.sum(-1, keepdim=True) - probability)
+        slopes = others - hot * rest
         if self.label_smoothing == 0:
             return slopes
         return slopes + self.label_smoothing * (hot - 1 / outputs.shape[-1])

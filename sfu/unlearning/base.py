@@ -44,8 +44,8 @@ class UnlearningResult:
         path: Parameters after each step of an iterative method, the start first; evenly thinned if there are many.
         trials: The results of all settings tried, if the choice needs the retrained model.
         method: Name of the method, if :func:`sfu.unlearn` called it.
-        predicted_share: Predicted share of the squared distance to Retrained that the step removes; ``None`` if it
-            cannot be predicted.
+        predicted_share: Predicted share of the squared distance to Retrained that the step removes, or all requests so
+            far have removed; ``None`` if it cannot be predicted.
         predicted_share_interval: The interval that this share lies in, 9 times in 10.
     """
 

@@ -7,6 +7,7 @@ retained.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,10 +16,6 @@ from sfu.heads.forgotten import Forgotten
 from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained, RetainedSet
 from sfu.unlearning.base import UnlearningResult
-
-_BATCHED, _AT_ONCE = 0.70, 0.39
-"""Distances to Retrained of ``unlearned_minus`` on digits (mean of 8 seeds, standard errors 0.02 and 0.01):
-``sfu -m forget.fraction=0.125 newton.batches=1,5 seeds=8``."""
 
 _ENDED = (
     "the head's ledger ends here: it only serves random requests, without noise, by an estimate that is the Hessian of "
@@ -57,10 +54,13 @@ def sequence_note(forgotten: Forgotten, after: Forgotten, n_batches: int) -> str
     what = f"this request was served in {n_batches} batches"
     if forgotten.requests:
         what = f"this head had already forgotten {forgotten}"
+    predicted, told = after.predicted(), ""
+    if predicted is not None:
+        most = "at most " if predicted[1] == 0 else ""
+        told = f", here at a predicted distance of {most}{math.sqrt(1 - predicted[1]):.2f} after all of them"
     return (
-        f"{what}; requests one after another end further from Retrained than one for all rows (digits, from the forget "
-        f"sets alone: distance {_BATCHED:.2f} after five of 36 rows, {_AT_ONCE:.2f} after one of 180). Collect "
-        "requests, or give unlabelled rows (docs/limits.md)"
+        f"{what}; requests one after another end further from Retrained than one for all rows{told}. Collect requests, "
+        "keep a ledger (docs/keep.md), or give unlabelled rows (docs/limits.md)"
     )
 
 
@@ -104,22 +104,24 @@ def unlearn_in_batches(
             else last.predicted_distance_gain
         ),
         details={**last.details, "batches": n_batches, "batches_applied": applied},
+        predicted_share=last.predicted_share if applied == n_batches else None,
+        predicted_share_interval=last.predicted_share_interval if applied == n_batches else None,
         note="; ".join(remarks) or None,
     )
 
 
 def with_rows(retained: RetainedSet, request: ForgetRequest, index: torch.Tensor) -> RetainedSet:
     """Return the retained rows and some of the request's; if only one side has weights, those of the other are 1."""
-    weights = None
+    weights, labels_R = None, request.labels_of(retained)
     if retained.weights_R is not None or request.weights_F is not None:
-        sides = _weights_of(retained.weights_R, retained.labels_R), _weights_of(request.weights_F, request.labels_F)
+        sides = _weights_of(retained.weights_R, labels_R), _weights_of(request.weights_F, request.labels_F)
         weights = torch.cat([sides[0], sides[1][index].to(sides[0])])
     return RetainedSet(
         torch.cat([retained.features_RD, request.features_FD[index].to(retained.features_RD)]),
-        torch.cat([retained.labels_R, request.labels_F[index].to(retained.labels_R)]),
+        torch.cat([labels_R, request.labels_F[index].to(labels_R)]),
         weights,
     )
 
 
 def _weights_of(given: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor:
-    return torch.ones_like(labels, dtype=torch.float64) if given is None else given.double()
+    return labels.new_ones(len(labels), dtype=torch.float64) if given is None else given.double()

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, ClassVar, Protocol
 
 from sfu.curvature.settings import CurvatureSettings
+from sfu.heads.recipe import Reference
 from sfu.heads.settings import HeadSettings
 from sfu.losses.base import Loss
 from sfu.schema import Settings, setting
@@ -29,6 +30,9 @@ class NewtonSettings(Settings):
     noise_sigma: float = setting(0.0, "Standard deviation of Gaussian noise added to every parameter.", at_least=0)
     steps: int = setting(1, "Newton steps; the curvature is evaluated again before each.", at_least=1)
     batches: int = setting(1, "Forget in so many parts, one after another.", at_least=1)
+    reference: Reference = setting(
+        Reference.same_recipe, "Where steps from a head that was stopped early lead: same_recipe, or the optimum."
+    )
 
 
 @dataclass

@@ -9,18 +9,22 @@ from typing import Any
 
 import torch
 
-from sfu.arrays import Array, Pairs, as_examples, as_tensor
+from sfu.arrays import Array, Pairs, as_examples, as_tensor, numbered
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
 from sfu.curvature.statement import check_statement, estimate_l2
 from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
+from sfu.heads.recipe import Reference
+from sfu.losses.targets import class_numbers
 from sfu.names import counted
 from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.schema import plain_value
 from sfu.seeds import PURPOSES, derive_seed
 from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.methods.newton import Newton
+
+_BACKBONE = "the backbone was trained on these rows, too, and keeps what it learned from them: only the head forgets"
 
 
 def unlearn(
@@ -37,6 +41,7 @@ def unlearn(
     noise_sigma: float = 0.0,
     steps: int = 1,
     batches: int = 1,
+    reference: str = Reference.same_recipe.value,
     seed: int = 0,
 ) -> UnlearningResult:
     """Take source-free Newton steps (one by default): ``unlearned_minus`` outside the experiment framework.
@@ -51,7 +56,10 @@ def unlearn(
             head of the result before.
         features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on; or a
             ``DataLoader``, ``Dataset``, iterator or list of pairs (features, labels), of single rows or of batches.
-        labels: Their labels, ``[F]`` integers; left out if ``features`` gives pairs.
+        labels: Their labels, or names of classes if the head knows them; left out if ``features`` gives pairs. For a
+            head of C classes, ``[F]`` integers or one-hot rows ``[F, C]``. For a multi-label head, zeros and ones
+            ``[F, C]``; for a regression, real numbers ``[F, C]``. For a head of one output, ``[F]`` or ``[F, 1]``: 0
+            and 1, -1 and 1, booleans, or real numbers, by the loss (:func:`sfu.losses.targets.read_labels`).
         views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
             Hessians are averaged in; no label or other image is needed for them.
         unlabelled: Features of unlabelled rows like the training rows, ``[U, D]``, such as the model's traffic or
@@ -66,6 +74,9 @@ def unlearn(
         noise_sigma: Standard deviation of Gaussian noise on the parameters.
         steps: Newton steps, the curvature moved along the path before each.
         batches: Number of parts, forgotten one after another.
+        reference: Where the step from a head that was stopped early leads: to where the same training would have ended
+            without the rows (``same_recipe``), or to the ``optimum``, which finishes the training, too, and needs a
+            head with the gradient of its training objective.
         seed: Seed of the perturbations, folds and noise.
 
     Returns:
@@ -76,7 +87,8 @@ def unlearn(
     Raises:
         DataError: ``head`` is not one, or the examples are no numbers or do not fit it; or its l2 is to be estimated,
             and they are no random sample, or too few.
-        ConfigError: The settings cannot work, or need the retained data; or a random sample contradicts the head's l2.
+        ConfigError: The settings cannot work, or need the retained data; or a random sample contradicts the head's l2;
+            or the labels are targets, and the request is for a class or the loss has class weights.
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
     """
@@ -90,7 +102,9 @@ def unlearn(
             remedy = "Give its .head"
         raise DataError(f"head is a {type(head).__name__}, not a head of sfu. {remedy}.")
     config = curvature_settings(curvature)
-    method = Newton(config, noise_sigma, steps, batches)
+    if reference not in {known.value for known in Reference}:
+        raise ConfigError(f"reference={reference!r} is unknown. Choose 'same_recipe' or 'optimum'.")
+    method = Newton(config, noise_sigma, steps, batches, Reference(reference))
     if method.access is Access.RETAINED:
         raise ConfigError(f"curvature.estimator={config.estimator} needs the retained data, and unlearn has none.")
     if config.augment:
@@ -101,12 +115,12 @@ def unlearn(
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
     default = torch.get_default_device().type
     with nullcontext() if default == "cpu" else torch.device("cpu"):  # the rest follows the head's device
-        features_FD, labels_F = as_examples(features, labels)
+        features_FD, labels_F = as_examples(features, numbered(labels, head.recipe.classes))
         more = _sets_of(unlabelled)
         made = ForgetRequest(
             replace(head, forgotten=head.forgotten.keyed()),
             features_FD,
-            labels_F,
+            class_numbers(labels_F, head.n_classes),
             views_VFD=None if views is None else as_tensor(views, "views"),
             unlabelled=tuple(as_tensor(rows, "unlabelled") for rows in more),
             kind=request,
@@ -129,11 +143,11 @@ def unlearn(
             estimated = f"l2 = {found.value:.3g} ({low:.3g} to {high:.3g}) is estimated from the rows to forget"
         elif not config.force:
             check_statement(made)
-        result = method.unlearn(made.at_retained_l2().private(), MethodContext(seeds))
+        result = method.unlearn(made.private(), MethodContext(seeds))
     notes = [f"{before} and are left out"] if again else []
     if equal:
         notes.append(f"{counted(equal, 'row')} given again in this request count once (copies=True counts them all)")
-    notes += [note for note in (estimated, result.note) if note]
+    notes += [note for note in (estimated, result.note, None if head.recipe.frozen_backbone else _BACKBONE) if note]
     unchanged = result.head.forgotten.requests == head.forgotten.requests
     return replace(
         result, method=name, head=head if unchanged else result.head, details={**details, **result.details},

@@ -128,15 +128,15 @@ def test_the_interval_is_wider_for_fewer_rows_and_dimensions():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"kind": "class"}, {"noise_sigma": 1e-6}, {"batches": 2}, {"settings": {"estimator": "ledoit_wolf"}},
-        {"forgotten": Forgotten(1, 10)}, {"gradient": 1.0}, {"unlabelled": True}, {"n_forget": 12}, {"n_forget": 150},
+        {"kind": "class"}, {"noise_sigma": 1e-6}, {"settings": {"estimator": "ledoit_wolf"}}, {"n_forget": 12},
+        {"forgotten": Forgotten(1, 10, removed=None)}, {"gradient": 1.0}, {"unlabelled": True}, {"n_forget": 150},
         {"settings": {"estimator": "closed_form", "regularization": "mean_eigenvalue"}},
     ],
     ids=str,
 )  # fmt: skip
 def test_no_share_is_told_where_none_is_known(changed):
     request, _, _ = situation(n_forget=changed.get("n_forget", 60))
-    options = {name: changed[name] for name in ("noise_sigma", "batches") if name in changed}
+    options = {name: changed[name] for name in ("noise_sigma",) if name in changed}
     method = Newton(curvature_settings(**changed.get("settings", {"estimator": "closed_form"})), **options)
     plain = Newton(method.curvature if "settings" not in changed else curvature_settings(estimator="closed_form"))
     head = request.head

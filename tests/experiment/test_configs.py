@@ -67,6 +67,16 @@ def test_every_method_file_can_be_built(feature_file):
     )
 
 
+def test_several_seeds_of_a_training_by_steps_show_the_spread_of_retrained():
+    methods = "methods=[original,retrained,closed_form]"
+    assert composed("head.training=sgd", "seeds=2", methods).methods == [
+        "original", "retrained", "retrained_again", "closed_form",
+    ]  # fmt: skip
+    for given in (["head.training=sgd"], ["seeds=2"], ["head.training=adam", "seeds=2"]):
+        rows = "methods=[retrained_again,retrained]" if "head.training=adam" in given else methods
+        assert composed(*given, rows).methods == rows.removeprefix("methods=[").rstrip("]").split(",")
+
+
 def test_an_experiment_file_prevails_over_the_main_one_and_the_command_line_over_both():
     assert composed("experiment=quick").methods == ["original", "retrained", "closed_form"]
     assert composed("experiment=quick", "methods=[original]").methods == ["original"]

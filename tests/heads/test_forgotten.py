@@ -39,6 +39,18 @@ def test_rows_are_recognised_whatever_their_number_type_and_no_others():
     assert after.new_rows(ROWS, LABELS).tolist() == [2, 3]
 
 
+def test_rows_with_targets_are_recognised_by_all_of_them():
+    targets = torch.tensor([[1.0, 0, 0], [1, 1, 0], [0.5, 0.5, 0], [0, 0, 0]])
+    forgotten = Forgotten().keyed().after(ROWS, targets)
+    assert len(forgotten.digests) == 4
+    assert forgotten.new_rows(ROWS, targets.double()).tolist() == []
+    assert forgotten.new_rows(ROWS, torch.tensor([0, 0, 0, 0])).tolist() == [1, 2, 3]  # 0 is the one-hot row of class 0
+    assert forgotten.new_rows(ROWS, torch.eye(3)[[0, 0, 0, 0]]).tolist() == [1, 2, 3]
+    assert forgotten.new_rows(ROWS, targets + torch.tensor([[0.0], [0], [0], [1e-9]]).double()).tolist() == [3]
+    one = Forgotten().keyed().after(ROWS, torch.tensor([[1.0], [0], [2], [-0.5]]))
+    assert one.new_rows(ROWS, torch.tensor([[0.0], [1], [2], [-0.5]])).tolist() == [0, 1]
+
+
 def test_a_head_that_is_saved_and_loaded_keeps_its_memory(tmp_path):
     head = head_after(slice(0, 1), slice(1, 3))
     paths = head.save(tmp_path / "head")
@@ -46,7 +58,9 @@ def test_a_head_that_is_saved_and_loaded_keeps_its_memory(tmp_path):
     assert back.forgotten == head.forgotten
     assert back.forgotten.new_rows(ROWS, LABELS).tolist() == [3]
     assert [path.suffix for path in paths] == [".safetensors", ".json", ".secret"]
-    assert json.loads(paths[1].read_text())["forgotten"] == {"requests": 2, "rows": 3, "ledger": False}
+    assert json.loads(paths[1].read_text())["forgotten"] == {
+        "requests": 2, "rows": 3, "ledger": False, "removed": None,
+    }  # fmt: skip
     paths[2].unlink()  # as it is published
     published = load_head(tmp_path / "head")
     assert published.forgotten == Forgotten(2, 3)

@@ -20,21 +20,20 @@ IDS = [f"{loss.name}-{i}" for i, loss in enumerate(LOSSES)]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=IDS)
 
 
-def defined(loss: Loss, outputs: torch.Tensor, label: int) -> torch.Tensor:
-    """The loss of one row as its formula says."""
+def defined(loss: Loss, outputs: torch.Tensor, label: int | torch.Tensor) -> torch.Tensor:
+    """The loss of one row as its formula says; the label is a class number or a target for each output."""
     if isinstance(loss, Softmax):
         return torch.nn.functional.cross_entropy(
-            outputs[None], torch.tensor([label]), label_smoothing=loss.label_smoothing
+            outputs[None], torch.as_tensor(label)[None], label_smoothing=loss.label_smoothing
         )
-    signs = -torch.ones_like(outputs)
-    signs[label] = 1
-    margin = signs * outputs
+    hot = torch.eye(len(outputs), dtype=outputs.dtype)[label] if isinstance(label, int) else label
+    margin = (2 * hot - 1) * outputs
     if isinstance(loss, Quadratic):
-        target = torch.full_like(outputs, loss.other_target)
-        target[label] = loss.target_scale
+        target = loss.target_scale * hot + loss.other_target * (1 - hot)
         return 0.5 * (outputs - target).square().sum()
     if isinstance(loss, Logistic):
-        return -torch.nn.functional.logsigmoid(margin).sum()
+        softplus = torch.nn.functional.softplus
+        return (hot * softplus(-outputs, threshold=40) + (1 - hot) * softplus(outputs, threshold=40)).sum()
     if isinstance(loss, SquaredHinge):
         return 0.5 * (1 - margin).clamp(min=0).square().sum()
     assert isinstance(loss, HuberHinge)

@@ -6,13 +6,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from sfu.curvature.sampling import sampling_ratio
 from sfu.curvature.settings import LowerBound, Measurement, Pairs, Prior, Regularization, curvature_settings
 from sfu.errors import ConfigError, SourceFreeError
+from sfu.evaluation.measures import squared_norm
 from sfu.heads.kept import Kept
+from sfu.heads.recipe import EARLY_STOPPED, OPTIMUM, Recipe, Reference
 from sfu.heads.settings import LinearSettings, Training
-from sfu.heads.train import train_head
+from sfu.heads.train import train_head, train_like
+from sfu.losses.base import Layout, make_loss
+from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.unlearning.methods.newton import Newton
@@ -60,15 +65,61 @@ def test_an_early_stop_is_corrected_by_the_stored_gradient(bias):
     assert float(request.head.gradient_CE.norm()) > 1e-3
     config.training = Training.exact
     optimum = Retrained(config).unlearn(request, CONTEXT, retained).head
-    corrected = Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head
+    to_optimum = Newton(RETAINED_CURVATURE, reference=Reference.optimum)
+    corrected = to_optimum.unlearn(request, CONTEXT, retained).head
+    assert corrected.recipe.trained == OPTIMUM
     assert relative(corrected.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) < 1e-8
     forgetful = dataclasses.replace(request.head, gradient_CE=torch.zeros_like(request.head.gradient_CE))
-    blind = (
-        Newton(RETAINED_CURVATURE)
-        .unlearn(ForgetRequest(forgetful, request.features_FD, request.labels_F), CONTEXT, retained)
-        .head
+    with pytest.raises(ConfigError, match="reference=optimum needs the gradient of the training objective"):
+        to_optimum.unlearn(dataclasses.replace(request, head=forgetful), CONTEXT, retained)
+
+
+def test_the_same_recipe_keeps_what_training_left_undone():
+    """A head at the optimum of a tilted objective, whose tilt is orthogonal to its weights: l2 stays as it is."""
+    request, retained, _ = situation()
+    head, own, others = request.head, request.data(), request.retained_rows(retained)
+    objective, zero_CE = head.objective(), torch.zeros_like(head.parameters_CE)
+
+    def hessian_and_right(parts):
+        whole = sum(rows.weight for rows in parts)
+        hessian_EE = sum(rows.weight * objective.data_hessian(rows, zero_CE, Layout.shared) for rows in parts) / whole
+        right_CE = -sum(rows.weight * objective.gradient(rows, zero_CE) for rows in parts) / whole
+        return hessian_EE + head.l2 * torch.eye(len(hessian_EE)).double(), right_CE
+
+    (hessian_EE, right_CE), (of_retained_EE, retained_CE) = (
+        hessian_and_right([own, others]),
+        hessian_and_right([others]),
     )
-    assert relative(blind.parameters_CE - optimum.parameters_CE, optimum.parameters_CE) > 1e-3
+    stopped_CE = head.parameters_CE + 0.1 * torch.randn(head.parameters_CE.shape, generator=torch.Generator()).double()
+    stopped_CE *= (right_CE * stopped_CE).sum() / (stopped_CE @ hessian_EE * stopped_CE).sum()
+    left_CE = stopped_CE @ hessian_EE - right_CE
+    recipe = Recipe(trained=EARLY_STOPPED)
+    stopped = dataclasses.replace(head, parameters_CE=stopped_CE, gradient_CE=left_CE, recipe=recipe)
+    request = dataclasses.replace(request, head=stopped)
+    result = Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained)
+    wanted_CE = torch.linalg.solve(of_retained_EE, (retained_CE + left_CE).T).T
+    assert relative(stopped_CE - wanted_CE, wanted_CE) > 1e-3
+    assert relative(result.head.parameters_CE - wanted_CE, wanted_CE) < 1e-10
+    assert result.details["l2"] == pytest.approx(head.l2)
+    assert (result.head.l2, result.head.recipe, result.head.unfinished_CE) == (head.l2, recipe, None)
+    assert torch.equal(result.head.gradient_CE, left_CE)
+    assert Newton(FORGET_CURVATURE).unlearn(request, CONTEXT).predicted_distance_gain is None
+
+
+def test_forgetting_from_a_head_that_was_stopped_early_does_not_finish_its_training():
+    pixels, labels = (torch.from_numpy(found) for found in load_digits(return_X_y=True))
+    features, config, count = torch.nn.functional.normalize(pixels, dim=1), LinearSettings(training=Training.sgd), 180
+    where = {"device": torch.device("cpu"), "dtype": torch.float64}
+    head = train_head(features, labels, 10, config, make_loss("softmax"), seed=0, **where)
+    assert head.recipe.trained == EARLY_STOPPED
+    request = ForgetRequest(head, features[:count], labels[:count])
+    retained = RetainedSet(features[count:], labels[count:])
+    ends = {
+        reference: Newton(FORGET_CURVATURE, reference=reference).unlearn(request, CONTEXT) for reference in Reference
+    }
+    same, optimum = (distance(ends[reference].head, request, retained, config) for reference in Reference)
+    assert same < 1 < optimum
+    assert ends[Reference.same_recipe].predicted_distance_gain is None
 
 
 def test_forgetting_half_then_the_other_half_is_forgetting_both():
@@ -128,14 +179,24 @@ def test_the_default_brings_the_head_nearer_to_retrained_and_predicts_how_much()
 
 
 def test_the_prediction_holds_after_an_early_stop_too():
-    predicted, measured = 0.0, 0.0
+    predicted, measured, training, needed = 0.0, 0.0, 0.0, 0.0
     for seed in range(8):
         request, retained, config = situation(seed=seed, n_forget=120, training=Training.adam)
         config.training = Training.exact
-        result = Newton(FORGET_CURVATURE).unlearn(request, CONTEXT)
+        result = Newton(FORGET_CURVATURE, reference=Reference.optimum).unlearn(request, CONTEXT)
         predicted += result.predicted_distance_gain
         measured += measured_gain(result.head, request, retained, config)
+        of_training, of_forgetting = (result.details[f"gain_of_{name}"] for name in ("training", "forgetting"))
+        assert of_training + of_forgetting == pytest.approx(result.predicted_distance_gain)
+        training += of_training
+        features = torch.cat([request.features_FD, retained.features_RD])
+        labels = torch.cat([request.labels_F, retained.labels_R])
+        finished = train_like(request.head, features, labels, config, seed=0)
+        whole = finished.parameters_CE - request.head.parameters_CE
+        hessian = build_operator(finished.objective(), request.retained_rows(retained), whole, Structure.shared)
+        needed += squared_norm(whole, hessian)
     assert predicted / measured == pytest.approx(1.0, abs=0.2)
+    assert training / needed == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_step_predicted_to_do_harm_is_withheld_unless_forced():
@@ -327,3 +388,21 @@ def test_same_result_on_every_device(device):
         for r in (request, here)
     ]
     assert relative(results[0] - results[1], results[0]) < 1e-9
+
+
+def test_unlabelled_rows_are_not_used_where_they_do_harm_to_a_head_that_was_stopped_early():
+    request, retained, _ = situation(n_forget=120, training=Training.adam)
+    rows = (retained.features_RD[:100],)
+    method = Newton(FORGET_CURVATURE)
+    alone, given = (method.unlearn(dataclasses.replace(request, unlabelled=some), CONTEXT) for some in ((), rows))
+    assert torch.equal(alone.head.parameters_CE, given.head.parameters_CE)
+    assert "the unlabelled rows are not used" in given.note
+    assert "weight_unlabelled" not in given.details
+    few = request.rows(torch.arange(10))
+    for other in (
+        dataclasses.replace(request, kind="selected", unlabelled=rows),
+        dataclasses.replace(few, unlabelled=rows),
+    ):
+        used = method.unlearn(other, CONTEXT)
+        assert "weight_unlabelled" in used.details
+        assert "not used" not in (used.note or "")

@@ -251,14 +251,16 @@ def test_examples_and_head_may_be_on_different_devices():
 
 def test_the_own_model_section_of_the_readme_runs_as_it_is_written(capsys):
     (code,) = [
-        text for text in re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.S) if "from_module" in text
+        text for text in re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.S) if "model.fc" in text
     ]
     head, (features, labels) = trained(Softmax(), bias=True), rows()
     layer = torch.nn.Linear(12, 4, dtype=torch.float64)
     head.copy_to(layer)
     model = SimpleNamespace(fc=layer)
     before = layer.weight.detach().clone()
-    exec(code, {"model": model, "forget_features": features[:80], "forget_labels": labels[:80]})
+    optimizer = torch.optim.AdamW([{"params": [layer.weight]}, {"params": [layer.bias], "weight_decay": 0.0}])
+    about = {"model": model, "criterion": torch.nn.CrossEntropyLoss(), "optimizer": optimizer}
+    exec(code, {**about, "forget_features": features[:80], "forget_labels": labels[:80]})
     applied = capsys.readouterr().out.split()[0]
     assert (applied, torch.equal(layer.weight, before)) in (("True", False), ("False", True))
 

@@ -30,7 +30,7 @@ from sfu.curvature.unlabelled import check_unlabelled, read_unlabelled
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.ledger import PARTS, Ledger, Start
-from sfu.heads.recipe import OPTIMUM
+from sfu.heads.recipe import OPTIMUM, Reference
 from sfu.heads.settings import Keep
 from sfu.lazy import torch
 from sfu.losses.base import Layout
@@ -70,6 +70,9 @@ class Newton(UnlearningMethod, name="newton"):
     noise_sigma: float = setting(0.0, "Standard deviation of Gaussian noise on every parameter.", at_least=0)
     steps: int = setting(1, "Newton steps, see sfu.unlearning.further_steps.", at_least=1)
     batches: int = setting(1, "Number of parts, forgotten one after another.", at_least=1)
+    reference: Reference = setting(
+        Reference.same_recipe, "Where steps from a head that was stopped early lead: same_recipe, or the optimum."
+    )
     estimator: CurvatureEstimator[Any, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -148,7 +151,9 @@ class Newton(UnlearningMethod, name="newton"):
     def _unlearn_at_once(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
         from sfu.curvature.span import reduce_request  # imports PyTorch
 
-        given, whole = request.head, self._with_unlabelled(request.in_float64(), context)
+        given, double = request.head, self._with_unlabelled(request.in_float64(), context)
+        told = double.toward(self.reference).at_retained_l2()
+        whole = self._without_unlabelled(told)
         pooled, assessment = whole.rewound() if self._pools(whole) else whole, None
         if self.estimator.needs_validation:
             assessment = self._cached("assessment", context, partial(assess, pooled, force=self.curvature.force))
@@ -162,8 +167,11 @@ class Newton(UnlearningMethod, name="newton"):
         validation = self._estimate(request, context, retained, assessment)
         chosen = self._choose(validation, request, assessment)
         first = self._first_step(chosen, request)
-        decision = self._decide(assessment, validation, chosen, first, request)
+        decision = self._decide(assessment, validation, chosen, first, request, dropped=whole is not told)
         details = self._details(assessment, validation, chosen, first, request)
+        details |= self._gains(decision, chosen, request, given)
+        if whole.head.unfinished_CE is not None:
+            details["l2"] = whole.head.l2
         if reduction is not None:
             details["reduced_features"] = request.head.n_features
         if decision.objections:
@@ -172,17 +180,24 @@ class Newton(UnlearningMethod, name="newton"):
         step_CE = last.parameters_CE - request.head.parameters_CE
         step_CE = step_CE if reduction is None else reduction.lift(step_CE)
         parameters_CE = self._with_noise(pooled.head.parameters_CE + step_CE, context)
-        head = whole.unlearned_head(parameters_CE).to(parameters_CE.device, given.parameters_CE.dtype)
+        head = whole.unlearned_head(parameters_CE)
+        if whole.head.unfinished_CE is not None:
+            left = double.at_retained_l2().head
+            head = replace(head, l2=left.l2, gradient_CE=double.head.gradient_CE, unfinished_CE=None)
+        head = head.to(parameters_CE.device, given.parameters_CE.dtype)
         if assessment is not None and not assessment.reasons and self._pools(whole):
             head = replace(head, forgotten=replace(head.forgotten, ledger=_ledger(pooled, assessment, context)))
         share = None
         if decision.predicted_distance_gain is not None and assessment is not None:
             share = self._predict_share(assessment, validation, chosen, request)
+        removed = self._removed(share, assessment, request, given)
+        head = replace(head, forgotten=replace(head.forgotten, removed=removed))
+        predicted = None if share is None and not given.forgotten.requests else head.forgotten.predicted()
         return UnlearningResult(
             head,
             predicted_distance_gain=decision.predicted_distance_gain,
-            predicted_share=None if share is None else share.value,
-            predicted_share_interval=None if share is None else share.interval,
+            predicted_share=None if predicted is None else predicted[1],
+            predicted_share_interval=None if predicted is None else (predicted[0], predicted[2]),
             details=details | last.details,
             note="; ".join(decision.remarks) or None,
         )
@@ -197,6 +212,18 @@ class Newton(UnlearningMethod, name="newton"):
             and self.estimator.is_forget_hessian(request)
             and self.noise_sigma == 0
         )
+
+    def _without_unlabelled(self, request: ForgetRequest) -> ForgetRequest:
+        """Return the request without unlabelled rows, if they would do harm.
+
+        The effect of forgetting on a head that was stopped early is more damped than its curvature says. Forget rows
+        that show enough of the curvature damp the step by what they miss, and unlabelled rows would take that away.
+        """
+        if not request.unlabelled or request.head.recipe.trained == OPTIMUM or not self.estimator.needs_validation:
+            return request
+        alone = replace(request, unlabelled=())
+        found = assess(alone, force=self.curvature.force)
+        return request if found.reasons or not found.enough else alone
 
     def _with_unlabelled(self, request: ForgetRequest, context: MethodContext) -> ForgetRequest:
         files = self.curvature.files()
@@ -223,7 +250,7 @@ class Newton(UnlearningMethod, name="newton"):
         if self.batches > 1:  # every batch is another request
             return make()
         estimated_from = replace(self.curvature, regularization=Regularization.none, rho=0.0)
-        return context.remember(f"newton {what} {estimated_from}", make)
+        return context.remember(f"newton {what} {self.reference} {estimated_from}", make)
 
     def _choose(self, validation: Validation, request: ForgetRequest, assessment: Assessment | None) -> Candidate:
         """Choose the weights of the sources, rho and c."""
@@ -271,7 +298,7 @@ class Newton(UnlearningMethod, name="newton"):
 
     def _decide(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
-        request: ForgetRequest,
+        request: ForgetRequest, *, dropped: bool,
     ) -> Decision:  # fmt: skip
         """Predict the gain, and decide from it whether to apply the step."""
         # the trace is the expected squared distance that noise adds
@@ -288,6 +315,8 @@ class Newton(UnlearningMethod, name="newton"):
         remarks = []
         if not converged:
             remarks.append("no gain is predicted, because the head may have been stopped before its optimum")
+        if dropped:
+            remarks.append("the unlabelled rows are not used, because they do harm to a head that was stopped early")
         if (note := validation.estimate.note) is not None:
             remarks.append(note)
         if first.note is not None:
@@ -302,18 +331,36 @@ class Newton(UnlearningMethod, name="newton"):
     ) -> PredictedShare | None:
         """Predict the share of the squared distance that the step removes, where it is a Newton step from an optimum.
 
-        What earlier requests left of the distance is not known, nor is that of a head that was stopped early.
+        Nothing is known of a head that was stopped early.
         """
         head, inverse = request.head, chosen.inverse
         signal = max(float(fold.signal_CE.norm()) for fold in validation.folds)
-        optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm()) and not head.forgotten.requests
+        optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm())
         plain = self.estimator.is_forget_hessian(request) and self.noise_sigma == 0
         plain &= self.curvature.regularization is Regularization.cross_validated
-        few = request.n_forget <= _MOST * head.n_train
+        few = request.count <= _MOST * head.n_train
         if inverse is None or assessment.reasons or head.feature_weights_CD is None or not (optimum and plain and few):
             return None
-        rows = assessment.evidence.effective_rows
+        rows = assessment.evidence.effective_rows + (0.0 if request.earlier is None else request.earlier.effective)
         return predict_share(request, validation.sources, chosen.choice, inverse, rows)
+
+    def _removed(
+        self, share: PredictedShare | None, assessment: Assessment | None, request: ForgetRequest, given: Head
+    ) -> tuple[float, float, float] | None:
+        """Return what the head predicts after the step (:attr:`sfu.heads.forgotten.Forgotten.removed`).
+
+        The squared distances of random requests add up, in proportion to their rows. Rows too few for a prediction may
+        have removed any share; none is the best guess.
+        """
+        before = (0.0, 0.0, 0.0) if request.earlier is not None else given.forgotten.removed
+        random = assessment is not None and not assessment.reasons
+        plain = self.curvature.regularization is Regularization.cross_validated and self.noise_sigma == 0
+        optimum = request.head.recipe.trained == OPTIMUM and request.head.feature_weights_CD is not None
+        if before is None or not (random and plain and optimum):
+            return None
+        parts = (0.0, 0.0, 1.0) if share is None else (share.interval[0], share.value, share.interval[1])
+        low, value, high = (old + request.count * part for old, part in zip(before, parts, strict=True))
+        return low, value, high
 
     def _details(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
@@ -336,6 +383,21 @@ class Newton(UnlearningMethod, name="newton"):
                 "effective_rows": assessment.evidence.effective_rows,
             }  # fmt: skip
         return details
+
+    def _gains(self, decision: Decision, chosen: Candidate, request: ForgetRequest, given: Head) -> dict[str, float]:
+        """Divide the predicted gain between forgetting and training that was left undone, if the step finishes it."""
+        gain = decision.predicted_distance_gain
+        if gain is None or given.recipe.trained == OPTIMUM or request.head.recipe.trained != OPTIMUM:
+            return {}
+        head, choice = request.head, chosen.choice
+        gradient_CE = -head.gradient_CE
+        if choice.is_safe or chosen.inverse is None:
+            step_CE = gradient_CE if choice.is_safe else chosen.operator.solve(gradient_CE, choice.rho).value_CE
+        else:
+            step_CE = chosen.inverse.solve(gradient_CE, choice.rho, floor=self._floor(head))
+        step_CE = choice.scale * step_CE
+        of_training = 2 * float((step_CE * gradient_CE).sum()) - float(chosen.operator.quadratic(step_CE))
+        return {"gain_of_training": of_training, "gain_of_forgetting": gain - of_training}
 
     def _step(
         self, first: StepResult, chosen: Candidate, request: ForgetRequest, context: MethodContext, retained: Retained
