@@ -63,7 +63,7 @@ class Case:
             layer.weight.copy_(self.parameters_CE[:, :-1])
             layer.bias.copy_(self.parameters_CE[:, -1])
         n_train = len(self.forget[1]) + len(self.retained[1])
-        return sfu.LinearHead.from_module(layer, n_train=n_train, **{**self.told, **changes})
+        return sfu.TrainingRecord(n_train=n_train, **{**self.told, **changes}).head(layer)
 
     def distance(self, parameters_CE: Tensor) -> float:
         head = self.head()
@@ -161,11 +161,10 @@ def not_trained_on(case: Case) -> tuple[int, int]:
     mean = float(head.loss.values(head.logits(case.trained_on[0]), case.trained_on[1]).sum(1).mean())
     for draw in range(DRAWS):
         index = torch.randperm(len(case.others[1]), generator=torch.Generator().manual_seed(draw))
-        rows = (one[index[: len(case.forget[1])]] for one in case.others)
-        request = sfu.ForgetRequest(head, *rows)
+        rows = [one[index[: len(case.forget[1])]] for one in case.others]
         for place, known in enumerate((None, mean)):
             try:
-                check_statement(request, known)
+                check_statement(sfu.ForgetRequest(case.head(training_loss=known), *rows))
             except sfu.SfuError:
                 found[place] += 1
     return found[0], found[1]

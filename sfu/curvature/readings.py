@@ -133,10 +133,10 @@ def _changes(request: ForgetRequest) -> Iterator[tuple[str, str, str, ForgetRequ
             replace(request, labels_F=names_C[request.labels_F]),
         )  # fmt: skip
     remedy = "Scale the features as in training."
-    factor = None if head.recipe.estimate_l2 else _factor(request)
-    if factor is not None and not alike(1.0, factor):
-        what = f"with the features multiplied by {factor:.2g}"
-        yield FEATURES, what, remedy, replace(request, features_FD=factor * features_FD)
+    for factor in (_factor_by_mean(request), _factor_by_l2(request)):
+        if factor is not None and not alike(1.0, factor):
+            what = f"with the features multiplied by {factor:.2g}"
+            yield FEATURES, what, remedy, replace(request, features_FD=factor * features_FD)
     norms_F1 = features_FD.norm(dim=1, keepdim=True)
     if bool((norms_F1 > 0).all()):
         yield (
@@ -167,7 +167,16 @@ def _names(request: ForgetRequest) -> torch.Tensor | None:
     return None if bool(kept.all()) else names_C
 
 
-def _factor(request: ForgetRequest) -> float | None:
+def _factor_by_mean(request: ForgetRequest) -> float | None:
+    """Return the factor of the features that brings their mean nearest to that of training, if this is kept."""
+    if request.head.kept.mean_D is None:
+        return None
+    mean_D = request.features_FD.mean(0, dtype=torch.float64)
+    factor = float(request.head.kept.mean_D.to(mean_D) @ mean_D) / float(mean_D.square().sum())
+    return factor if factor > 0 else None
+
+
+def _factor_by_l2(request: ForgetRequest) -> float | None:
     """Return the factor of the features at which the rows show the stated l2; ``None`` if there is none.
 
     As the features grow, kappa rises, and falls below 0 where larger outputs would fit the rows worse. Where it falls
@@ -176,6 +185,8 @@ def _factor(request: ForgetRequest) -> float | None:
     import numpy as np
     from scipy.optimize import brentq
 
+    if request.head.recipe.estimate_l2:
+        return None
     head, width, weight_CE = request.head, request.head.n_features, regularized(request)
     shares_F, square = request.data().shares_N.to(weight_CE), weight_CE.square().sum()
     features_FD, parameters_CE = request.features_FD.to(weight_CE), head.parameters_CE.to(weight_CE)

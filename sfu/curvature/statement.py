@@ -29,8 +29,8 @@ _SAME_SUM, _OTHER_SUM = 1e-3, 0.4  # deviations of the sum of a row's outputs, i
 _FORCED = 'curvature={"force": True}'
 
 
-def check_statement(request: ForgetRequest, training_loss: float | None = None) -> None:
-    """Run all checks of this module, that of the loss if there is a ``training_loss`` (see :func:`check_loss`).
+def check_statement(request: ForgetRequest) -> None:
+    """Run all checks of this module.
 
     Raises:
         ConfigError: The loss or l2 contradicts the head or a random request.
@@ -38,8 +38,7 @@ def check_statement(request: ForgetRequest, training_loss: float | None = None) 
     """
     check_sums(request)
     check_readings(request)
-    if training_loss is not None:
-        check_loss(request, training_loss)
+    check_loss(request)
     check_l2(request)
 
 
@@ -147,37 +146,31 @@ def check_l2(request: ForgetRequest) -> None:
     )
 
 
-def check_loss(request: ForgetRequest, training_loss: float) -> None:
-    """Compare the mean loss of a random request with that of the training rows at the head, both without regulariser.
+def check_loss(request: ForgetRequest) -> None:
+    """Compare the mean loss of a random request with that of the training rows, if the head's recipe has it.
 
     Rows that were not trained on fit worse, though their gradient may look like a random sample's. Rows whose gradient
     does not are served with care, so nothing is compared for them, nor where :func:`check_l2` would compare nothing.
 
-    Args:
-        request: The request.
-        training_loss: Mean loss of the training rows, by the weights that they had in training.
-
     Raises:
-        DataError: They differ by more than 3 standard errors and 5 %.
+        DataError: That of the request is larger by more than 3 standard errors and 5 %.
     """
-    if not _comparable(request):
+    head, training_loss = request.head, request.head.recipe.training_loss
+    if training_loss is None or not _comparable(request):
         return
-    head = request.head
-    known = settled(request, effective_l2(request).value) if head.recipe.estimate_l2 else request
     values = [
         head.loss.values(one.outputs(head.parameters_CE), one.labels_B).sum(-1) for one in request.data().chunks()
     ]
     mean = mean_over_training(request, torch.cat(values).double())
-    near = abs(mean.deviations(training_loss)) <= DEVIATIONS or alike(training_loss, mean.value, _LOSS_RATIO)
-    if near or compare_gradient(known).alarm:
+    worse = mean.deviations(training_loss) > DEVIATIONS and mean.value > _LOSS_RATIO * training_loss
+    if not worse or compare_gradient(request).alarm:
         return
     low, high = mean.interval
-    what = "were not trained on, or are hard ones" if mean.value > training_loss else "are easy ones"
     raise DataError(
         f"the mean loss of the rows to forget is {mean.value:.3g}, but that of the training rows is "
-        f"{training_loss:.3g}, and not within {low:.3g} to {high:.3g}. These rows {what}, or the loss, the labels or "
-        f"the scale of the features are not those of training. {_explained(request)}Check them, or give "
-        f'request="selected" if the rows were selected; {_FORCED} goes on all the same.'
+        f"{training_loss:.3g}, and not within {low:.3g} to {high:.3g}. These rows were not trained on, or the loss, "
+        f"the labels or the scale of the features are not those of training. {_explained(request)}Check them, or give "
+        f'request="selected" if the rows were selected because they fit badly; {_FORCED} goes on all the same.'
     )
 
 
@@ -186,7 +179,8 @@ def estimate_l2(request: ForgetRequest, *, force: bool = False) -> tuple[ForgetR
 
     Raises:
         ConfigError: The loss contradicts the head.
-        DataError: The rows are no random sample, or too few to show an l2 above 0.
+        DataError: The rows are no random sample, or too few to show an l2 above 0, or their loss is not that of the
+            training rows.
     """
     if not force:
         check_sums(request)
@@ -212,6 +206,8 @@ def estimate_l2(request: ForgetRequest, *, force: bool = False) -> tuple[ForgetR
             f"{', and '.join(reasons)}. Rows look so with a wrong loss, too, so check the loss. {_explained(request)}"
             f"{remedy}"
         )
+    if not force:
+        check_loss(made)
     return made, found
 
 
