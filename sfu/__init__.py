@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sfu.request import RetainedSet as RetainedSet
     from sfu.schema import setting as setting
     from sfu.unlearning.base import UnlearningMethod as UnlearningMethod
-    from sfu.unlearning.base import UnlearningResult as UnlearningResult
+    from sfu.unlearning.result import UnlearningResult as UnlearningResult
     from sfu.unlearning.unlearn import unlearn as unlearn
 
 __version__ = "0.1.0"
@@ -71,7 +71,8 @@ _HOMES = {
     "sfu.reporting.loggers.base": ("RunLogger",),
     "sfu.request": ("Access", "ForgetRequest", "MethodContext", "RetainedSet"),
     "sfu.schema": ("setting",),
-    "sfu.unlearning.base": ("UnlearningMethod", "UnlearningResult"),
+    "sfu.unlearning.base": ("UnlearningMethod",),
+    "sfu.unlearning.result": ("UnlearningResult",),
     "sfu.unlearning.unlearn": ("unlearn",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -23,7 +23,8 @@ from sfu.experiment.validate import resolve_device, resolve_dtype
 from sfu.heads.base import Head
 from sfu.heads.cores.core import Core
 from sfu.request import ForgetRequest, MethodContext
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 
 
 @dataclass(frozen=True)

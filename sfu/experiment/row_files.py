@@ -20,7 +20,8 @@ from sfu.heads.files import load_head
 from sfu.readers import Record, Size, floats, read_record, read_tensors, refusing
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import Cell, finite
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 
 log = logging.getLogger(__name__)
 

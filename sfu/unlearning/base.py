@@ -1,4 +1,4 @@
-"""The interface of an unlearning method, and what it returns.
+"""The interface of an unlearning method.
 
 A method is a frozen dataclass that gives its name and its settings::
 
@@ -12,77 +12,19 @@ A method is a frozen dataclass that gives its name and its settings::
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sfu.curvature.settings import CurvatureSettings
 from sfu.errors import ConfigError
-from sfu.heads.base import Head, lay_out
 from sfu.registry import Registered, add_modules
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, make, typed
+from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.settings import RunSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-
-@dataclass(frozen=True)
-class UnlearningResult:
-    """What a method returns.
-
-    Attributes:
-        head: The head after unlearning.
-        applied: Whether the method did everything it was asked to; ``False`` if it skipped a step or a batch.
-        predicted_distance_gain: Predicted reduction of the squared distance to Retrained, in the retain-Hessian norm;
-            if the head keeps a ledger, that of all requests so far.
-        details: Scalars worth reporting (chosen damping, solver status, ...).
-        note: One sentence for the reader of the table.
-        path: Parameters after each step of an iterative method, the start first; evenly thinned if there are many.
-        trials: The results of all settings tried, if the choice needs the retrained model.
-        method: Name of the method, if :func:`sfu.unlearn` called it.
-        predicted_share: Predicted share of the squared distance to Retrained that the step removes, or all requests so
-            far have removed; ``None`` if it cannot be predicted.
-        predicted_share_interval: The interval that this share lies in, 9 times in 10.
-    """
-
-    head: Head
-    applied: bool = True
-    predicted_distance_gain: float | None = None
-    details: Mapping[str, float | int | str | bool | tuple[float, ...] | None] = field(default_factory=dict)
-    note: str | None = None
-    path: tuple[Tensor, ...] = ()
-    trials: tuple[UnlearningResult, ...] = ()
-    method: str | None = None
-    predicted_share: float | None = None
-    predicted_share_interval: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        """Lay out the tensors as those of a result from the cache are."""
-        object.__setattr__(self, "head", self.head.laid_out())
-        object.__setattr__(self, "path", tuple(map(lay_out, self.path)))
-
-    @property
-    def predicted_distance(self) -> float | None:
-        """Predicted distance to Retrained, of which 1 is that of doing nothing; ``None`` if it is not known."""
-        return None if self.predicted_share is None else math.sqrt(1 - self.predicted_share)
-
-    def __repr__(self) -> str:
-        """Say in a few lines what was done, without any tensor."""
-        gain, share, interval = self.predicted_distance_gain, self.predicted_share, self.predicted_share_interval
-        about = {
-            "method": self.method, "applied": self.applied,
-            "predicted_distance_gain": None if gain is None else f"{gain:.3g}",
-            "predicted_share": None if share is None else f"{share:.2f}",
-            "predicted_share_interval": None if interval is None else "{:.2f} to {:.2f}".format(*interval),
-            "predicted_distance": None if share is None else f"{self.predicted_distance:.2f}",
-            "note": self.note, "head": self.head,
-        }  # fmt: skip
-        lines = [f"  {name}: {value}" for name, value in about.items() if value is not None]
-        return "\n".join(["UnlearningResult(", *lines, ")"])
+    pass
 
 
 class UnlearningMethod(Registered, ABC, kind="method"):

@@ -15,7 +15,7 @@ from sfu.errors import ConfigError
 from sfu.heads.forgotten import Forgotten
 from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained, RetainedSet
-from sfu.unlearning.base import UnlearningResult
+from sfu.unlearning.result import UnlearningResult
 
 _ENDED = (
     "the head's ledger ends here: it only serves random requests, without noise, by an estimate that is the Hessian of "
@@ -75,7 +75,7 @@ def unlearn_in_batches(
     """
     order = torch.randperm(request.n_forget, generator=context.generator("folds"))
     parts = list(order.tensor_split(n_batches))
-    head, notes, applied, last = request.head, dict[str, int](), 0, None
+    head, notes, reasons, applied, last = request.head, dict[str, int](), dict[str, None](), 0, None
     gains: list[float | None] = []
     in_training = torch.ones(request.n_forget, dtype=torch.bool)  # of each row of the request, so far
     for index, part in enumerate(parts):
@@ -85,6 +85,7 @@ def unlearn_in_batches(
         head, applied = last.head, applied + last.applied
         in_training[part] = not last.applied
         gains.append(last.predicted_distance_gain if last.applied else 0.0)
+        reasons |= dict.fromkeys(last.reasons)
         if last.note:
             notes[last.note] = notes.get(last.note, 0) + 1
         context.report(index + 1, n_batches)
@@ -94,6 +95,7 @@ def unlearn_in_batches(
     remarks = [f"{count} of {n_batches} batches: {note}" for note, count in notes.items()]
     if 0 < applied < n_batches:
         remarks.insert(0, f"incomplete: {applied} of {n_batches} batches were forgotten")
+        reasons = {"incomplete": None, **reasons}
     known = [gain for gain in gains if gain is not None]
     return UnlearningResult(
         head,
@@ -107,6 +109,7 @@ def unlearn_in_batches(
         predicted_share=last.predicted_share if applied == n_batches else None,
         predicted_share_interval=last.predicted_share_interval if applied == n_batches else None,
         note="; ".join(remarks) or None,
+        reasons=tuple(reasons),
     )
 
 

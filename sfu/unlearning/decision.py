@@ -8,8 +8,8 @@ from typing import Any
 
 from sfu.curvature.caution import Assessment
 from sfu.heads.base import Head
-from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.further_steps import StepResult
+from sfu.unlearning.result import Remark, UnlearningResult
 
 NO_GAIN = "the step is predicted to be no better than nothing"
 _ALTHOUGH = "applied because curvature.force=true, although "
@@ -26,15 +26,17 @@ class Decision:
     """
 
     predicted_distance_gain: float | None
-    objections: Sequence[str] = ()
-    remarks: Sequence[str] = field(default_factory=list)
+    objections: Sequence[Remark] = ()
+    remarks: Sequence[Remark] = field(default_factory=list)
 
     def skipped(self, head: Head, details: Mapping[str, Any]) -> UnlearningResult:
         """Return the head untouched, with the objections as a note."""
-        note = f"not applied: {'; '.join(self.objections)} (curvature.force=true applies it)"
+        told = "; ".join(one.text for one in self.objections)
         return UnlearningResult(
-            head, applied=False, predicted_distance_gain=self.predicted_distance_gain, details=details, note=note
-        )
+            head, applied=False, predicted_distance_gain=self.predicted_distance_gain, details=details,
+            note=f"not applied: {told} (curvature.force=true applies it)",
+            reasons=tuple(one.code for one in self.objections),
+        )  # fmt: skip
 
 
 def withheld(assessment: Assessment, force: bool) -> Decision | None:
@@ -48,11 +50,11 @@ def withheld(assessment: Assessment, force: bool) -> Decision | None:
     what = (
         _no_sample(assessment) if assessment.reasons else "so few rows show too little of the curvature of the others"
     )
-    return Decision(None, [f"{what}. {remedy}"])
+    return Decision(None, [Remark("unbounded", f"{what}. {remedy}")])
 
 
 def decide(
-    assessment: Assessment | None, gain: float | None, first: StepResult, further_remarks: Sequence[str], force: bool
+    assessment: Assessment | None, gain: float | None, first: StepResult, further_remarks: Sequence[Remark], force: bool
 ) -> Decision:
     """Decide whether to apply the first step; ``force`` applies it whatever is predicted.
 
@@ -62,27 +64,29 @@ def decide(
     if assessment is not None:
         remarks = [*_limits(assessment, force), *remarks]
     if force:
-        return Decision(gain, remarks=[_ALTHOUGH + NO_GAIN, *remarks] if gain is not None and gain <= 0 else remarks)
+        forced = [Remark("forced", _ALTHOUGH + NO_GAIN)] if gain is not None and gain <= 0 else []
+        return Decision(gain, remarks=[*forced, *remarks])
     if gain is not None and gain <= 0:
-        return Decision(gain, [NO_GAIN, *remarks])
+        return Decision(gain, [Remark("no_gain", NO_GAIN), *remarks])
     if first.note is not None and not first.details["solve_residual"] < 1:
-        return Decision(gain, [f"{first.note}, more than that of no step; raise head.l2"])
+        return Decision(gain, [Remark("solve", f"{first.note}, more than that of no step; raise head.l2")])
     return Decision(gain, remarks=remarks)
 
 
-def _limits(assessment: Assessment, force: bool) -> list[str]:
+def _limits(assessment: Assessment, force: bool) -> list[Remark]:
     """Say what the evidence has done to the step."""
-    others = [finding.reason for finding in assessment.evidence.alarms if finding.reason not in assessment.reasons]
+    alarms = [alarm for alarm in assessment.evidence.alarms if alarm.reason not in assessment.reasons]
+    others = [Remark(alarm.name, alarm.reason) for alarm in alarms]
     if not assessment.reasons:
         return others
     if force:
-        return [_ALTHOUGH + _no_sample(assessment), *others]
+        return [Remark("forced", _ALTHOUGH + _no_sample(assessment)), *others]
     if assessment.replaced:
         done = "the unlabelled rows stand for the training data, and the gain is predicted from them"
     else:
         harm = "no harm" if assessment.harmless else "little harm"
         done = f"the step is kept so short that it can do {harm}, and no gain can be predicted; unlabelled rows help"
-    return [f"{_no_sample(assessment)}; {done}", *others]
+    return [Remark("not_random", f"{_no_sample(assessment)}; {done}"), *others]
 
 
 def _no_sample(assessment: Assessment) -> str:

@@ -20,7 +20,8 @@ from sfu.heads.base import Head
 from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,11 +18,11 @@ Shapes: C classes, E = D (+ 1 with bias).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sfu.curvature.estimators.base import CurvatureEstimator
 from sfu.curvature.source_fit import StepChoice
-from sfu.operators.base import CurvatureOperator, LinearSolution
+from sfu.operators.base import CurvatureOperator, DampedInverse, LinearSolution
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 
@@ -48,6 +48,33 @@ class StepResult:
         return cls(parameters_CE, about, note)
 
 
+class Candidate(NamedTuple):
+    """A way to take the step.
+
+    Attributes:
+        choice: Its damping and length.
+        operator: The estimated curvature.
+        inverse: Its inverse for any damping; ``None`` if the operator's own solve will do.
+        floor: Smallest eigenvalue that the inverse takes for one; 0 for any.
+    """
+
+    choice: StepChoice
+    operator: CurvatureOperator
+    inverse: DampedInverse | None
+    floor: float = 0.0
+
+    def solve(self, right_CE: Tensor) -> StepResult:
+        """Return ``c (H + rho R)^-1`` times a right-hand side, in place of parameters."""
+        choice = self.choice
+        if choice.is_safe:
+            return StepResult(choice.scale * right_CE, {"solver": "bound"})
+        if self.inverse is not None:
+            step_CE = self.inverse.solve(right_CE, choice.rho, floor=self.floor)
+            return StepResult(choice.scale * step_CE, self.inverse.account())
+        solution = self.operator.solve(right_CE, choice.rho)
+        return StepResult.solved(choice.scale * solution.value_CE, solution)
+
+
 def steps_on_retained(
     first: StepResult,
     steps: int,
@@ -68,10 +95,9 @@ def steps_on_retained(
     return result
 
 
-def steps_along_path(
-    first: StepResult, steps: int, operator: CurvatureOperator, request: ForgetRequest, choice: StepChoice, floor: float
-) -> StepResult:
+def steps_along_path(first: StepResult, steps: int, chosen: Candidate, request: ForgetRequest) -> StepResult:
     """Take the step again, ``steps`` times, with the curvature of the middle of the path."""
+    operator, choice = chosen.operator, chosen.choice
     if operator.structure not in {known.value for known in Structure}:
         return replace(first, note=f"a curvature held as {operator.structure} cannot be moved along the path: one step")
     start_CE, gradient_CE = request.head.parameters_CE, request.newton_gradient()
@@ -80,6 +106,6 @@ def steps_along_path(
     for _ in range(steps):
         middle = request.at((start_CE + point_CE) / 2).hessian(structure)
         moved = operator.combine([middle, at_start], [1.0, 1.0, -1.0])
-        step_CE = moved.damped().solve(gradient_CE, choice.rho, floor=floor)
+        step_CE = moved.damped().solve(gradient_CE, choice.rho, floor=chosen.floor)
         point_CE = start_CE + choice.scale * request.step_ratio * step_CE
     return StepResult(point_CE, first.details | {"steps": steps + 1}, first.note)

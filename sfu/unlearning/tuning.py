@@ -30,9 +30,10 @@ from sfu.heads.base import Head
 from sfu.lazy import torch
 from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.batches import with_rows
 from sfu.unlearning.descent import DescentMethod
+from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.settings import Tune
 
 Candidate = tuple[dict[str, Any], UnlearningMethod]

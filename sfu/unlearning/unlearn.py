@@ -21,8 +21,8 @@ from sfu.names import counted
 from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.schema import plain_value
 from sfu.seeds import PURPOSES, derive_seed
-from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.methods.newton import Newton
+from sfu.unlearning.result import ALREADY_FORGOTTEN, Remark, UnlearningResult
 
 _BACKBONE = "the backbone was trained on these rows, too, and keeps what it learned from them: only the head forgets"
 
@@ -132,26 +132,31 @@ def unlearn(
         before = f"{again:,} of {counted(made.n_forget, 'row')} had been forgotten from this head before"
         if not len(new):
             note = f"not applied: {before}, so there is nothing left to do"
-            return UnlearningResult(head, applied=False, note=note, method=name)
+            return UnlearningResult(head, applied=False, note=note, method=name, reasons=(ALREADY_FORGOTTEN,))
         once = new if copies else forgotten.new_rows(*rows, copies=False)
-        equal, details, estimated = len(new) - len(once), dict[str, Any](), None
+        equal, details = len(new) - len(once), dict[str, Any]()
+        remarks = [Remark(ALREADY_FORGOTTEN, f"{before} and are left out")] if again else []
+        if equal:
+            rows_given = counted(equal, "row")
+            told = f"{rows_given} given again in this request count once (copies=True counts them all)"
+            remarks.append(Remark("repeated_rows", told))
         made = made.rows(once) if again or equal else made
         if head.recipe.estimate_l2:
             made, found = estimate_l2(made, force=config.force)
             low, high = found.interval
             details = {"l2": found.value, "l2_interval": found.interval}
-            estimated = f"l2 = {found.value:.3g} ({low:.3g} to {high:.3g}) is estimated from the rows to forget"
+            told = f"l2 = {found.value:.3g} ({low:.3g} to {high:.3g}) is estimated from the rows to forget"
+            remarks.append(Remark("l2_estimated", told))
         elif not config.force:
             check_statement(made)
         result = method.unlearn(made.private(), MethodContext(seeds))
-    notes = [f"{before} and are left out"] if again else []
-    if equal:
-        notes.append(f"{counted(equal, 'row')} given again in this request count once (copies=True counts them all)")
-    notes += [note for note in (estimated, result.note, None if head.recipe.frozen_backbone else _BACKBONE) if note]
+    last = [] if head.recipe.frozen_backbone else [Remark("trained_backbone", _BACKBONE)]
+    notes = [*(one.text for one in remarks), result.note, *(one.text for one in last)]
     unchanged = result.head.forgotten.requests == head.forgotten.requests
     return replace(
         result, method=name, head=head if unchanged else result.head, details={**details, **result.details},
-        note="; ".join(notes) or None,
+        note="; ".join(filter(None, notes)) or None,
+        reasons=(*(one.code for one in remarks), *result.reasons, *(one.code for one in last)),
     )  # fmt: skip
 
 

@@ -37,7 +37,8 @@ from safetensors import safe_open
 from sfu.data.datasets.base import Dataset
 from sfu.data.load import load_dataset
 from sfu.request import ForgetRequest, MethodContext, Retained
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 
 
 def _dir_fd(path: Path) -> bytes:

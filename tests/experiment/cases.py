@@ -22,7 +22,8 @@ from sfu.experiment import pipeline
 from sfu.experiment.config import RunConfig, register, typed_config
 from sfu.reporting.pictures import gaps
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 
 ROWS = ["original", "retrained", "unlearned_plus", "unlearned_minus", "closed_form", "unlearned_minus_paper"]
 

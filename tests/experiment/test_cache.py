@@ -27,7 +27,8 @@ from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
 from sfu.losses.quadratic import Quadratic
 from sfu.results.artifacts import write_json
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 from tests.conftest import make_arrays
 from tests.experiment.cases import changed, composed, run
 

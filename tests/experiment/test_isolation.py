@@ -177,7 +177,8 @@ def test_a_class_of_a_script_runs_in_the_script(tmp_path, marked_file):
         from pathlib import Path
 
         from sfu.experiment.pipeline import run
-        from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+        from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
         from tests.experiment.cases import config_for
 
 
@@ -283,7 +284,8 @@ SITE = {
 
         from sklearn.datasets import load_digits
 
-        from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+        from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 
         ROWS, LABELS = load_digits(return_X_y=True)
 
@@ -297,7 +299,8 @@ SITE = {
         from dataclasses import dataclass
 
         from sfu.data.load import load_dataset
-        from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+        from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 
 
         @dataclass(frozen=True)

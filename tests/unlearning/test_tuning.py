@@ -14,9 +14,10 @@ from sfu.heads.train import train_head
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from sfu.request import Access, MethodContext, RetainedSet
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.baselines import GradientStep
 from sfu.unlearning.methods.neg_grad import NegGrad
+from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.rows import make_methods
 from sfu.unlearning.settings import Tune
 from sfu.unlearning.tuning import ORACLE, Oracle, SourceFree, nearest, predicted_distance_gain, settings_of

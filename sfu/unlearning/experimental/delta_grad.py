@@ -33,7 +33,8 @@ from sfu.operators.plan import plan_structure
 from sfu.operators.structure import Structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.result import UnlearningResult
 
 if TYPE_CHECKING:
     from torch import Tensor

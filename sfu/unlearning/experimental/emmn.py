@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
-from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.classes import ClassMethod
 from sfu.unlearning.descent import DescentProblem, Sgd, descend, minibatches, n_batches
+from sfu.unlearning.result import UnlearningResult
 
 if TYPE_CHECKING:
     from torch import Tensor

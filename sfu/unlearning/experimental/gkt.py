@@ -29,9 +29,9 @@ from sfu.heads.base import Head
 from sfu.lazy import torch
 from sfu.request import ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
-from sfu.unlearning.base import UnlearningResult
 from sfu.unlearning.classes import ClassMethod
 from sfu.unlearning.descent import Path
+from sfu.unlearning.result import UnlearningResult
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,8 +26,9 @@ from sfu.heads.train import train_like
 from sfu.lazy import torch
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.differentiable import remaining
+from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.settings import RunSettings
 
 

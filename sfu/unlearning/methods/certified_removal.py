@@ -48,9 +48,10 @@ from sfu.operators.build import build_operator
 from sfu.operators.plan import plan_structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.batches import check_batches, unlearn_in_batches
 from sfu.unlearning.gaussian_mechanism import largest_shift, smallest_epsilon
+from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.settings import RunSettings
 
 if TYPE_CHECKING:

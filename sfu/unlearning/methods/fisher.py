@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from sfu.lazy import torch
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.differentiable import remaining
 from sfu.unlearning.importance import fisher_diagonal
+from sfu.unlearning.result import UnlearningResult
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sfu.curvature.caution import Assessment, assess
 from sfu.curvature.cross_validation import Validation, cross_validate, observe_once
 from sfu.curvature.estimators.base import CurvatureEstimator, make_estimator
 from sfu.curvature.folds import random_folds
 from sfu.curvature.settings import CurvatureSettings, Regularization, StoredSettings
-from sfu.curvature.share import PredictedShare, predict_share
 from sfu.curvature.source_fit import Caution, StepChoice, choose_step, expected_gain, noise_factor, pooled_weights
 from sfu.curvature.unlabelled import check_unlabelled, read_unlabelled
 from sfu.errors import ConfigError
@@ -34,32 +33,21 @@ from sfu.heads.recipe import OPTIMUM, Reference
 from sfu.heads.settings import Keep
 from sfu.lazy import torch
 from sfu.losses.base import Layout
-from sfu.operators.base import CurvatureOperator, DampedInverse
 from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, setting
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.batches import check_batches, sequence_note, unlearn_in_batches
 from sfu.unlearning.decision import Decision, decide, withheld
-from sfu.unlearning.further_steps import StepResult, steps_along_path, steps_on_retained
+from sfu.unlearning.further_steps import Candidate, StepResult, steps_along_path, steps_on_retained
+from sfu.unlearning.prediction import gains_apart, removed_so_far, share_of_step
+from sfu.unlearning.result import Remark, UnlearningResult
 from sfu.unlearning.settings import RunSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _FOLDS = 5
-_OPTIMUM = 0.1
-"""A head is at its optimum if the gradient of a forget set has no larger part that is no sampling noise."""
-_MOST = 0.3
-"""Of more than this share of the training rows no share is predicted: there, the interval was seldom right."""
-
-
-class Candidate(NamedTuple):
-    """A way to take the step; ``inverse`` is ``None`` if the operator's own solve will do."""
-
-    choice: StepChoice
-    operator: CurvatureOperator
-    inverse: DampedInverse | None
 
 
 @dataclass(frozen=True)
@@ -145,8 +133,11 @@ class Newton(UnlearningMethod, name="newton"):
         forgotten = result.head.forgotten.requests > request.head.forgotten.requests
         if not forgotten or (self.access is not Access.FORGET and request.head.forgotten.ledger is None):
             return result
-        notes = result.note, sequence_note(request.head.forgotten, result.head.forgotten, self.batches)
-        return replace(result, note="; ".join(filter(None, notes)) or None)
+        told = sequence_note(request.head.forgotten, result.head.forgotten, self.batches)
+        if told is None:
+            return result
+        note = "; ".join(filter(None, (result.note, told)))
+        return replace(result, note=note, reasons=(*result.reasons, "sequence"))
 
     def _unlearn_at_once(self, request: ForgetRequest, context: MethodContext, retained: Retained) -> UnlearningResult:
         from sfu.curvature.span import reduce_request  # imports PyTorch
@@ -169,7 +160,7 @@ class Newton(UnlearningMethod, name="newton"):
         first = self._first_step(chosen, request)
         decision = self._decide(assessment, validation, chosen, first, request, dropped=whole is not told)
         details = self._details(assessment, validation, chosen, first, request)
-        details |= self._gains(decision, chosen, request, given)
+        details |= gains_apart(decision.predicted_distance_gain, chosen, request, given)
         if whole.head.unfinished_CE is not None:
             details["l2"] = whole.head.l2
         if reduction is not None:
@@ -187,10 +178,11 @@ class Newton(UnlearningMethod, name="newton"):
         head = head.to(parameters_CE.device, given.parameters_CE.dtype)
         if assessment is not None and not assessment.reasons and self._pools(whole):
             head = replace(head, forgotten=replace(head.forgotten, ledger=_ledger(pooled, assessment, context)))
-        share = None
-        if decision.predicted_distance_gain is not None and assessment is not None:
-            share = self._predict_share(assessment, validation, chosen, request)
-        removed = self._removed(share, assessment, request, given)
+        share = removed = None
+        if assessment is not None and self._follows_law(request):
+            if decision.predicted_distance_gain is not None:
+                share = share_of_step(request, assessment, validation, chosen)
+            removed = removed_so_far(share, assessment, request, given)
         head = replace(head, forgotten=replace(head.forgotten, removed=removed))
         predicted = None if share is None and not given.forgotten.requests else head.forgotten.predicted()
         return UnlearningResult(
@@ -199,8 +191,14 @@ class Newton(UnlearningMethod, name="newton"):
             predicted_share=None if predicted is None else predicted[1],
             predicted_share_interval=None if predicted is None else (predicted[0], predicted[2]),
             details=details | last.details,
-            note="; ".join(decision.remarks) or None,
+            note="; ".join(one.text for one in decision.remarks) or None,
+            reasons=tuple(dict.fromkeys(one.code for one in decision.remarks)),
         )
+
+    def _follows_law(self, request: ForgetRequest) -> bool:
+        """Whether the theory of :mod:`sfu.curvature.share` tells what the step is worth."""
+        chosen_by_folds = self.curvature.regularization is Regularization.cross_validated
+        return chosen_by_folds and self.noise_sigma == 0 and self.estimator.is_forget_hessian(request)
 
     def _pools(self, request: ForgetRequest) -> bool:
         """Whether the request is served from the sums of the head's ledger, with all requests before it."""
@@ -263,9 +261,8 @@ class Newton(UnlearningMethod, name="newton"):
             choice = choose_step(
                 validation, noise, caution, head.l2, math.inf if head.recipe.trained == OPTIMUM else 1.0
             )
-            return Candidate(
-                choice, validation.sources.mixed(choice.weights), validation.sources.damped(choice.weights)
-            )
+            sources, mixed = validation.sources, choice.weights
+            return Candidate(choice, sources.mixed(mixed), sources.damped(mixed))
         weights = pooled_weights(validation.sources)
         operator = validation.sources.mixed(weights)
         needs_inverse = self.estimator.needs_validation or rule not in (Regularization.none, Regularization.fixed)
@@ -280,21 +277,14 @@ class Newton(UnlearningMethod, name="newton"):
         choice = StepChoice(rho, 1.0, 0.0, weights)
         if folds:
             choice = replace(choice, gain=expected_gain(folds, choice, noise, floor=self._floor(head)))
-        return Candidate(choice, operator, inverse)
+        return Candidate(choice, operator, inverse, self._floor(head))
 
     def _floor(self, head: Head) -> float:
         return head.l2 if self.curvature.regularization is Regularization.none else 0.0
 
     def _first_step(self, chosen: Candidate, request: ForgetRequest) -> StepResult:
-        head, gradient_CE = request.head, request.newton_gradient()
-        length = chosen.choice.scale * request.step_ratio
-        if chosen.choice.is_safe:
-            return StepResult(head.parameters_CE + length * gradient_CE, {"solver": "bound"})
-        if chosen.inverse is not None:
-            step_CE = chosen.inverse.solve(gradient_CE, chosen.choice.rho, floor=self._floor(head))
-            return StepResult(head.parameters_CE + length * step_CE, chosen.inverse.account())
-        solution = chosen.operator.solve(gradient_CE, chosen.choice.rho)
-        return StepResult.solved(head.parameters_CE + length * solution.value_CE, solution)
+        step = chosen.solve(request.newton_gradient())
+        return replace(step, parameters_CE=request.head.parameters_CE + request.step_ratio * step.parameters_CE)
 
     def _decide(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
@@ -312,55 +302,21 @@ class Newton(UnlearningMethod, name="newton"):
         with_care = self.curvature.regularization is Regularization.cross_validated and noise_cost == 0
         if known and not with_care and assumed <= 0:
             gain = assumed
-        remarks = []
+        remarks: list[Remark] = []
         if not converged:
-            remarks.append("no gain is predicted, because the head may have been stopped before its optimum")
+            why = "no gain is predicted, because the head may have been stopped before its optimum"
+            remarks.append(Remark("early_stopped", why))
         if dropped:
-            remarks.append("the unlabelled rows are not used, because they do harm to a head that was stopped early")
+            why = "the unlabelled rows are not used, because they do harm to a head that was stopped early"
+            remarks.append(Remark("unlabelled_unused", why))
         if (note := validation.estimate.note) is not None:
-            remarks.append(note)
+            remarks.append(Remark("estimate", note))
         if first.note is not None:
-            remarks.append(first.note)
+            remarks.append(Remark("solve", first.note))
         if validation.failed_fits:
             fits = f"{validation.failed_fits} of the fits to {len(validation.folds)} folds"
-            remarks.append(f"{fits} did not converge, so the choice may be off")
+            remarks.append(Remark("estimate", f"{fits} did not converge, so the choice may be off"))
         return decide(assessment, gain, first, remarks, self.curvature.force)
-
-    def _predict_share(
-        self, assessment: Assessment, validation: Validation, chosen: Candidate, request: ForgetRequest
-    ) -> PredictedShare | None:
-        """Predict the share of the squared distance that the step removes, where it is a Newton step from an optimum.
-
-        Nothing is known of a head that was stopped early.
-        """
-        head, inverse = request.head, chosen.inverse
-        signal = max(float(fold.signal_CE.norm()) for fold in validation.folds)
-        optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm())
-        plain = self.estimator.is_forget_hessian(request) and self.noise_sigma == 0
-        plain &= self.curvature.regularization is Regularization.cross_validated
-        few = request.count <= _MOST * head.n_train
-        if inverse is None or assessment.reasons or head.feature_weights_CD is None or not (optimum and plain and few):
-            return None
-        rows = assessment.evidence.effective_rows + (0.0 if request.earlier is None else request.earlier.effective)
-        return predict_share(request, validation.sources, chosen.choice, inverse, rows)
-
-    def _removed(
-        self, share: PredictedShare | None, assessment: Assessment | None, request: ForgetRequest, given: Head
-    ) -> tuple[float, float, float] | None:
-        """Return what the head predicts after the step (:attr:`sfu.heads.forgotten.Forgotten.removed`).
-
-        The squared distances of random requests add up, in proportion to their rows. Rows too few for a prediction may
-        have removed any share; none is the best guess.
-        """
-        before = (0.0, 0.0, 0.0) if request.earlier is not None else given.forgotten.removed
-        random = assessment is not None and not assessment.reasons
-        plain = self.curvature.regularization is Regularization.cross_validated and self.noise_sigma == 0
-        optimum = request.head.recipe.trained == OPTIMUM and request.head.feature_weights_CD is not None
-        if before is None or not (random and plain and optimum):
-            return None
-        parts = (0.0, 0.0, 1.0) if share is None else (share.interval[0], share.value, share.interval[1])
-        low, value, high = (old + request.count * part for old, part in zip(before, parts, strict=True))
-        return low, value, high
 
     def _details(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,
@@ -384,21 +340,6 @@ class Newton(UnlearningMethod, name="newton"):
             }  # fmt: skip
         return details
 
-    def _gains(self, decision: Decision, chosen: Candidate, request: ForgetRequest, given: Head) -> dict[str, float]:
-        """Divide the predicted gain between forgetting and training that was left undone, if the step finishes it."""
-        gain = decision.predicted_distance_gain
-        if gain is None or given.recipe.trained == OPTIMUM or request.head.recipe.trained != OPTIMUM:
-            return {}
-        head, choice = request.head, chosen.choice
-        gradient_CE = -head.gradient_CE
-        if choice.is_safe or chosen.inverse is None:
-            step_CE = gradient_CE if choice.is_safe else chosen.operator.solve(gradient_CE, choice.rho).value_CE
-        else:
-            step_CE = chosen.inverse.solve(gradient_CE, choice.rho, floor=self._floor(head))
-        step_CE = choice.scale * step_CE
-        of_training = 2 * float((step_CE * gradient_CE).sum()) - float(chosen.operator.quadratic(step_CE))
-        return {"gain_of_training": of_training, "gain_of_forgetting": gain - of_training}
-
     def _step(
         self, first: StepResult, chosen: Candidate, request: ForgetRequest, context: MethodContext, retained: Retained
     ) -> StepResult:
@@ -408,8 +349,7 @@ class Newton(UnlearningMethod, name="newton"):
             if retained is not None:
                 rho = chosen.choice.rho
                 return steps_on_retained(first, further, self.estimator, request, context, retained, rho)
-            floor, operator = self._floor(request.head), chosen.operator
-            return steps_along_path(first, further, operator, request, chosen.choice, floor)
+            return steps_along_path(first, further, chosen, request)
         return first
 
     def _with_noise(self, parameters_CE: Tensor, context: MethodContext) -> Tensor:

@@ -11,8 +11,9 @@ from sfu.heads.train import train_like
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, setting
 from sfu.seeds import derive_seed
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.differentiable import remaining
+from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.settings import RunSettings
 
 _SPREAD = "this is how far apart two Retrained heads are: no method can come much nearer to one of them than that"

@@ -26,9 +26,10 @@ from sfu.heads.base import Head
 from sfu.lazy import torch
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import setting
-from sfu.unlearning.base import UnlearningMethod, UnlearningResult
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.differentiable import Labelled, forgotten, remaining, together
 from sfu.unlearning.importance import squared_batch_gradients, squared_gradients
+from sfu.unlearning.result import UnlearningResult
 
 if TYPE_CHECKING:
     from torch import Tensor

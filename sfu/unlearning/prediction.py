@@ -1,0 +1,63 @@
+"""Predict what a Newton step is worth: its share of the distance, that of all requests so far, and of what it consists.
+
+Shapes: C classes, E = D (+ 1 with bias).
+"""
+
+from __future__ import annotations
+
+from sfu.curvature.caution import Assessment
+from sfu.curvature.cross_validation import Validation
+from sfu.curvature.share import PredictedShare, predict_share
+from sfu.heads.base import Head
+from sfu.heads.recipe import OPTIMUM
+from sfu.request import ForgetRequest
+from sfu.unlearning.further_steps import Candidate
+
+_OPTIMUM = 0.1
+"""A head is at its optimum if the gradient of a forget set has no larger part that is no sampling noise."""
+_MOST = 0.3
+"""Of more than this share of the training rows no share is predicted: there, the interval was seldom right."""
+
+
+def share_of_step(
+    request: ForgetRequest, assessment: Assessment, validation: Validation, chosen: Candidate
+) -> PredictedShare | None:
+    """Predict the share of the squared distance that a step removes, if it is a Newton step from an optimum.
+
+    Of a head that was stopped early, nothing is known.
+    """
+    head, inverse = request.head, chosen.inverse
+    signal = max(float(fold.signal_CE.norm()) for fold in validation.folds)
+    optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm())
+    few = request.count <= _MOST * head.n_train
+    if inverse is None or assessment.reasons or head.feature_weights_CD is None or not (optimum and few):
+        return None
+    rows = assessment.evidence.effective_rows + (0.0 if request.earlier is None else request.earlier.effective)
+    return predict_share(request, validation.sources, chosen.choice, inverse, rows)
+
+
+def removed_so_far(
+    share: PredictedShare | None, assessment: Assessment, request: ForgetRequest, given: Head
+) -> tuple[float, float, float] | None:
+    """Return what a head predicts after a request (:attr:`sfu.heads.forgotten.Forgotten.removed`).
+
+    The squared distances of random requests add up, in proportion to their rows. Rows too few for a prediction may have
+    removed any share; none is the best guess. ``given`` is the head before the request.
+    """
+    before = (0.0, 0.0, 0.0) if request.earlier is not None else given.forgotten.removed
+    optimum = request.head.recipe.trained == OPTIMUM and request.head.feature_weights_CD is not None
+    if before is None or assessment.reasons or not optimum:
+        return None
+    parts = (0.0, 0.0, 1.0) if share is None else (share.interval[0], share.value, share.interval[1])
+    low, value, high = (old + request.count * part for old, part in zip(before, parts, strict=True))
+    return low, value, high
+
+
+def gains_apart(gain: float | None, chosen: Candidate, request: ForgetRequest, given: Head) -> dict[str, float]:
+    """Divide a predicted gain between forgetting and training that was left undone, if the step finishes it."""
+    if gain is None or given.recipe.trained == OPTIMUM or request.head.recipe.trained != OPTIMUM:
+        return {}
+    right_CE = -request.head.gradient_CE
+    step_CE = chosen.solve(right_CE).parameters_CE
+    of_training = 2 * float((step_CE * right_CE).sum()) - float(chosen.operator.quadratic(step_CE))
+    return {"gain_of_training": of_training, "gain_of_forgetting": gain - of_training}
