@@ -23,7 +23,7 @@ from sfu.lazy import torch
 from sfu.losses.base import Loss, make_loss
 from sfu.request import ForgetRequest
 
-LOSS, LABELS, FEATURES = "loss", "labels", "features"
+LOSS, LABELS, FEATURES, FACTOR = "loss", "labels", "features", "factor"
 LOSSES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("softmax", {}), ("softmax", {"label_smoothing": 0.1}), ("quadratic", {}), ("quadratic", {"other_target": -1.0}),
     ("logistic", {}), ("squared_hinge", {}),
@@ -32,6 +32,7 @@ LOSSES: tuple[tuple[str, dict[str, Any]], ...] = (
 DEVIATIONS, _RATIO = 3.0, 1.2
 """A stated number is contradicted if it is so many standard errors from the one that the rows show, and this times it
 or its inverse: a smaller error hardly matters."""
+_AGREES = 2.0  # standard errors
 _LIKELY = 0.05
 """A random sample has a gradient whose p-value is at least this, 19 times in 20."""
 _FEW = 30
@@ -45,7 +46,9 @@ class Reading:
     """A change under which the rows look like a random sample of the training rows.
 
     Attributes:
-        kind: What is changed: :data:`LOSS`, :data:`LABELS` or :data:`FEATURES`.
+        kind: What is changed: :data:`LOSS`, :data:`LABELS`, :data:`FEATURES` (rows divided by their norms) or
+            :data:`FACTOR`: features multiplied by a number that is fitted to the rows, so that the smallest of all rows
+            may look like a random sample, too.
         what: The change, such as ``with loss='softmax'``.
         remedy: What to do if it is right: a sentence.
         p: Probability that a random sample's gradient deviates more.
@@ -65,9 +68,7 @@ def settled(request: ForgetRequest, l2: float) -> ForgetRequest:
 
 
 def readings(request: ForgetRequest) -> list[Reading]:
-    """Return the changes under which the rows look like a random sample, the likeliest first.
-
-    Scales come last, because the factor is fitted to the l2.
+    """Return the changes under which the rows look like a random sample, factors last, and else the likeliest first.
 
     None is looked for if the rows have targets instead of class numbers, or if the head is not linear, not at its
     optimum by what is said of it, or has a certificate.
@@ -84,7 +85,7 @@ def readings(request: ForgetRequest) -> list[Reading]:
         p = compare_gradient(settled(changed, kappa.value)).p
         if p is not None and p >= _LIKELY:
             found.append(Reading(kind, what, remedy, p))
-    return sorted(found, key=lambda reading: (reading.kind == FEATURES, -reading.p))
+    return sorted(found, key=lambda reading: (reading.kind == FACTOR, -reading.p))
 
 
 def _at_optimum(head: Head) -> bool:
@@ -97,7 +98,7 @@ def _near(kappa: EffectiveL2, head: Head) -> bool:
     """Tell whether the l2 that a reading shows agrees with the one stated or, if none is, is above 0."""
     if head.recipe.estimate_l2:
         return kappa.interval[0] > 0
-    return abs(kappa.deviations(head.l2)) <= DEVIATIONS or alike(head.l2, kappa.value)
+    return abs(kappa.deviations(head.l2)) <= _AGREES or alike(head.l2, kappa.value)
 
 
 def alike(stated: float, shown: float, ratio: float = _RATIO) -> bool:
@@ -136,7 +137,7 @@ def _changes(request: ForgetRequest) -> Iterator[tuple[str, str, str, ForgetRequ
     for factor in (_factor_by_mean(request), _factor_by_l2(request)):
         if factor is not None and not alike(1.0, factor):
             what = f"with the features multiplied by {factor:.2g}"
-            yield FEATURES, what, remedy, replace(request, features_FD=factor * features_FD)
+            yield FACTOR, what, remedy, replace(request, features_FD=factor * features_FD)
     norms_F1 = features_FD.norm(dim=1, keepdim=True)
     if bool((norms_F1 > 0).all()):
         yield (

@@ -13,7 +13,7 @@ import math
 from sfu.curvature.caution import assess
 from sfu.curvature.effective_l2 import EffectiveL2, effective_l2, mean_over_training, regularized
 from sfu.curvature.evidence import FALSE_ALARMS, compare_gradient
-from sfu.curvature.readings import DEVIATIONS, LABELS, LOSS, Reading, alike, described, readings, settled
+from sfu.curvature.readings import DEVIATIONS, FACTOR, LABELS, LOSS, Reading, alike, described, readings, settled
 from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.heads.recipe import OPTIMUM
@@ -89,14 +89,14 @@ def check_readings(request: ForgetRequest) -> None:
 
     Raises:
         ConfigError: It would be explained by another loss.
-        DataError: It would be explained by other names of the classes, or by features on another scale.
+        DataError: It would be explained by other names of the classes, or by rows of norm 1.
     """
     if not _comparable(request):
         return
     stated = compare_gradient(request)
     if _likely(stated.p) or _likely(compare_gradient(settled(request, effective_l2(request).value)).p):
         return
-    found = readings(request)
+    found = [reading for reading in readings(request) if reading.kind != FACTOR]
     if not found:
         return
     first = found[0]
