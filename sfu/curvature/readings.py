@@ -73,14 +73,14 @@ def readings(request: ForgetRequest) -> list[Reading]:
     None is looked for if the rows have targets instead of class numbers, or if the head is not linear, not at its
     optimum by what is said of it, or has a certificate.
     """
-    head, rows_of_head = request.head, request.head.parameters_CE.shape[0]
-    linear = head.feature_weights_CD is not None and rows_of_head > 1 and request.labels_F.ndim == 1
+    head = request.head
+    linear = head.feature_weights_CD is not None and request.labels_F.ndim == 1
     if not linear or head.certificate is not None or not _at_optimum(head):
         return []
     found = []
     for kind, what, remedy, changed in _changes(request):
         kappa = effective_l2(changed)
-        if not _near(kappa, head) or _telling(changed) < _FEW:
+        if not _agrees(kappa, head) or _telling(changed) < _FEW:
             continue
         p = compare_gradient(settled(changed, kappa.value)).p
         if p is not None and p >= _LIKELY:
@@ -94,11 +94,9 @@ def _at_optimum(head: Head) -> bool:
     return float(head.gradient_CE.norm()) <= _AT_OPTIMUM * head.l2 * float(head.parameters_CE.norm())
 
 
-def _near(kappa: EffectiveL2, head: Head) -> bool:
-    """Tell whether the l2 that a reading shows agrees with the one stated or, if none is, is above 0."""
-    if head.recipe.estimate_l2:
-        return kappa.interval[0] > 0
-    return abs(kappa.deviations(head.l2)) <= _AGREES or alike(head.l2, kappa.value)
+def _agrees(kappa: EffectiveL2, head: Head) -> bool:
+    """Tell whether the l2 that a reading shows agrees with the one stated, if one is."""
+    return head.recipe.estimate_l2 or abs(kappa.deviations(head.l2)) <= _AGREES or alike(head.l2, kappa.value)
 
 
 def alike(stated: float, shown: float, ratio: float = _RATIO) -> bool:

@@ -54,7 +54,7 @@ def check_sums(request: ForgetRequest) -> None:
     """
     head, n_classes = request.head, request.head.n_classes
     plain = head.feature_weights_CD is not None and head.bias and head.certificate is None
-    if not plain or request.labels_F.ndim != 1 or head.parameters_CE.shape[0] != n_classes or n_classes < 2:
+    if not plain or request.labels_F.ndim != 1:
         return
     sums_F = head.logits(request.features_FD).double().sum(1)
     loss = head.loss
@@ -213,7 +213,7 @@ def estimate_l2(request: ForgetRequest, *, force: bool = False) -> tuple[ForgetR
 
 def _explained(request: ForgetRequest) -> str:
     """Name the changes that would make the rows look like a random sample: a sentence, or nothing."""
-    if request.n_forget < _FEWEST or not (found := readings(request)):
+    if not (found := readings(request)):
         return ""
     they = "They" if request.head.recipe.estimate_l2 else "With the l2 that is stated, they"
     return f"{they} look like a random sample of the training rows {_either(found)}. "

@@ -86,9 +86,10 @@ def unlearn(
 
     Raises:
         DataError: ``head`` is not one, or the examples are no numbers or do not fit it; or its l2 is to be estimated,
-            and they are no random sample, or too few.
-        ConfigError: The settings cannot work, or need the retained data; or a random sample contradicts the head's l2;
-            or the labels are targets, and the request is for a class or the loss has class weights.
+            and they are no random sample, or too few; or a random sample contradicts the labels, the scale of the
+            features, or the head's training loss.
+        ConfigError: The settings cannot work, or need the retained data; or the examples contradict the head's loss or
+            l2; or the labels are targets, and the request is for a class or the loss has class weights.
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
     """
