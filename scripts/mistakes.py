@@ -41,7 +41,7 @@ LOSSES = {
     "logistic": sfu.make_loss("logistic"),
 }  # fmt: skip
 SGD = {"softmax, SGD": 0.0, "softmax, mixup": 1.0}
-QUICK = ["softmax", "one-hot", "softmax, SGD"]
+QUICK = ["one-hot", "softmax, SGD"]
 Rows = tuple[Tensor, Tensor]
 
 
@@ -175,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path", nargs="?", type=Path, help="feature file (default: digits)")
     parser.add_argument("--rows", type=int, default=5000, help="training rows")
     parser.add_argument("--only", action="append", help="name of a head (repeatable)")
-    parser.add_argument("--quick", action="store_true", help="three of the heads")
+    parser.add_argument("--quick", action="store_true", help="two of the heads")
     given = parser.parse_args(arguments)
     if given.path is None:
         from sklearn.datasets import load_digits

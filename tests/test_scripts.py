@@ -57,8 +57,8 @@ def test_mistakes_are_refused_by_name_and_what_is_right_is_not(monkeypatch, caps
     assert re.search(
         r"^one-hot +told as \+-1 targets +refused: loss=make_loss\('quadratic', other_target=-1\)", printed, re.M
     )
-    assert re.search(r"^softmax +rows not trained on +\d+ of 10 refused, ", printed, re.M)
-    assert printed.endswith("0 of 54 are wrong.\n")
+    assert re.search(r"^softmax, SGD +rows not trained on +\d+ of 10 refused, ", printed, re.M)
+    assert printed.endswith("0 of 36 are wrong.\n")
     monkeypatch.setattr(script, "serve", lambda head, rows, kind="random": ("no", head))
-    assert script.main(["--only", "softmax"]) == 1
-    assert re.search(r"^softmax +right +refused: no  WRONG$", capsys.readouterr().out, re.M)
+    assert script.main(["--only", "one-hot"]) == 1
+    assert re.search(r"^one-hot +right +refused: no  WRONG$", capsys.readouterr().out, re.M)

@@ -117,7 +117,7 @@ def _telling(request: ForgetRequest) -> float:
 
 def _changes(request: ForgetRequest) -> Iterator[tuple[str, str, str, ForgetRequest]]:
     """Yield each change: what it is of, what it is, what to do if it is right, and the changed request."""
-    head, features_FD = request.head, request.features_FD
+    head, features_FD = request.head, request.features_FD.to(request.head.parameters_CE)
     for name, settings in LOSSES:
         loss = make_loss(name, class_weights=head.loss.class_weights, **settings)
         if loss != head.loss:

@@ -1,7 +1,7 @@
 """Compare what is said of a head with the rows to forget, before anything is done.
 
-A check that fails raises an error that names the mistake. Rows that are no random sample contradict nothing: what is
-left of their gradient tells them apart, or no other reading of them fits.
+A check that fails raises an error that names the mistake. Most rows that are no random sample contradict nothing: what
+is left of their gradient tells them apart, or no other reading of them fits. Hard rows may contradict an l2.
 
 Shapes: F rows, C classes.
 """

@@ -170,6 +170,15 @@ def test_a_scale_is_named_last_and_a_head_with_a_certificate_has_no_reading():
     assert not readings(replace(request, head=replace(request.head, certificate=certificate)))
 
 
+def test_whole_numbers_are_read_as_other_features_are():
+    features, labels = (10 * rows()[0]).round().long(), rows()[1]
+    config, index = LinearSettings(l2=L2, bias=True), random_set(400, 0)
+    blank = sfu.LinearHead.untrained(config, LOSSES["softmax"], 8, CLASSES, None)
+    head = train_like(blank, features, labels, config, seed=0)
+    with pytest.raises(DataError, match=r"the labels contradict the head: .* classes renamed"):
+        check_statement(ForgetRequest(head, features[index], (labels[index] + 1) % CLASSES))
+
+
 def test_an_l2_that_is_to_be_estimated_leaves_the_mistake_to_be_named():
     features, labels = rows()
     index = random_set(400, 0)
@@ -197,7 +206,7 @@ def kinds_of_rows(head: sfu.LinearHead) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["softmax", "+-1", "logistic", "weighted"])
 def test_no_other_reading_explains_rows_that_are_no_random_sample(loss):
     head = told(trained(loss))
     for name, index in kinds_of_rows(head).items():
@@ -211,12 +220,12 @@ def test_no_other_reading_explains_rows_that_are_no_random_sample(loss):
 def test_right_statements_about_random_rows_are_rarely_refused(loss):
     head, refused = told(trained(loss)), 0
     head = knowing(head, mean_loss(head, *rows()))
-    for seed in range(2, 202):
+    for seed in range(2, 102):
         try:
             check_statement(request_of(head, random_set(100 + seed, seed)))
         except sfu.SfuError:
             refused += 1
-    assert refused <= 4
+    assert refused <= 3
 
 
 def test_few_rows_with_a_gradient_look_like_a_sample_of_anything(monkeypatch):
