@@ -409,6 +409,8 @@ class ForgetRequest:
                     "early, and the head has none. Give from_module the gradient_CE, or leave the reference out."
                 )
             return replace(self, head=replace(head, recipe=replace(head.recipe, trained=OPTIMUM)))
+        if not bool(gradient_CE.any()):
+            return self
         weight_CE = head.parameters_CE * head.regularized_E
         square = float(weight_CE.square().sum())
         more = -float((gradient_CE * weight_CE).sum()) / square if square > 0 else 0.0

@@ -358,10 +358,12 @@ def test_training_that_was_left_undone_is_no_reason_to_take_curvature_for_unseen
     unseen = {}
     for trained in ("optimum", "early_stopped"):
         recipe = dataclasses.replace(head.recipe, trained=trained)
-        stopped = dataclasses.replace(head, parameters_CE=short, recipe=recipe)
+        stopped = dataclasses.replace(head, parameters_CE=short, gradient_CE=torch.zeros_like(short), recipe=recipe)
         request = ForgetRequest(stopped, features[:4000], labels[:4000])
         assert not examine(request).alarms
         unseen[trained] = assess(request).caution.share
+        result = Newton(FORGET_CURVATURE).unlearn(request, CONTEXT)
+        assert result.details["unseen_share"] == unseen[trained]
         of_one = labels == 0
         assert assess(ForgetRequest(stopped, features[of_one], labels[of_one])).caution.share > 0.5
     assert unseen["optimum"] > 1e-3
