@@ -157,7 +157,7 @@ def _chunks(whole: Batch) -> tuple[Iterator[Batch], int]:
         )
     if whole.labels_B is not None and whole.labels_B.shape[:1] != (sizes[0],):
         raise DataError(
-            f"{whole.name} are {sizes[0]} rows, but labels are {list(whole.labels_B.shape)}. Give one each."
+            f"{whole.name} are {sizes[0]} rows, but labels are {list(whole.labels_B.shape)}. Give one for each row."
         )
     starts = range(0, sizes[0], _ROWS)
 
