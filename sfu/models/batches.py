@@ -5,6 +5,7 @@ Shapes: B rows of a batch.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from sfu.errors import DataError
 
 LABEL_KEYS = ("labels", "label")
 """Keys of a batch under which Hugging Face has the labels."""
+_MASK = "attention_mask"  # of padded texts
 _ROWS = 64  # in a batch, where the examples come without batches
 
 
@@ -52,6 +54,26 @@ class Batch:
                 f"the model fails on {self.name}, {inputs} ({type(error).__name__}: {str(error)[:300].rstrip('.')}). "
                 "Give raw inputs as the model takes them, in batches: a DataLoader, a Dataset, or (inputs, labels)."
             ) from error
+
+    def marks(self, n_rows: int) -> Tensor | None:
+        """Return numbers that tell each example from others, int32 ``[B, 8]``: a digest of its inputs.
+
+        They are the same in every batch, however far texts are padded there. ``None`` if the inputs are no rows.
+        """
+        tensors = {str(number): value for number, value in enumerate(self.args)} | dict(self.keywords)
+        mask: Any = tensors.get(_MASK)
+        rows = {key: one for key, one in tensors.items() if isinstance(one, Tensor) and one.shape[:1] == (n_rows,)}
+        if not rows:
+            return None
+        found = []
+        for number in range(n_rows):
+            digest = hashlib.blake2b(digest_size=32)
+            for key, value in sorted(rows.items()):
+                masked = isinstance(mask, Tensor) and mask.shape == value.shape
+                row = (value[number][mask[number] > 0] if masked else value[number]).reshape(-1)
+                digest.update(f"{key}:{row.dtype}:{len(row)}:".encode() + row.view(torch.uint8).numpy().tobytes())
+            found.append(digest.digest())
+        return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.int32).reshape(n_rows, 8)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """Return the inputs on a device, floating-point numbers in a dtype."""

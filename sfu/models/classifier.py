@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,6 +41,7 @@ class Classifier:
         features_FD: The layer's inputs for the examples.
         labels_F: Their labels, ``[F]`` or ``[F, C]``.
         probe: The first batch of them, on the model's device.
+        marks_FB: What tells an example from others, by its raw inputs; ``None`` if these are no rows.
     """
 
     model: nn.Module
@@ -49,6 +50,7 @@ class Classifier:
     features_FD: Tensor
     labels_F: Tensor
     probe: Batch
+    marks_FB: Tensor | None
 
     @classmethod
     def read(
@@ -83,9 +85,9 @@ class Classifier:
             name = find_layer(network, on_device := probe.to(*placed(network)), layer)
             own = _layer(network, name)
             head = _head_of(own, name, record)
-            features_FD, found_F = _layer_inputs(network, name, head, chain([probe], batches), total)
-        assert found_F is not None, "labels were asked for"
-        return cls(model, name, head, features_FD, found_F, on_device)
+            examples = _layer_inputs(network, name, head, chain([probe], batches), total)
+        assert examples.labels_N is not None, "labels were asked for"
+        return cls(model, name, head, examples.features_ND, examples.labels_N, on_device, examples.marks_NB)
 
     def more(self, data: Any, name: str) -> Tensor:
         """Return the layer's inputs for further examples, whose labels are of no use.
@@ -96,7 +98,7 @@ class Classifier:
         network = unwrap(self.model)
         batches, total = read_batches(data, name=name, labelled=False)
         with evaluating(network):
-            return _layer_inputs(network, self.name, self.head, batches, total)[0]
+            return _layer_inputs(network, self.name, self.head, batches, total).features_ND
 
     def with_head(self, head: Head, in_place: bool) -> nn.Module:
         """Return the model with the head's weights in its layer: itself, or a copy without wrappers.
@@ -144,6 +146,12 @@ def require_order(data: Any, **given: Any) -> None:
                 )
 
 
+class _Examples(NamedTuple):
+    features_ND: Tensor
+    labels_N: Tensor | None
+    marks_NB: Tensor | None
+
+
 def _layer(network: nn.Module, name: str) -> Layer:
     return cast("Layer", network.get_submodule(name))
 
@@ -170,17 +178,18 @@ def _head_of(own: Layer, name: str, record: TrainingRecord | LinearHead) -> Line
 
 def _layer_inputs(
     network: nn.Module, name: str, head: LinearHead, batches: Iterator[Batch], total: int | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return the layer's inputs and the labels of all batches, and show the progress.
+) -> _Examples:
+    """Return the layer's inputs, the labels and the marks of all batches, and show the progress.
 
     Raises:
         DataError: The layer's outputs for these inputs are not those of the model, or labels do not fit the batch.
     """
     own, where = _layer(network, name), placed(network)
     dtype = require_plain(own).weight.dtype
-    features, labels = list[Tensor](), list[Tensor]()
+    features, labels, marks = list[Tensor](), list[Tensor](), list[Tensor | None]()
     with ProgressDisplay() as display, display.stage("running the model") as tick:
         for number, batch in enumerate(batches):
+            batch = batch.to(torch.device("cpu"), where[1])
             logits, calls = run(network, batch.to(*where), {name: own})
             logits_BC = as_rows(logits, batch)
             rows_BD = rows_of(calls[name][-1], logits_BC) if calls[name] else None
@@ -198,6 +207,7 @@ def _layer_inputs(
                         "rows of outputs for it. Give one label for each example."
                     )
                 labels.append(labels_B)
+                marks.append(batch.marks(len(rows_BD)))
             features.append(rows_BD if rows_BD.dtype == torch.float64 else rows_BD.float())
             tick(number + 1, total or number + 1)
     if not features:
@@ -205,7 +215,12 @@ def _layer_inputs(
     if len({one.shape[1:] for one in labels}) > 1:
         shapes = sorted({str(list(one.shape[1:])) for one in labels})
         raise DataError(f"labels have different shapes in different batches: {' and '.join(shapes)}. Give one form.")
-    return torch.cat(features), torch.cat(labels) if labels else None
+    known = [one for one in marks if one is not None]
+    return _Examples(
+        torch.cat(features),
+        torch.cat(labels) if labels else None,
+        torch.cat(known) if known and len(known) == len(marks) else None,
+    )
 
 
 def _require_outputs(rows_BD: Tensor, logits_BC: Tensor, head: LinearHead, dtype: torch.dtype, when: str) -> None:

@@ -121,7 +121,7 @@ def unlearn(
     sets = unlabelled if isinstance(unlabelled, list) else [] if unlabelled is None else [unlabelled]
     more = [model.more(rows, "unlabelled") for rows in sets]
     views = None if views is None else [model.more(view, "views") for view in cast("Sequence[Any]", views)]
-    result = _unlearn(model.head, model.features_FD, model.labels_F, views, more, **about)
+    result = _unlearn(model.head, model.features_FD, model.labels_F, views, more, marks_FB=model.marks_FB, **about)
     details = {"layer": model.name, **result.details}
     return replace(result, details=details, model=model.with_head(result.head, in_place))
 
@@ -138,6 +138,7 @@ def _unlearn(
     request: str,
     weights: Array | None,
     copies: bool,
+    marks_FB: torch.Tensor | None = None,
 ) -> UnlearningResult:
     """Forget rows of features from a head."""
     config = method.curvature
@@ -153,8 +154,9 @@ def _unlearn(
             unlabelled=tuple(as_tensor(rows, "unlabelled") for rows in more),
             kind=request,
             weights_F=None if weights is None else as_tensor(weights, "weights"),
+            marks_FB=marks_FB,
         )
-        forgotten, rows = made.head.forgotten, (made.features_FD, made.labels_F)
+        forgotten, rows = made.head.forgotten, (made.recognised_by, made.labels_F)
         new = forgotten.new_rows(*rows)
         name, again = f"Newton step, curvature.estimator={config.estimator}", made.n_forget - len(new)
         before = f"{again:,} of {counted(made.n_forget, 'row')} had been forgotten from this head before"

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import sfu
 from sfu.errors import DataError
-from sfu.models.batches import read_batches
+from sfu.models.batches import Batch, read_batches
 from tests.models.cases import CLOSED, INPUTS, LABELS, RECORD, Dense, F
 
 X, Y = INPUTS[:F], LABELS[:F]
@@ -83,6 +83,27 @@ def test_rows_and_labels_stay_together(rows, size, columns):
         read = list(read_batches(data, name="features")[0])
         assert torch.equal(torch.cat([batch.args[0] for batch in read]), inputs)
         assert torch.equal(torch.cat([batch.labels_B for batch in read]), labels)
+
+
+def test_marks_tell_examples_apart_and_not_batches_or_paddings():
+    tokens, kinds = torch.tensor([[5, 6, 0], [5, 6, 7], [5, 0, 6]]), torch.zeros(3, 3, dtype=torch.int64)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 1]])
+
+    def marks(rows: slice, width: int = 3, other: int = 0) -> torch.Tensor:
+        cut = {"input_ids": tokens + (1 - mask) * other, "token_type_ids": kinds, "attention_mask": mask}
+        batch = Batch("", (), {key: one[rows, :width] for key, one in cut.items()})
+        return batch.marks(len(tokens[rows]))
+
+    every = marks(slice(3))
+    assert len({tuple(row) for row in every[:2].tolist()}) == 2
+    assert torch.equal(every[0], every[2])  # the same tokens, padded elsewhere
+    assert torch.equal(marks(slice(1), 2), every[:1])
+    assert torch.equal(marks(slice(3), other=9), every)
+    unmasked = [Batch("", (tokens[rows],), {}).marks(len(tokens[rows])) for rows in (slice(3), slice(1, 3))]
+    assert torch.equal(unmasked[0][1:], unmasked[1])
+    assert len({tuple(row) for row in unmasked[0].tolist()}) == 3
+    assert not torch.equal(Batch("", (tokens, kinds), {}).marks(3), Batch("", (kinds, tokens), {}).marks(3))
+    assert Batch("", ([1, 2],), {"flag": True}).marks(2) is None
 
 
 @pytest.mark.parametrize(

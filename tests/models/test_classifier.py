@@ -51,6 +51,10 @@ def inputs_of(model: nn.Module, layer: nn.Module, given: Any) -> Tensor:
     return seen[0]
 
 
+def rows_of(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    return [{key: value[row] for key, value in batch.items()} for row in range(len(batch["labels"]))]
+
+
 MODELS = {
     "torchvision": lambda: Dense("fc"), "Sequential": lambda: nn.Sequential(Dense().backbone, nn.Linear(D, C).double()),
     "timm": lambda: Timm("head"), "1 x 1 after the mean": lambda: Convolution("before"),
@@ -86,8 +90,7 @@ def test_a_model_of_tokens_unlearns_from_batches_of_keywords(pooled, output):
     last = batch["attention_mask"].sum(1) - 1
     pool = {"before": lambda x: x, "mean": lambda x: x.mean(1), "last": lambda x: x[torch.arange(F), last]}[pooled]
     by_hand = sfu.unlearn(RECORD.head(model.score), pool(layer_inputs), batch["labels"], curvature=CLOSED)
-    rows = [{key: value[row] for key, value in batch.items()} for row in range(F)]
-    for data in (batch, DataLoader(rows, batch_size=7)):
+    for data in (batch, DataLoader(rows_of(batch), batch_size=7)):
         result = sfu.unlearn(model, data, record=RECORD, curvature=CLOSED)
         torch.testing.assert_close(result.head.parameters_CE, by_hand.head.parameters_CE, rtol=1e-9, atol=1e-12)
 
@@ -239,6 +242,20 @@ def test_a_later_request_needs_the_head_of_the_one_before():
     assert (again.head.n_train, again.head.forgotten.requests) == (N - F, 2)
     first.model.load_state_dict(model.state_dict())  # the model of before
     sfu.unlearn(first.model, PAIR, record=RECORD, curvature=CLOSED)
+
+
+def test_rows_are_recognised_by_their_inputs_in_other_batches():
+    model, batch = Text("last"), text_batch(slice(30))
+    first = sfu.unlearn(model, batch, record=RECORD, curvature=CLOSED)
+    model.backbone[0].bias.data += 1e-12  # as rounding in another batch may do
+    first.model.backbone[0].bias.data += 1e-12
+    again = sfu.unlearn(first.model, DataLoader(rows_of(batch), batch_size=7), record=first.head, curvature=CLOSED)
+    assert (again.applied, again.verdict) == (False, "applied")
+    assert "30 of 30 rows had been forgotten" in again.note
+    twice = {key: torch.cat([one, one[:9]]) for key, one in batch.items()}
+    once = sfu.unlearn(model, DataLoader(rows_of(twice), batch_size=7), record=RECORD, curvature=CLOSED)
+    assert once.head.forgotten.rows == 30
+    assert "9 rows given again in this request count once" in once.note
 
 
 def test_a_backbone_that_the_optimiser_trained_is_found_by_itself():
