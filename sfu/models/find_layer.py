@@ -26,7 +26,7 @@ _BY_HAND = "Extract the inputs of the layer yourself, and give them: sfu.unlearn
 
 
 def find_layer(model: nn.Module, batch: Batch, layer: str | None = None) -> str:
-    """Return the name of the plain linear layer, or 1 x 1 convolution, that computes a model's outputs.
+    """Return the name of the linear layer, or 1 x 1 convolution, that computes a model's outputs.
 
     The model is run on the batch, which shows which layer's outputs are its own; names decide between several.
 
@@ -36,8 +36,8 @@ def find_layer(model: nn.Module, batch: Batch, layer: str | None = None) -> str:
         layer: The name, if it is known; it is checked.
 
     Raises:
-        DataError: There is none, or several; the outputs are no rows of classes; the layer is not plain (the message
-            names the call that makes it so); or the model gives other outputs for the same inputs.
+        DataError: There is none, or several; the outputs are no rows of classes; the model gives other outputs for the
+            same inputs; or the layer that is named is not plain.
     """
     linear = {
         name: one
@@ -79,7 +79,6 @@ def find_layer(model: nn.Module, batch: Batch, layer: str | None = None) -> str:
             f"the layer {name!r} is used {len(calls[name])} times for one batch, and sfu knows the last one alone. "
             f"{_BY_HAND}."
         )
-    require_plain(linear[name])
     return name
 
 

@@ -124,6 +124,9 @@ REFUSED = {
     ),
     "cosine": (lambda: Dense(layer=Cosine(D, C)), r"'fc' \(Cosine\) is a cosine classifier.*weights times 7,"),
     "cosine module": (lambda: Dense(layer=CosineModule()), r"'fc' \(CosineModule\) is a cosine classifier.*times 7,"),
+    "mean, scaled a little": (
+        lambda: Text("mean", lambda logits: (logits * (1 + 1e-8),)), r"gives other numbers \(of shape \[40, 3, 3\], of"
+    ),
     "adapter": (lambda: Dense(layer=Adapter()), r"'fc\.base_layer' has an adapter beside it .*merge_and_unload\(\)"),
     "twice": (Twice, r"'fc' is used 2 times for one batch"),
     "weight norm": (lambda: with_layer(parametrizations.weight_norm), REMOVE),
@@ -150,15 +153,19 @@ def test_models_that_no_plain_layer_decides_are_refused_and_untouched(kind):
     model = make().train()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(DataError, match=message):
-        sfu.unlearn(model, text_batch() if kind == "tokens" else PAIR, record=RECORD, curvature=CLOSED, in_place=True)
+        sfu.unlearn(
+            model, text_batch() if isinstance(model, Text) else PAIR, record=RECORD, curvature=CLOSED, in_place=True
+        )
     assert all(module.training for module in model.modules())
     assert all(torch.equal(now, before[name]) for name, now in model.state_dict().items())
 
 
 @pytest.mark.parametrize("make", [parametrizations.weight_norm, PRUNED])
 def test_a_layer_that_is_not_plain_is_refused_before_the_examples_are_read(make):
-    """Only the batch that finds the layer is read, and not even that one if the layer is named."""
+    """Only the batch that finds the layer is read, and the model is not run on it if the layer is named."""
     model, read = with_layer(make), list[int]()
+    model.after = lambda outputs: ran.append(len(outputs)) or outputs
+    ran = list[int]()
 
     def rows() -> Any:
         for number in range(9):
@@ -167,7 +174,10 @@ def test_a_layer_that_is_not_plain_is_refused_before_the_examples_are_read(make)
 
     with pytest.raises(DataError, match="recomputed"):
         sfu.unlearn(model, rows(), record=RECORD)
-    assert read == [0]
+    assert (read, ran) == ([0], [F, F])
+    with pytest.raises(DataError, match="recomputed"):
+        sfu.unlearn(model, rows(), record=RECORD, layer="fc")
+    assert (read, ran) == ([0, 0], [F, F])
 
 
 @pytest.mark.parametrize(
@@ -226,6 +236,19 @@ def test_a_model_that_treats_a_later_batch_otherwise_is_refused():
     batches = [(INPUTS[: F // 2], LABELS[: F // 2]), (INPUTS[F // 2 : F - 1], LABELS[F // 2 : F - 1])]
     with pytest.raises(DataError, match=re.escape("on batch 1 of features=list, the model's outputs [19, 3] are not")):
         sfu.unlearn(Dense(after=after), batches, record=RECORD)
+
+
+def test_a_hook_that_acts_on_large_outputs_alone_is_found_by_the_examples():
+    """No probe of the layer reaches so far."""
+    layer = nn.Linear(4, C).double()
+    layer.register_forward_hook(lambda layer, inputs, outputs: outputs.clamp(max=50))
+    RECORD.head(layer)
+    small = sfu.unlearn(layer, PAIR, record=RECORD, curvature=CLOSED)
+    assert small.applied
+    with pytest.raises(
+        DataError, match=r"on batch 1 of .*the layer's weights and inputs do not give .* differ by up to"
+    ):
+        sfu.unlearn(layer, [PAIR, (1000 * INPUTS[F : 2 * F], LABELS[F : 2 * F])], record=RECORD)
 
 
 def test_a_small_difference_from_the_layer_is_told_by_its_size():
