@@ -28,12 +28,21 @@ class Call:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model under ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile``."""
+    """Return the model under ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile``.
+
+    Raises:
+        DataError: It is a script, whose layers cannot be watched.
+    """
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
             model = inner
+        elif any(isinstance(one, torch.jit.ScriptModule) for one in model.modules()):
+            raise DataError(
+                f"model={type(model).__name__} has parts in TorchScript, whose layers cannot be watched. Give the model "
+                "that the script was made from."
+            )
         else:
             return model
 

@@ -143,6 +143,7 @@ REFUSED = {
     "another of the same weights": (lambda: Twins(("other", "fc")), "after the change, .* they differ by up to"),
     "not finite": (lambda: Dense(after=lambda x: x / 0), "NaN or infinite values on rows 0"),
     "no logits": (lambda: Dense(after=lambda x: {"scores": x}), "returns a dict without logits"),
+    "script": (lambda: torch.jit.trace(Dense().eval(), INPUTS), "parts in TorchScript.*Give the model that the script"),
     "no parameters": (nn.Flatten, "model=Flatten has no parameters"),
 }  # fmt: skip
 
