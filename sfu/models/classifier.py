@@ -189,7 +189,6 @@ def _layer_inputs(
     features, labels, marks = list[Tensor](), list[Tensor](), list[Tensor | None]()
     with ProgressDisplay() as display, display.stage("running the model") as tick:
         for number, batch in enumerate(batches):
-            batch = batch.to(torch.device("cpu"), where[1])
             logits, calls = run(network, batch.to(*where), {name: own})
             logits_BC = as_rows(logits, batch)
             rows_BD = rows_of(calls[name][-1], logits_BC) if calls[name] else None
@@ -207,7 +206,7 @@ def _layer_inputs(
                         "rows of outputs for it. Give one label for each example."
                     )
                 labels.append(labels_B)
-                marks.append(batch.marks(len(rows_BD)))
+                marks.append(batch.to(torch.device("cpu"), where[1]).marks(len(rows_BD)))
             features.append(rows_BD if rows_BD.dtype == torch.float64 else rows_BD.float())
             tick(number + 1, total or number + 1)
     if not features:

@@ -40,8 +40,8 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = inner
         elif any(isinstance(one, torch.jit.ScriptModule) for one in model.modules()):
             raise DataError(
-                f"model={type(model).__name__} has parts in TorchScript, whose layers cannot be watched. Give the model "
-                "that the script was made from."
+                f"model={type(model).__name__} has parts in TorchScript, whose layers cannot be watched. Give the "
+                "model that the script was made from."
             )
         else:
             return model

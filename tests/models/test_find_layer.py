@@ -148,6 +148,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_models_that_no_plain_layer_decides_are_refused_and_untouched(kind):
     make, message = REFUSED[kind]
