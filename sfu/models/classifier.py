@@ -120,9 +120,9 @@ class Classifier:
         head.copy_to(own)
         try:
             with evaluating(network):
-                rows_BD = self.features_FD[: len(self.probe.labels_B)]  # type: ignore[arg-type]
-                logits = as_rows(run(network, self.probe, {})[0], self.probe)
-                _require_outputs(rows_BD, logits, head, require_plain(own).weight.dtype, "after the change, ")
+                logits_BC = as_rows(run(network, self.probe, {})[0], self.probe)
+                rows_BD = self.features_FD[: len(logits_BC)]
+                _require_outputs(rows_BD, logits_BC, head, require_plain(own).weight.dtype, "after the change, ")
         except BaseException:
             self.head.copy_to(own)
             raise

@@ -137,6 +137,9 @@ def rows_of(call: Call, logits_BC: Tensor) -> Tensor | None:
 
     A layer that is applied to several positions of each row (tokens, pixels) has these inputs at one of them, or, if
     the model's outputs are the mean over positions, as their mean.
+
+    Raises:
+        DataError: Several positions of a row have the model's outputs.
     """
     n_rows, n_outputs = logits_BC.shape
     if call.outputs.shape[0] != n_rows or call.outputs.shape[-1] != n_outputs:
@@ -145,7 +148,15 @@ def rows_of(call: Call, logits_BC: Tensor) -> Tensor | None:
     outputs_BTC = call.outputs.reshape(n_rows, -1, n_outputs).double()
     same_BT = (outputs_BTC == logits_BC.double()[:, None]).all(-1)
     if bool(same_BT.any(1).all()):
-        return inputs_BTD[torch.arange(n_rows, device=same_BT.device), same_BT.int().argmax(1)]
+        rows_BD = inputs_BTD[torch.arange(n_rows, device=same_BT.device), same_BT.int().argmax(1)]
+        others_BT = same_BT & (inputs_BTD != rows_BD[:, None]).any(-1)
+        if bool(others_BT.any()):
+            raise DataError(
+                f"the layer's {call.outputs.dtype} outputs are the same at several positions of an example, though its "
+                "inputs differ, so they do not tell which position counts. Give the model in a finer precision "
+                "(model.float() or model.double()) or with pooled inputs."
+            )
+        return rows_BD
     size_BC = outputs_BTC.abs().mean(1)
     if inputs_BTD.shape[1] > 1 and is_close(
         outputs_BTC.mean(1), logits_BC, size_BC, torch.finfo(call.outputs.dtype).eps

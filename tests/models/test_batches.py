@@ -59,7 +59,9 @@ FORMS = {
     "keywords": ({"x": X, "labels": Y}, None), "keywords apart": ({"x": X}, Y), "keyword pair": (({"x": X}, Y), None),
     "user mapping": (UserDict(x=X, labels=Y), None), "columns": (Columns(), None),
     "pairs of keywords": ([({"x": X[:9]}, Y[:9]), ({"x": X[9:]}, Y[9:])], None),
-    "arguments": (((X,), Y), None), "lists of labels": ([(X[:9], Y[:9].tolist()), (X[9:], Y[9:].tolist())], None),
+    "arguments": (((X,), Y), None),
+    "one by one": ([(X[row : row + 1], Y[row]) for row in range(F)], None),
+    "lists of labels": ([(X[:9], Y[:9].tolist()), (X[9:], Y[9:].tolist())], None),
 }  # fmt: skip
 
 
@@ -69,7 +71,7 @@ def test_all_forms_are_the_same_examples(form):
     read = list(batches)
     inputs = [batch.args[0] if batch.args else batch.keywords["x"] for batch in read]
     assert torch.equal(torch.cat([torch.as_tensor(one) for one in inputs]), X)
-    assert torch.equal(torch.cat([batch.labels_B for batch in read]), Y)
+    assert torch.equal(torch.cat([batch.labels_B.reshape(-1) for batch in read]), Y)
     assert total in (None, len(read))
 
 

@@ -303,7 +303,9 @@ def test_labels_may_be_names_of_classes():
     model = Dense()
     wanted = sfu.unlearn(model, PAIR, record=RECORD, curvature=CLOSED).head.parameters_CE
     rows = list(zip(INPUTS[:F], names, strict=True))
-    for data in ((INPUTS[:F], names), DataLoader(rows, batch_size=9)):
+    one_by_one = [(INPUTS[row : row + 1], [names[row]]) for row in range(F)]
+    scalars = [(INPUTS[row : row + 1], LABELS[row]) for row in range(F)]
+    for data in ((INPUTS[:F], names), DataLoader(rows, batch_size=9), one_by_one, scalars):
         found = sfu.unlearn(model, data, record=record, curvature=CLOSED).head.parameters_CE
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 

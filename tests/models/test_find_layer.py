@@ -86,6 +86,11 @@ class Twins(Timm):
         return outputs[0]  # all are computed
 
 
+def without_weights(model: Text) -> Text:
+    model.score.weight.data.zero_()
+    return model
+
+
 def noisy(outputs: Tensor) -> Tensor:
     return nn.functional.dropout(outputs, 0.5, training=True)
 
@@ -127,6 +132,7 @@ REFUSED = {
     "mean, scaled a little": (
         lambda: Text("mean", lambda logits: (logits * (1 + 1e-8),)), r"gives other numbers \(of shape \[40, 3, 3\], of"
     ),
+    "positions alike": (lambda: without_weights(Text("last")), "outputs are the same at several positions"),
     "adapter": (lambda: Dense(layer=Adapter()), r"'fc\.base_layer' has an adapter beside it .*merge_and_unload\(\)"),
     "twice": (Twice, r"'fc' is used 2 times for one batch"),
     "weight norm": (lambda: with_layer(parametrizations.weight_norm), REMOVE),
