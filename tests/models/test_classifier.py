@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sfu
-from sfu.errors import ConfigError, DataError
+from sfu.errors import ConfigError, DataError, SfuError
 from tests.models.cases import (
     CLOSED,
     INPUTS,
@@ -221,8 +224,8 @@ def test_unlabelled_inputs_and_views_go_through_the_model_too():
         RECORD.head(model.fc), features[:F], LABELS[:F], unlabelled=[rest[:80], rest[80:]], views=seen[None],
         curvature=CLOSED,
     )  # fmt: skip
-    for given in ([INPUTS[F : F + 80], INPUTS[F + 80 :]], [TensorDataset(INPUTS[F : F + 80]), (INPUTS[F + 80 :],)]):
-        result = sfu.unlearn(model, PAIR, record=RECORD, unlabelled=given, views=[views], curvature=CLOSED)
+    for sets in ([INPUTS[F : F + 80], INPUTS[F + 80 :]], [TensorDataset(INPUTS[F : F + 80]), (INPUTS[F + 80 :],)]):
+        result = sfu.unlearn(model, PAIR, record=RECORD, unlabelled=sets, views=[views], curvature=CLOSED)
         torch.testing.assert_close(result.head.parameters_CE, by_hand.head.parameters_CE, rtol=1e-9, atol=1e-12)
     pairs = DataLoader(TensorDataset(INPUTS[F:], LABELS[F:]), batch_size=50)
     one = sfu.unlearn(model, PAIR, record=RECORD, unlabelled=pairs, curvature=CLOSED)
@@ -295,6 +298,38 @@ def test_one_output_multi_label_and_regression_models():
         features = inputs_of(model, model.fc, INPUTS[:F])
         by_hand = sfu.unlearn(record.head(model.fc), features, labels, curvature=CLOSED)
         torch.testing.assert_close(result.head.parameters_CE, by_hand.head.parameters_CE, rtol=1e-9, atol=1e-12)
+
+
+def outcome(unlearn: Callable[[], sfu.UnlearningResult]) -> tuple[Tensor, str] | str:
+    try:
+        result = unlearn()
+    except SfuError as error:
+        return str(error)
+    return result.head.parameters_CE, result.verdict
+
+
+@settings(max_examples=20)
+@given(
+    rows=st.integers(1, N), size=st.integers(1, 70), n_outputs=st.integers(1, 4), bias=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]), loss=st.sampled_from(["quadratic", "logistic", "softmax"]),
+    shift=st.integers(0, 1),
+)  # fmt: skip
+def test_a_model_and_its_layer_with_features_have_the_same_outcome(rows, size, n_outputs, bias, dtype, loss, shift):
+    """The same head, or the same refusal, whatever the number of rows, the batches and the labels."""
+    torch.manual_seed(rows)
+    model = nn.Sequential(nn.Linear(4, D), nn.Tanh(), nn.Linear(D, n_outputs, bias=bias)).to(dtype)
+    record = sfu.TrainingRecord(n_train=N, loss=loss, l2=1e-2)
+    labels = LABELS[:rows] % max(2, n_outputs) + shift  # class n_outputs is none
+    loader = DataLoader(TensorDataset(INPUTS[:rows], labels), batch_size=size)
+    features = model[:-1](INPUTS[:rows].to(dtype))
+    found = outcome(lambda: sfu.unlearn(model, loader, record=record, curvature=CLOSED))
+    wanted = outcome(lambda: sfu.unlearn(record.head(model[-1]), features, labels, curvature=CLOSED))
+    assert type(found) is type(wanted)
+    if isinstance(found, str) or isinstance(wanted, str):
+        assert found == wanted
+    else:
+        torch.testing.assert_close(found[0], wanted[0], rtol=1e-4, atol=1e-6)
+        assert found[1] == wanted[1]
 
 
 def test_labels_may_be_names_of_classes():
