@@ -233,14 +233,16 @@ def test_unlabelled_inputs_and_views_go_through_the_model_too():
     torch.testing.assert_close(one.head.parameters_CE, by_hand.head.parameters_CE, rtol=1e-9, atol=1e-12)
 
 
-def test_a_later_request_needs_the_head_of_the_one_before():
+def test_a_later_request_needs_the_head_of_the_one_before(tmp_path):
     model = Dense()
     first = sfu.unlearn(model, (INPUTS[:20], LABELS[:20]), record=RECORD, curvature=CLOSED)
     with pytest.raises(ConfigError, match=r"record\.n_train=200 counts rows .*Give record=result\.head"):
         sfu.unlearn(first.model, (INPUTS[20:F], LABELS[20:F]), record=RECORD)
     with pytest.raises(ConfigError, match=r"record is a head .* are not those of the layer 'fc' \(5 -> 3\)"):
         sfu.unlearn(model, (INPUTS[20:F], LABELS[20:F]), record=first.head)
-    again = sfu.unlearn(first.model, (INPUTS[10:F], LABELS[10:F]), record=first.head, curvature=CLOSED)
+    first.head.save(tmp_path / "head")
+    saved = sfu.load_head(tmp_path / "head")
+    again = sfu.unlearn(first.model, (INPUTS[10:F], LABELS[10:F]), record=saved, curvature=CLOSED)
     assert "10 of 30 rows had been forgotten" in again.note
     assert (again.head.n_train, again.head.forgotten.requests) == (N - F, 2)
     first.model.load_state_dict(model.state_dict())  # the model of before
