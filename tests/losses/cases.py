@@ -15,6 +15,7 @@ from sfu.losses.squared_hinge import SquaredHinge
 LOSSES = [
     Quadratic(), Quadratic(target_scale=2.5), Logistic(), Softmax(), HuberHinge(), HuberHinge(smoothing=0.1),
     Quadratic(target_scale=2.0, other_target=-1.0), Softmax(label_smoothing=0.1), SquaredHinge(),
+    Softmax(label_smoothing=0.2, temperature=0.4), Softmax(temperature=3.0),
 ]  # fmt: skip
 IDS = [f"{loss.name}-{i}" for i, loss in enumerate(LOSSES)]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=IDS)
@@ -24,7 +25,7 @@ def defined(loss: Loss, outputs: torch.Tensor, label: int | torch.Tensor) -> tor
     """The loss of one row as its formula says; the label is a class number or a target for each output."""
     if isinstance(loss, Softmax):
         return torch.nn.functional.cross_entropy(
-            outputs[None], torch.as_tensor(label)[None], label_smoothing=loss.label_smoothing
+            outputs[None] / loss.temperature, torch.as_tensor(label)[None], label_smoothing=loss.label_smoothing
         )
     hot = torch.eye(len(outputs), dtype=outputs.dtype)[label] if isinstance(label, int) else label
     margin = (2 * hot - 1) * outputs

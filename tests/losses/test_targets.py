@@ -52,7 +52,8 @@ def test_value_slope_and_hessian_at_targets_are_autograds(loss, n_outputs, seed,
             hessian = torch.autograd.functional.hessian(lambda z, t=target: defined(loss, z, t), point)
             torch.testing.assert_close(curved[row], hessian, rtol=1e-12, atol=1e-13)
     several = torch.stack([points, 2 * points], 1)
-    torch.testing.assert_close(loss.slopes(several, targets)[:, 1], loss.slopes(2 * points, targets), rtol=0, atol=0)
+    of_one = loss.slopes(2 * points, targets)  # sums over other strides may end in another last bit
+    torch.testing.assert_close(loss.slopes(several, targets)[:, 1], of_one, rtol=1e-14, atol=1e-14)
 
 
 @every_loss
