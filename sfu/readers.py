@@ -148,13 +148,13 @@ def read_record(path: Path, kind: type[R], remedy: str, error: type[SfuError] = 
         return parse_record(read_bytes(path, TEXT_BYTES), kind)
 
 
-def parse_record(text: bytes, kind: type[R]) -> R:
-    """Return the record that JSON text holds.
+def parse_record(text: bytes, kind: type[R], items: int = _ITEMS) -> R:
+    """Return the record that JSON text holds, in at most so many values.
 
     Raises:
         ValueError: It is no JSON, holds too much, or a value is wrong.
     """
-    _require_few(text, _ITEMS)
+    _require_few(text, items)
     return kind.model_validate_json(text)
 
 

@@ -89,8 +89,10 @@ def check_outputs(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
                 )
 
 
-def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) -> None:
+def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) -> float:
     """Write weights of the layer's shape into it, and check its outputs; a layer that fails keeps what it had.
+
+    Return the norm of what rounding to the layer's dtype changed, over that of the whole change.
 
     Raises:
         DataError: The layer's dtype cannot hold the weights, or its outputs do not follow them.
@@ -121,6 +123,7 @@ def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
             "the layer is %s: rounding its new weights moves them by %.0f %% of the change that was to be made. Use a "
             "layer in float32, so that the change is kept.", rounded["weight"].dtype, 100 * lost,
         )  # fmt: skip
+    return lost
 
 
 def _share_lost(before: dict[str, Tensor], wanted: dict[str, Tensor], rounded: dict[str, Tensor]) -> float:

@@ -1,0 +1,220 @@
+"""The folder that ``sfu-unlearn`` writes: a head, the checkpoint it belongs to, and the records of all its requests.
+
+head.safetensors head.json head.secret      the head (sfu.load_head("FOLDER/head"))
+model.safetensors or model.pt               the whole model, if it came from a checkpoint
+record-1.json record-1.md record-2.json ... the records, one a request
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sfu.errors import ArtifactError
+from sfu.files import SECRET, file_digest, write_folder, write_text
+from sfu.records.record import (
+    SCHEMA,
+    Asked,
+    DeletionRecord,
+    Done,
+    Estimated,
+    FileDigests,
+    as_text,
+    hash_of,
+    read_deletion_record,
+)
+from sfu.records.text import as_markdown
+from sfu.records.training import TrainingFile
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sfu.heads.base import Head
+    from sfu.unlearning.result import UnlearningResult
+
+HEAD = "head"
+_RECORD = re.compile(r"record-([1-9]\d*)\.json")
+_MODELS = ("model.safetensors", "model.pt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a request is served from.
+
+    Attributes:
+        head: The head.
+        files: Digests of its files.
+        model: The checkpoint of the whole model, if there is one.
+        layer: Name of its layer.
+        module: That layer, in the checkpoint's dtype.
+        records: Paths of the records so far, the first at the front.
+    """
+
+    head: Head
+    files: FileDigests
+    model: Path | None = None
+    layer: str | None = None
+    module: nn.Linear | None = field(default=None, repr=False)
+    records: tuple[Path, ...] = ()
+
+
+def is_head_folder(path: Path) -> bool:
+    """Return whether a path is a folder that holds a head as ``sfu-unlearn`` writes it."""
+    return (path / f"{HEAD}.json").is_file()
+
+
+def records_in(folder: Path) -> list[Path]:
+    """Return the records in a folder, by their number."""
+    found = {int(match[1]): path for path in folder.iterdir() if (match := _RECORD.fullmatch(path.name))}
+    return [found[number] for number in sorted(found)]
+
+
+def digests_in(folder: Path) -> FileDigests:
+    """Return the digests of the files of a head in a folder."""
+    return _digests_of(folder / HEAD, _model_in(folder))
+
+
+def _model_in(folder: Path) -> Path | None:
+    return next((folder / name for name in _MODELS if (folder / name).is_file()), None)
+
+
+def _digests_of(stem: Path, model: Path | None = None) -> FileDigests:
+    suffixes = {"tensors": ".safetensors", "settings": ".json", "secret": SECRET}
+    files = {key: stem.with_name(stem.name + suffix) for key, suffix in suffixes.items()}
+    digests = {key: file_digest(path) for key, path in files.items() if path.is_file()}
+    return FileDigests(**digests, model=None if model is None else file_digest(model))
+
+
+def read_source(path: Path, layer: str | None = None, training: TrainingFile | None = None) -> Source:
+    """Read what a request is served from.
+
+    Args:
+        path: A folder that ``sfu-unlearn`` wrote, the stem of a saved head, or a checkpoint of a whole model.
+        layer: Name of the checkpoint's layer.
+        training: How that layer was trained.
+
+    Raises:
+        ArtifactError: A file is missing, damaged or altered.
+        DataError: The checkpoint cannot be read, or has no such layer.
+        ConfigError: The training does not fit the layer.
+    """
+    from sfu.heads.checkpoint import read_layer
+    from sfu.heads.files import load_head
+
+    if layer is not None and training is not None:
+        module = read_layer(path, layer)
+        return Source(training.head(module), FileDigests(model=file_digest(path)), path, layer, module)
+    if not is_head_folder(path):
+        return Source(load_head(path), _digests_of(path))
+    records = records_in(path)
+    if not records:
+        raise ArtifactError(f"{path} holds a head without a record. Give the head itself: {path / HEAD}.")
+    last, files, model = read_deletion_record(records[-1]), digests_in(path), _model_in(path)
+    if files != last.after:
+        raise ArtifactError(
+            f"the files in {path} are not those that {records[-1].name} names. Run sfu-unlearn verify {path}, and put "
+            "back the files that differ."
+        )
+    layer = last.done.layer
+    module_or_none = None if model is None or layer is None else read_layer(model, layer)
+    return Source(load_head(path / HEAD), files, model, layer, module_or_none, tuple(records))
+
+
+def write_head(
+    source: Source, result: UnlearningResult, asked: Asked, not_touched: list[str], folder: Path, *,
+    version: str, replace: bool = False,
+) -> DeletionRecord:  # fmt: skip
+    """Write the unlearned head, the model and all records to a folder that appears complete or not at all.
+
+    Args:
+        source: What the request was served from.
+        result: What came of it; the step was applied.
+        asked: What was asked.
+        not_touched: What was neither changed nor searched, sentence by sentence.
+        folder: The folder; hold its lock (:func:`sfu.files.folder_lock`).
+        version: That of sfu.
+        replace: Whether it takes the place of the one that is there.
+
+    Raises:
+        ArtifactError: Something cannot be written.
+        DataError: The checkpoint's dtype cannot hold the weights.
+    """
+    made: list[DeletionRecord] = []
+
+    def write(temporary: Path) -> None:
+        result.head.save(temporary / HEAD)
+        model, rounded = _write_model(source, result.head, temporary)
+        for path in source.records:
+            for part in (path, path.with_suffix(".md")):
+                if part.is_file():
+                    shutil.copyfile(part, temporary / part.name)
+        files = source.files, _digests_of(temporary / HEAD, model)
+        last = read_deletion_record(source.records[-1]) if source.records else None
+        content, text = _record(
+            last, files, asked, _done(source, result, rounded), _estimated(result), not_touched, version
+        )
+        path = temporary / f"record-{content['number']}.json"
+        write_text(path.with_suffix(".md"), text)
+        write_text(path, as_text(content))
+        made.append(read_deletion_record(path))
+
+    write_folder(folder, write, replace=replace)
+    return made[0]
+
+
+def _done(source: Source, result: UnlearningResult, rounded: float | None) -> Done:
+    before, after = source.head.forgotten, result.head.forgotten
+    return Done(
+        verdict=cast(Any, result.verdict), reasons=list(result.reasons), method=result.method or "", note=result.note,
+        rows=after.rows - before.rows, row_digests=sorted(one.hex() for one in after.digests - before.digests),
+        n_train=(source.head.n_train, result.head.n_train), layer=source.layer, rounded=rounded,
+        earlier_requests=before.requests - len(source.records),
+    )  # fmt: skip
+
+
+def _estimated(result: UnlearningResult) -> Estimated:
+    interval = result.details.get("l2_interval")
+    return Estimated(
+        share=result.predicted_share, share_interval=result.predicted_share_interval,
+        distance=result.predicted_distance, l2=result.head.l2,
+        l2_interval=(interval[0], interval[1]) if isinstance(interval, tuple) else None,
+    )  # fmt: skip
+
+
+def _write_model(source: Source, head: Head, folder: Path) -> tuple[Path | None, float | None]:
+    if source.model is None or source.layer is None or source.module is None:
+        return None, None
+    from sfu.heads.checkpoint import write_layer
+    from sfu.heads.linear import LinearHead
+    from sfu.heads.plain_layer import write_weights
+
+    assert isinstance(head, LinearHead)
+    rounded = write_weights(source.module, head.weight_CD, head.parameters_CE[:, -1] if head.bias else None)
+    path = folder / _MODELS[source.model.suffix != ".safetensors"]
+    write_layer(source.model, source.layer, source.module, path)
+    return path, rounded
+
+
+def _record(
+    last: DeletionRecord | None, files: tuple[FileDigests, FileDigests], asked: Asked, done: Done, estimated: Estimated,
+    not_touched: list[str], version: str,
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """Return the content of a record, and its Markdown form."""
+    import torch
+
+    number, time = (1 if last is None else last.number + 1), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    versions = f"sfu {version} and PyTorch {torch.__version__}"
+    text = as_markdown(number, time, versions, files, asked, done, estimated, not_touched)
+    content = {
+        "schema": SCHEMA, "number": number, "previous": None if last is None else last.hash, "time": time,
+        "sfu": version, "torch": str(torch.__version__), "before": files[0].model_dump(),
+        "after": files[1].model_dump(), "asked": asked.model_dump(), "done": done.model_dump(mode="json"),
+        "estimated": estimated.model_dump(mode="json"), "not_touched": not_touched,
+        "text": hashlib.sha256(text.encode()).hexdigest(),
+    }  # fmt: skip
+    return {**content, "hash": hash_of(content)}, text
