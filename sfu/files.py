@@ -144,7 +144,13 @@ def write_folder(path: Path, write: Callable[[Path], object], *, replace: bool =
         for part in (*temporary.rglob("*"), temporary):
             _flush(part)
         if replace:
-            _swap(temporary, path)
+            try:
+                _swap(temporary, path)
+            except OSError as error:
+                raise ArtifactError(
+                    f"{path} cannot be replaced in one step, because the system or its disk cannot swap two folders "
+                    f"({error}). Write to a new folder instead."
+                ) from error
         elif os.path.lexists(path):
             raise ArtifactError(f"{path} exists, and it is not to be replaced. Choose another folder.")
         else:

@@ -146,7 +146,7 @@ def _check_output(given: Namespace) -> None:
         DataError: A file is missing or of another type.
     """
     from sfu.data.datasets.features import SUFFIXES
-    from sfu.records.head_folder import is_head_folder
+    from sfu.records.layout import is_head_folder
 
     if given.seed < 0:
         raise ConfigError(f"--seed {given.seed} is below 0. Give a whole number of at least 0.")
@@ -180,7 +180,8 @@ def _check_output(given: Namespace) -> None:
 
 
 def _serve(given: Namespace, target: Path | None) -> None:
-    from sfu.records.head_folder import is_head_folder, read_source, records_in
+    from sfu.records.head_folder import read_source
+    from sfu.records.layout import is_head_folder, records_in
     from sfu.records.record import read_deletion_record
     from sfu.records.training import read_training
 

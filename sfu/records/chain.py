@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sfu.errors import ArtifactError
 from sfu.files import file_digest
-from sfu.records.head_folder import digests_in, is_head_folder, records_in
+from sfu.records.layout import HEAD, digests_of, is_head_folder, model_in, records_in
 from sfu.records.record import DeletionRecord, FileDigests, read_deletion_record
 
 _FILES = ("tensors", "settings", "secret", "model")
@@ -103,7 +103,7 @@ def _check_head(
     last = max((record for record, file in found if file.parent == folder), key=lambda one: one.number, default=None)
     if last is None:
         return
-    held: FileDigests = digests_in(folder)
+    held: FileDigests = digests_of(folder / HEAD, model_in(folder))
     for key in _FILES:
         digest, wanted = getattr(held, key), getattr(last.after, key)
         if digest is None and wanted is not None:

@@ -1,14 +1,8 @@
-"""The folder that ``sfu-unlearn`` writes: a head, the checkpoint it belongs to, and the records of all its requests.
-
-head.safetensors head.json head.secret      the head (sfu.load_head("FOLDER/head"))
-model.safetensors or model.pt               the whole model, if it came from a checkpoint
-record-1.json record-1.md record-2.json ... the records, one a request
-"""
+"""Read what a deletion request is served from, and write the folder of what comes of it."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sfu.errors import ArtifactError
-from sfu.files import SECRET, file_digest, write_folder, write_text
+from sfu.files import file_digest, write_folder, write_text
+from sfu.records.chain import verify
+from sfu.records.layout import HEAD, MODELS, digests_of, is_head_folder, model_in, records_in
 from sfu.records.record import (
     SCHEMA,
     Asked,
@@ -36,10 +32,6 @@ if TYPE_CHECKING:
 
     from sfu.heads.base import Head
     from sfu.unlearning.result import UnlearningResult
-
-HEAD = "head"
-_RECORD = re.compile(r"record-([1-9]\d*)\.json")
-_MODELS = ("model.safetensors", "model.pt")
 
 
 @dataclass(frozen=True)
@@ -63,33 +55,6 @@ class Source:
     records: tuple[Path, ...] = ()
 
 
-def is_head_folder(path: Path) -> bool:
-    """Return whether a path is a folder that holds a head as ``sfu-unlearn`` writes it."""
-    return (path / f"{HEAD}.json").is_file()
-
-
-def records_in(folder: Path) -> list[Path]:
-    """Return the records in a folder, by their number."""
-    found = {int(match[1]): path for path in folder.iterdir() if (match := _RECORD.fullmatch(path.name))}
-    return [found[number] for number in sorted(found)]
-
-
-def digests_in(folder: Path) -> FileDigests:
-    """Return the digests of the files of a head in a folder."""
-    return _digests_of(folder / HEAD, _model_in(folder))
-
-
-def _model_in(folder: Path) -> Path | None:
-    return next((folder / name for name in _MODELS if (folder / name).is_file()), None)
-
-
-def _digests_of(stem: Path, model: Path | None = None) -> FileDigests:
-    suffixes = {"tensors": ".safetensors", "settings": ".json", "secret": SECRET}
-    files = {key: stem.with_name(stem.name + suffix) for key, suffix in suffixes.items()}
-    digests = {key: file_digest(path) for key, path in files.items() if path.is_file()}
-    return FileDigests(**digests, model=None if model is None else file_digest(model))
-
-
 def read_source(path: Path, layer: str | None = None, training: TrainingFile | None = None) -> Source:
     """Read what a request is served from.
 
@@ -110,19 +75,14 @@ def read_source(path: Path, layer: str | None = None, training: TrainingFile | N
         module = read_layer(path, layer)
         return Source(training.head(module), FileDigests(model=file_digest(path)), path, layer, module)
     if not is_head_folder(path):
-        return Source(load_head(path), _digests_of(path))
-    records = records_in(path)
-    if not records:
-        raise ArtifactError(f"{path} holds a head without a record. Give the head itself: {path / HEAD}.")
-    last, files, model = read_deletion_record(records[-1]), digests_in(path), _model_in(path)
-    if files != last.after:
-        raise ArtifactError(
-            f"the files in {path} are not those that {records[-1].name} names. Run sfu-unlearn verify {path}, and put "
-            "back the files that differ."
-        )
+        return Source(load_head(path), digests_of(path))
+    found = verify([path])
+    if wrong := [*found.problems, *found.remarks]:
+        raise ArtifactError(f"{path} is not as sfu-unlearn left it: {wrong[0]} Put back the files that differ.")
+    last, model = found.records[-1], model_in(path)
     layer = last.done.layer
     module_or_none = None if model is None or layer is None else read_layer(model, layer)
-    return Source(load_head(path / HEAD), files, model, layer, module_or_none, tuple(records))
+    return Source(load_head(path / HEAD), last.after, model, layer, module_or_none, tuple(records_in(path)))
 
 
 def write_head(
@@ -153,7 +113,7 @@ def write_head(
             for part in (path, path.with_suffix(".md")):
                 if part.is_file():
                     shutil.copyfile(part, temporary / part.name)
-        files = source.files, _digests_of(temporary / HEAD, model)
+        files = source.files, digests_of(temporary / HEAD, model)
         last = read_deletion_record(source.records[-1]) if source.records else None
         content, text = _record(
             last, files, asked, _done(source, result, rounded), _estimated(result), not_touched, version
@@ -195,7 +155,7 @@ def _write_model(source: Source, head: Head, folder: Path) -> tuple[Path | None,
 
     assert isinstance(head, LinearHead)
     rounded = write_weights(source.module, head.weight_CD, head.parameters_CE[:, -1] if head.bias else None)
-    path = folder / _MODELS[source.model.suffix != ".safetensors"]
+    path = folder / MODELS[source.model.suffix != ".safetensors"]
     write_layer(source.model, source.layer, source.module, path)
     return path, rounded
 

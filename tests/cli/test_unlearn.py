@@ -355,12 +355,21 @@ def test_a_folder_that_was_changed_is_refused(tmp_path, capsys):
     about = json.loads((new / "head.json").read_text())
     (new / "head.json").write_text(json.dumps(about | {"n_train": 399}))
     assert run(str(new), more, "--in-place", "--apply") == 2
-    assert "are not those that record-1.json names. Run sfu-unlearn verify" in message_of(capsys)
+    assert "is not as sfu-unlearn left it: the settings of the head in" in message_of(capsys)
+    (new / "head.json").write_text(json.dumps(about, indent=2) + "\n")
+    assert run(str(new), more) == 0
+    (new / "record-1.md").write_text("Nothing happened.")
+    assert run(str(new), more) == 2
+    assert "record-1.md is not the text" in message_of(capsys)
     assert run(str(new), more, "--layer", "fc", "--training", "t.json") == 2
     assert "are known in" in message_of(capsys)
+    (new / "head.secret").rename(tmp_path / "away")
+    (new / "record-1.md").unlink()
+    assert run(str(new), more) == 2
+    assert "The secret of the head is not in" in message_of(capsys)
     (new / "record-1.json").unlink()
     assert run(str(new), more) == 2
-    assert "holds a head without a record" in message_of(capsys)
+    assert "holds no record-1.json" in message_of(capsys)
 
 
 def test_mistakes_in_the_arguments_are_told_without_pytorch(folder):
