@@ -123,8 +123,8 @@ def write_folder(path: Path, write: Callable[[Path], object], *, replace: bool =
     """Make a folder of the files that ``write`` writes into the folder it is given; one rename makes it visible.
 
     The files reach the disk before the rename, so a process that is killed and a machine that stops leave no folder or
-    the complete one. They can also leave a hidden folder beside it, ``.NAME.unfinished``, which the next call removes.
-    Hold :func:`folder_lock` meanwhile.
+    the complete one. They can also leave a hidden folder beside it, ``.NAME.unfinished``, which :func:`folder_lock`
+    removes. Hold this lock meanwhile.
 
     Args:
         path: The folder.
@@ -136,9 +136,8 @@ def write_folder(path: Path, write: Callable[[Path], object], *, replace: bool =
             cannot swap two folders.
     """
     path = Path(os.path.abspath(path))
-    temporary = path.with_name(f".{path.name}.unfinished")
+    temporary = _unfinished(path)
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         write(temporary)
         for part in (*temporary.rglob("*"), temporary):
@@ -162,10 +161,20 @@ def write_folder(path: Path, write: Callable[[Path], object], *, replace: bool =
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def folder_lock(path: Path) -> AbstractContextManager[object]:
-    """Wait for the lock of a folder, the file ``.NAME.lock`` beside it; see :func:`acquire_lock`."""
+@contextmanager
+def folder_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder, ``.NAME.lock`` beside it, and remove what a process that was killed left there.
+
+    See :func:`acquire_lock`.
+    """
     place = Path(os.path.abspath(path))
-    return acquire_lock(place.with_name(f".{place.name}.lock"))
+    with acquire_lock(place.with_name(f".{place.name}.lock")):
+        shutil.rmtree(_unfinished(place), ignore_errors=True)
+        yield
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.unfinished")
 
 
 def _flush(path: Path) -> None:
