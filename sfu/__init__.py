@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from sfu.errors import ConfigError as ConfigError
     from sfu.errors import DataError as DataError
     from sfu.errors import SfuError as SfuError
+    from sfu.evaluation.audit import Audit as Audit
+    from sfu.evaluation.audit import evaluate as evaluate
     from sfu.heads.base import Head as Head
     from sfu.heads.files import load_head as load_head
+    from sfu.heads.fit import fit as fit
     from sfu.heads.kept import Kept as Kept
     from sfu.heads.linear import LinearHead as LinearHead
+    from sfu.heads.nearest_centroid import NearestCentroid as NearestCentroid
     from sfu.heads.training_record import TrainingRecord as TrainingRecord
     from sfu.losses.base import Constants as Constants
     from sfu.losses.base import Layout as Layout
@@ -62,10 +66,13 @@ _HOMES = {
     "sfu.data.images.image_set": ("ImageSet",),
     "sfu.data.raw_arrays": ("RawArrays",),
     "sfu.errors": ("ConfigError", "DataError", "SfuError"),
+    "sfu.evaluation.audit": ("Audit", "evaluate"),
     "sfu.heads.base": ("Head",),
     "sfu.heads.files": ("load_head",),
+    "sfu.heads.fit": ("fit",),
     "sfu.heads.kept": ("Kept",),
     "sfu.heads.linear": ("LinearHead",),
+    "sfu.heads.nearest_centroid": ("NearestCentroid",),
     "sfu.heads.training_record": ("TrainingRecord",),
     "sfu.losses.base": ("Constants", "Layout", "Loss", "OutputHessian", "make_loss"),
     "sfu.reporting.loggers.base": ("RunLogger",),

@@ -63,10 +63,14 @@ and the half-width of the interval in standard deviations; ``scripts/coverage.py
 
 
 class PredictedShare(NamedTuple):
-    """The share of the squared distance to Retrained that a step removes, and the interval it lies in 9 times in 10."""
+    """The share of the squared distance to Retrained that a step removes, and the interval it lies in 9 times in 10.
+
+    At ``ridge`` in place of l2, traces of the estimate are those of the curvature of which its rows are a sample.
+    """
 
     value: float
     interval: tuple[float, float]
+    ridge: float
 
 
 def predict_share(
@@ -248,7 +252,7 @@ class _Law:
             return None
         variance = _BY_DIMENSIONS / whole + _BY_ROWS / rows
         middle, half = math.log(share / (1 - share)) + variance / 2, _NINE_IN_TEN * math.sqrt(variance)
-        return PredictedShare(share, (_logistic(middle - half), _logistic(middle + half)))
+        return PredictedShare(share, (_logistic(middle - half), _logistic(middle + half)), resolved)
 
 
 def _logistic(logit: float) -> float:

@@ -5,11 +5,16 @@ Shapes: C classes, E = D (+ 1 with bias).
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from sfu.curvature.caution import Assessment
 from sfu.curvature.cross_validation import Validation
 from sfu.curvature.share import PredictedShare, predict_share
+from sfu.curvature.source_fit import expected_gain
 from sfu.heads.base import Head
-from sfu.heads.recipe import OPTIMUM
+from sfu.heads.recipe import OPTIMUM, SUM
+from sfu.operators.base import DampedInverse
 from sfu.request import ForgetRequest
 from sfu.unlearning.further_steps import Candidate
 
@@ -17,6 +22,8 @@ _OPTIMUM = 0.1
 """A head is at its optimum if the gradient of a forget set has no larger part that is no sampling noise."""
 _MOST = 0.3
 """Of more than this share of the training rows no share is predicted: there, the interval was seldom right."""
+_HALF_OF_SIGNAL = 0.7
+"""Half-width of the interval of the log of what is left of a known part; measured on estimators of scikit-learn."""
 
 
 def share_of_step(
@@ -29,11 +36,44 @@ def share_of_step(
     head, inverse = request.head, chosen.inverse
     signal = max(float(fold.signal_CE.norm()) for fold in validation.folds)
     optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm())
+    grown = head.recipe.l2_reduction == SUM  # then l2 is larger for the retained rows, and the rest is known
     few = request.count <= _MOST * head.n_train
-    if inverse is None or assessment.reasons or head.feature_weights_CD is None or not (optimum and few):
+    if inverse is None or assessment.reasons or head.feature_weights_CD is None or not ((optimum or grown) and few):
         return None
     rows = assessment.evidence.effective_rows + (0.0 if request.earlier is None else request.earlier.effective)
-    return predict_share(request, validation.sources, chosen.choice, inverse, rows)
+    share = predict_share(request, validation.sources, chosen.choice, inverse, rows)
+    return share if share is None or optimum else _with_signal(share, validation, chosen, inverse, head.l2)
+
+
+def _with_signal(
+    share: PredictedShare, validation: Validation, chosen: Candidate, inverse: DampedInverse, l2: float
+) -> PredictedShare | None:
+    r"""Return the share if a part s of the gradient is no sampling noise, but known.
+
+    Its part of the squared distance, :math:`s^T H_r^{-1} s`, is that of the estimate at the ridge where traces agree,
+    times that ridge over l2.
+    """
+    alone = [replace(fold, gradient_CE=fold.signal_CE, signal_CE=0 * fold.signal_CE) for fold in validation.folds]
+    of_signal, signal_CE = expected_gain(alone, chosen.choice, 1.0), validation.folds[0].signal_CE
+    of_noise = chosen.choice.gain - of_signal
+    known = share.ridge / l2 * float((signal_CE * inverse.solve(signal_CE, share.ridge - l2)).sum())
+    if not (of_noise > 0 and 0 < of_signal < known):
+        return None
+    noise = of_noise / share.value
+    left_of_noise, left_of_signal = (1 - share.value) * noise, known - of_signal
+    left = left_of_noise + left_of_signal
+    low, middle, high = map(_logit, (share.interval[0], share.value, share.interval[1]))
+    value, part = 1 - left / (known + noise), left_of_noise / left
+    below, above = (math.hypot(part * off, (1 - part) * _HALF_OF_SIGNAL) for off in (middle - low, high - middle))
+    return PredictedShare(value, (_logistic(_logit(value) - below), _logistic(_logit(value) + above)), share.ridge)
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))
+
+
+def _logistic(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))
 
 
 def removed_so_far(

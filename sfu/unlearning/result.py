@@ -16,7 +16,7 @@ from sfu.heads.base import Head, lay_out
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALREADY_FORGOTTEN = "already_forgotten"
+ALREADY_FORGOTTEN, TRAINED_STEPS = "already_forgotten", "trained_steps"
 REASONS = {
     "l2_estimated": "l2 was estimated from the rows.",
     "repeated_rows": "Rows that were given several times count once.",
@@ -36,6 +36,7 @@ REASONS = {
     "solve": "The step could not be computed to full precision.",
     "sequence": "The head had forgotten rows before, and requests one after another end less near.",
     "trained_backbone": "The backbone was trained on the rows, too, and does not forget them.",
+    TRAINED_STEPS: "The steps before the estimator saw the rows, too, and do not forget them.",
     "forced": "The step was applied although sfu would have withheld it or kept it short.",
     "incomplete": "Not all batches of the request were forgotten.",
     "no_gain": "The step is predicted to be no better than nothing.",

@@ -1,0 +1,213 @@
+"""Compare two heads or models, before and after unlearning, whoever made them.
+
+Shapes: N rows, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sfu.arrays import Array, Pairs, as_examples, numbered
+from sfu.errors import ConfigError, DataError
+from sfu.evaluation.measures import accuracy, agreement, mean_kl, squared_norm
+from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
+from sfu.heads.base import LOGIT_ROWS, Head
+from sfu.heads.linear import LinearHead
+from sfu.heads.recipe import OPTIMUM
+from sfu.heads.settings import LinearSettings
+from sfu.heads.train import train_like
+from sfu.losses.targets import class_numbers, read_labels
+from sfu.operators.build import build_operator
+from sfu.operators.structure import Structure
+from sfu.request import ForgetRequest, RetainedSet
+
+Model: TypeAlias = Head | nn.Module
+Examples: TypeAlias = "tuple[Array, Array] | Pairs"
+_SPLITS = 5
+_UNKNOWN = (
+    "Retrained is not known, because the old head is not at the optimum of an objective that can be trained again. "
+    "Give retrained="
+)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a model does on some rows.
+
+    Attributes:
+        accuracy: In per cent.
+        loss: Mean cross-entropy in nats.
+    """
+
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Two models beside each other, and Retrained beside both if it is known.
+
+    Attributes:
+        scores: By rows (``forget``, ``test``, ``retained``) and model (``old``, ``new``, ``retrained``).
+        membership: Accuracy of the paper's attack in per cent by model: 50 means that forget rows look like test rows
+            of their classes. Empty without test rows; ``None`` with too few. Read it beside Retrained's.
+        agreement: Share of forget rows on which old and new predict the same class, in per cent.
+        forget_kl: Mean KL divergence of the new predictions on the forget rows from the old ones, in nats.
+        distance: Distance of the new head to Retrained in the norm of the retained Hessian, of which 1 is that of the
+            old one; ``None`` if Retrained is not known.
+    """
+
+    scores: dict[str, dict[str, Scores]]
+    membership: dict[str, float | None]
+    agreement: float
+    forget_kl: float
+    distance: float | None = None
+    note: str | None = field(default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """Return a table of text."""
+        names = [name for name in ("old", "new", "retrained") if name in self.scores["forget"]]
+        lines = [f"{'':24}" + "".join(f"{name:>11}" for name in names)]
+        for part, scores in self.scores.items():
+            lines.append(f"{part + ' accuracy, %':24}" + "".join(f"{scores[name].accuracy:11.1f}" for name in names))
+            lines.append(f"{part + ' loss':24}" + "".join(f"{scores[name].loss:11.4f}" for name in names))
+        if self.membership:
+            told = (self.membership[name] for name in names)
+            lines.append(
+                f"{'membership attack, %':24}" + "".join(f"{'-' if m is None else f'{m:.1f}':>11}" for m in told)
+            )
+        lines.append(f"old and new agree on {self.agreement:.1f} % of the forget rows; KL {self.forget_kl:.3g} nats")
+        if self.distance is not None:
+            lines.append(f"distance to Retrained: {self.distance:.3f} (0: Retrained, 1: the old head)")
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+    def __repr__(self) -> str:
+        """Return the table."""
+        return f"Audit(\n{self.summary()}\n)"
+
+
+def evaluate(
+    old: Model,
+    new: Model,
+    forget: Examples,
+    *,
+    test: Examples | None = None,
+    retained: Examples | None = None,
+    retrained: Model | None = None,
+    seed: int = 0,
+) -> Audit:
+    """Compare a head or model with what unlearning made of it.
+
+    Args:
+        old: Before: a head, or a PyTorch model, which is called on what ``forget`` holds.
+        new: After, of the same kind.
+        forget: The forgotten rows, as (features, labels), or what gives such pairs (:func:`sfu.unlearn`).
+        test: Rows that were in no training, for the membership attack.
+        retained: The training rows without the forgotten ones. Two heads at the optimum are then compared with one that
+            is trained on these.
+        retrained: That model, if you have it.
+        seed: Of the membership attack.
+
+    Raises:
+        DataError: The models differ in kind or shape, or the rows do not fit them.
+    """
+    models: dict[str, Model] = {"old": old, "new": new}
+    if retrained is not None:
+        models["retrained"] = retrained
+    if len({isinstance(model, Head) for model in models.values()}) > 1:
+        raise DataError("heads can only be compared with heads, and models with models. Give all of one kind.")
+    given = {"forget": forget, "test": test, "retained": retained}
+    parts = {name: _examples(name, rows, old) for name, rows in given.items() if rows is not None}
+    note = None
+    if retrained is None and retained is not None and isinstance(old, Head):
+        found, note = _retrained(old, parts["forget"], parts["retained"])
+        models |= {} if found is None else {"retrained": found}
+    logits = {part: {name: _logits(model)(rows) for name, model in models.items()} for part, (rows, _) in parts.items()}
+    if len({found.shape for found in logits["forget"].values()}) > 1:
+        raise DataError("the models have different numbers of outputs, so they are not old and new of one model.")
+    labels = {part: labels_N for part, (_, labels_N) in parts.items()}
+    scores = {
+        part: {
+            name: Scores(accuracy(found, labels[part]), float(cross_entropy_per_sample(found, labels[part]).mean()))
+            for name, found in of_part.items()
+        }
+        for part, of_part in logits.items()
+    }
+    membership: dict[str, float | None] = {}
+    if test is not None:
+        alike = torch.isin(labels["test"], labels["forget"].unique())
+        for name in models:
+            sides = (cross_entropy_per_sample(logits[part][name], labels[part]) for part in ("forget", "test"))
+            own, others = sides
+            membership[name] = membership_attack(own, others[alike], n_splits=_SPLITS, seed=seed).mean
+    before, after = logits["forget"]["old"], logits["forget"]["new"]
+    distance = _distance(models, parts["retained"]) if retained is not None and isinstance(old, Head) else None
+    return Audit(scores, membership, agreement(after, before), mean_kl(before, after), distance, note)
+
+
+def _examples(name: str, given: Examples, model: Model) -> tuple[Tensor, Tensor]:
+    """Return rows and class numbers."""
+    classes = model.recipe.classes if isinstance(model, Head) else None
+    pair = isinstance(given, tuple) and len(given) == 2
+    rows, labels = as_examples(given[0], numbered(given[1], classes)) if pair else as_examples(given, None)  # type: ignore[index]
+    if isinstance(model, Head):
+        labels = read_labels(class_numbers(labels, model.n_classes), len(rows), model.n_classes, model.loss, name)
+        if labels.is_floating_point():
+            raise ConfigError(
+                f"the {name} labels are targets, and evaluate compares classifiers. Give one class number for each row."
+            )
+    return rows, labels
+
+
+def _logits(model: Model) -> Callable[[Tensor], Tensor]:
+    if isinstance(model, Head):
+        return lambda rows: model.logits(rows).cpu().double()
+
+    def run(rows: Tensor) -> Tensor:
+        training, like = model.training, next(model.parameters())
+        model.eval()
+        try:
+            with torch.no_grad():
+                found = [model(part.to(like.device)) for part in rows.split(LOGIT_ROWS // 32)]
+        finally:
+            model.train(training)
+        return torch.cat([getattr(one, "logits", one) for one in found]).cpu().double()
+
+    return run
+
+
+def _retrained(
+    old: Head, forget: tuple[Tensor, Tensor], retained: tuple[Tensor, Tensor]
+) -> tuple[Head | None, str | None]:
+    """Return the head trained on the retained rows, or why there is none.
+
+    Raises:
+        DataError: The rows are not those that ``old`` was trained on without the forgotten ones.
+    """
+    known = old.recipe.trained == OPTIMUM and not old.recipe.estimate_l2 and old.weight is None
+    if not isinstance(old, LinearHead) or not known:
+        return None, _UNKNOWN
+    request = ForgetRequest(old, *forget)
+    request.retained_rows(RetainedSet(*retained), user="evaluate")
+    left = request.at_retained_l2().head
+    return train_like(left, *retained, LinearSettings(l2=left.l2, bias=old.bias), seed=0), None
+
+
+def _distance(models: dict[str, Model], retained: tuple[Tensor, Tensor]) -> float | None:
+    old, new, target = (models.get(name) for name in ("old", "new", "retrained"))
+    if not (isinstance(old, Head) and isinstance(new, Head) and isinstance(target, Head)):
+        return None
+    rows = old.rows(*retained, cache=True)
+    hessian = build_operator(target.objective(), rows, old.parameters_CE, Structure.products)
+    left, nothing = (squared_norm(one.parameters_CE - target.parameters_CE, hessian) for one in (new, old))
+    return math.sqrt(left / nothing) if nothing > 0 else None

@@ -1,0 +1,319 @@
+"""Forget rows from estimators of scikit-learn: their settings are translated exactly, and a fitted copy comes back.
+
+    from sfu.sklearn import forget
+
+    forgotten = forget(estimator, X, y, n_train=50_000)
+    forgotten.estimator.predict(others)
+    print(forgotten.result.explain())
+
+scikit-learn adds the regulariser to the sum of the losses (but for ``SGDClassifier``), so it is worth more once rows
+are forgotten. Pipelines that end in one of these estimators have their other steps applied, which saw the data, too,
+and stay as they are.
+
+Shapes: F rows to forget, D features, C classes or outputs; a binary classifier has one output.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sfu.arrays import Array
+from sfu.errors import ConfigError, DataError
+from sfu.heads.base import Head
+from sfu.heads.linear import LinearHead
+from sfu.heads.recipe import EARLY_STOPPED, MEAN, OPTIMUM, SUM
+from sfu.losses.base import Loss, make_loss
+from sfu.unlearning.result import TRAINED_STEPS, UnlearningResult
+from sfu.unlearning.unlearn import unlearn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_STEPS = "the steps before the estimator ({}) saw these rows, too, and stay as they are"
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """A fitted copy of the estimator without the rows, and the result of the step."""
+
+    estimator: Any
+    result: UnlearningResult
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What an estimator minimises, in the terms of sfu."""
+
+    loss: Loss
+    l2: float
+    l2_reduction: str = SUM
+    penalize_bias: bool = False
+    trained: str = OPTIMUM
+
+
+def forget(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    *,
+    n_train: int,
+    sample_weight: Array | None = None,
+    total_weight: float | None = None,
+    class_counts: Mapping[Any, int] | Sequence[int] | None = None,
+    head: Head | None = None,
+    ledger: bool = False,
+    **options: Any,
+) -> Forgotten:
+    """Forget rows from a fitted estimator, from its coefficients and those rows alone.
+
+    ``RidgeClassifier``, ``Ridge`` (one or several outputs), ``LogisticRegression``, ``LinearSVC``, ``SGDClassifier``
+    and pipelines that end in one of them are known.
+
+    Args:
+        estimator: The fitted estimator; it is not changed.
+        X: The rows to forget, as they were given to ``fit``.
+        y: Their labels or targets, as they were given to ``fit``.
+        n_train: Number of rows that it was fitted to, these included.
+        sample_weight: Their sample weights, if it was fitted with sample weights.
+        total_weight: Sum of all training rows' sample weights; needed with them.
+        class_counts: Number of training rows of each class, by label or in the order of ``classes_``; needed for class
+            weights. Balanced ones stay what they were.
+        head: For a later request, the head of the result of the one before, ``forgotten.result.head``.
+        ledger: Whether the head keeps sums over forgotten rows for later requests (:mod:`sfu.heads.ledger`).
+        options: Further arguments of :func:`sfu.unlearn`, such as ``request``, ``unlabelled`` and ``seed``.
+
+    Raises:
+        ConfigError: The estimator is of another kind, has a setting that sfu has no objective for, or something that
+            its weights need is missing.
+        DataError: It is not fitted, ``head`` is not its own, or the rows do not fit it.
+    """
+    steps, last = _last_step(estimator)
+    recipe, coefficients = _recipe(last), _coefficients(last)
+    rows_FD, labels = _transformed(steps, X), _labels(last, recipe, y)
+    unlabelled = options.get("unlabelled")
+    if steps and unlabelled is not None:
+        sets = unlabelled if isinstance(unlabelled, list) else [unlabelled]
+        options["unlabelled"] = [_transformed(steps, one) for one in sets]
+    weights, total = _weights(last, labels, sample_weight, total_weight, class_counts, n_train)
+    own = _head(recipe, *coefficients, n_train, total, ledger)
+    result = unlearn(_continued(head, own), rows_FD, labels, weights=weights, **options)
+    if steps:
+        names = ", ".join(type(step).__name__ for step in steps)
+        note = "; ".join(filter(None, (result.note, _STEPS.format(names))))
+        result = replace(result, note=note, reasons=(*result.reasons, TRAINED_STEPS))
+    return Forgotten(_with_coefficients(estimator, result.head), result)
+
+
+def _last_step(estimator: Any) -> tuple[list[Any], Any]:
+    """Return the steps of a pipeline before its last, and that."""
+    if not hasattr(estimator, "steps"):
+        return [], estimator
+    *before, last = [step for _, step in estimator.steps]
+    return [step for step in before if step not in (None, "passthrough")], last
+
+
+def _transformed(steps: Sequence[Any], X: Any) -> Any:
+    for step in steps:
+        X = step.transform(X)
+    return X.toarray() if hasattr(X, "toarray") else X
+
+
+def _coefficients(estimator: Any) -> tuple[Tensor, Tensor | None]:
+    """Return weights ``[C, D]`` and biases ``[C]``, float64."""
+    coef = estimator.coef_.toarray() if hasattr(estimator.coef_, "toarray") else estimator.coef_
+    weight_CD = torch.from_numpy(np.atleast_2d(np.asarray(coef, np.float64)).copy())
+    if not estimator.fit_intercept:
+        return weight_CD, None
+    bias_C = torch.from_numpy(np.atleast_1d(np.asarray(estimator.intercept_, np.float64)).copy())
+    return weight_CD, bias_C.expand(len(weight_CD)).clone()
+
+
+def _with_coefficients(estimator: Any, head: Head) -> Any:
+    """Return a copy of the estimator with the weights of a head, in its own shape and dtype."""
+    changed = copy.deepcopy(estimator)
+    _, last = _last_step(changed)
+    parameters, bias = head.parameters_CE.numpy(), head.bias
+    old = last.coef_.toarray() if hasattr(last.coef_, "toarray") else last.coef_
+    last.coef_ = parameters[:, : head.n_features].astype(old.dtype).reshape(old.shape)
+    if bias:
+        intercept = np.asarray(last.intercept_)
+        shaped = parameters[:, -1].astype(intercept.dtype).reshape(intercept.shape)
+        last.intercept_ = shaped if intercept.ndim else shaped.item()
+    return changed
+
+
+def _labels(estimator: Any, recipe: _Recipe, y: Any) -> Tensor:
+    """Return class numbers ``[F]``, or targets ``[F, C]`` of a regression, a multi-label or a binary classifier.
+
+    Raises:
+        DataError: A label is none of the estimator's classes.
+    """
+    given = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    binarizer = getattr(estimator, "_label_binarizer", None)
+    multilabel = binarizer is not None and str(getattr(binarizer, "y_type_", "")).startswith("multilabel")
+    if not hasattr(estimator, "classes_") or multilabel:
+        return torch.from_numpy(given.astype(np.float64).reshape(len(given), -1))
+    given, classes = given.reshape(-1), list(estimator.classes_)
+    numbers = {label: number for number, label in enumerate(classes)}
+    strange = next((label for label in given.tolist() if label not in numbers), None)
+    if strange is not None:
+        shown = ", ".join(map(repr, np.asarray(classes).tolist()))
+        raise DataError(
+            f"the label {strange!r} is no class of the {type(estimator).__name__}. Its classes are {shown}."
+        )
+    index_F = torch.tensor([numbers[label] for label in given.tolist()])
+    if len(classes) > 2:
+        return index_F
+    return (2.0 * index_F - 1 if recipe.loss.name == "quadratic" else index_F.double())[:, None]
+
+
+def _weights(
+    estimator: Any, labels: Tensor, sample_weight: Any, total: float | None, class_counts: Any, n_train: int
+) -> tuple[Tensor | None, float | None]:
+    """Return the weights of the rows, sample times class weight, and their sum over all training rows."""
+    class_weight = getattr(estimator, "class_weight", None)
+    if (sample_weight is None) != (total is None):
+        raise ConfigError("sample_weight and total_weight belong together. Give both, or neither.")
+    if class_weight is None:
+        return None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, np.float64)), total
+    name, classes = type(estimator).__name__, list(estimator.classes_)
+    if sample_weight is not None or (name == "LinearSVC" and len(classes) > 2):
+        why = "with sample weights" if sample_weight is not None else "LinearSVC, which weighs the positive class alone"
+        raise ConfigError(f"class_weight and {why}: sfu has no such objective. Fit without class_weight.")
+    if class_counts is None:
+        raise ConfigError(
+            f"class_weight={class_weight!r} needs class_counts, the number of training rows of each class."
+        )
+    counts = [class_counts[one] for one in classes] if isinstance(class_counts, Mapping) else list(class_counts)
+    if len(counts) != len(classes) or sum(counts) != n_train:
+        raise ConfigError(f"class_counts={counts} must be {len(classes)} numbers whose sum is n_train={n_train}.")
+    balanced = [n_train / (len(classes) * max(count, 1)) for count in counts]
+    of_class = balanced if class_weight == "balanced" else [float(class_weight.get(one, 1.0)) for one in classes]
+    index_F = labels if labels.ndim == 1 else (labels[:, 0] > 0).long()
+    total = math.fsum(weight * count for weight, count in zip(of_class, counts, strict=True))
+    return torch.tensor(of_class, dtype=torch.float64)[index_F], total
+
+
+def _head(
+    recipe: _Recipe, weight_CD: Tensor, bias_C: Tensor | None, n_train: int, weight: float | None, ledger: bool
+) -> LinearHead:
+    n_outputs, width = weight_CD.shape
+    layer = torch.nn.Linear(width, n_outputs, bias=bias_C is not None, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(weight_CD)
+        if bias_C is not None:
+            layer.bias.copy_(bias_C)
+    return LinearHead.from_module(
+        layer, l2=recipe.l2, n_train=n_train, loss=recipe.loss, l2_reduction=recipe.l2_reduction,
+        penalize_bias=recipe.penalize_bias and bias_C is not None, trained=recipe.trained, weight=weight, ledger=ledger,
+    )  # fmt: skip
+
+
+def _continued(head: Head | None, made: LinearHead) -> Head:
+    """Return the head of an earlier request, if there is one and it is that of the estimator.
+
+    Raises:
+        DataError: It has other weights or another number of training rows.
+    """
+    if head is None:
+        return made
+    same = head.parameters_CE.shape == made.parameters_CE.shape and torch.allclose(
+        head.parameters_CE, made.parameters_CE, rtol=1e-5, atol=1e-7
+    )
+    if not same or head.n_train != made.n_train:
+        raise DataError(
+            f"head has other weights than the estimator, or {head.n_train} training rows instead of "
+            f"n_train={made.n_train}. Give the head and the estimator of the same earlier request, and the number of "
+            "rows that were left."
+        )
+    return head
+
+
+# What each estimator minimises
+
+
+def _recipe(estimator: Any) -> _Recipe:
+    """Translate the settings of an estimator.
+
+    Raises:
+        ConfigError: It is of another kind, or has a setting that sfu has no objective for.
+        DataError: It is not fitted.
+    """
+    kind = type(estimator).__name__
+    if kind not in _RECIPES:
+        raise ConfigError(
+            f"sfu knows no {kind} of scikit-learn. It knows {', '.join(_RECIPES)}, and pipelines that end in one of "
+            "them."
+        )
+    if not hasattr(estimator, "coef_"):
+        raise DataError(f"the {kind} is not fitted, so it has learned nothing. Fit it first.")
+    return _RECIPES[kind](estimator)
+
+
+def _refuse(estimator: Any, key: str, accepted: str) -> ConfigError:
+    return ConfigError(
+        f"{type(estimator).__name__} has {key}={getattr(estimator, key)!r}, for which sfu has no objective. It knows "
+        f"{accepted}."
+    )
+
+
+def _ridge(estimator: Any) -> _Recipe:
+    alpha = np.unique(np.asarray(estimator.alpha, np.float64))
+    if len(alpha) > 1:
+        raise _refuse(estimator, "alpha", "one alpha for all outputs")
+    if estimator.positive:
+        raise _refuse(estimator, "positive", "positive=False")
+    several = type(estimator).__name__ == "RidgeClassifier" and len(np.atleast_2d(estimator.coef_)) > 1
+    return _Recipe(make_loss("quadratic", other_target=-1.0) if several else make_loss("quadratic"), float(alpha[0]))
+
+
+def _logistic(estimator: Any) -> _Recipe:
+    penalty, mixed = getattr(estimator, "penalty", "deprecated"), getattr(estimator, "l1_ratio", None)
+    if penalty not in ("l2", "deprecated", None):
+        raise _refuse(estimator, "penalty", "l2")
+    if penalty == "deprecated" and mixed:
+        raise _refuse(estimator, "l1_ratio", "l1_ratio=0")
+    l2 = 0.0 if penalty is None or math.isinf(estimator.C) else 1 / estimator.C
+    one_by_one = estimator.solver == "liblinear" or getattr(estimator, "multi_class", "auto") == "ovr"
+    binary = len(estimator.classes_) == 2
+    loss = make_loss("logistic" if binary or one_by_one else "softmax")
+    return _Recipe(loss, l2, penalize_bias=_has_penalized_bias(estimator, estimator.solver == "liblinear"))
+
+
+def _svc(estimator: Any) -> _Recipe:
+    for key, value in (("loss", "squared_hinge"), ("penalty", "l2"), ("multi_class", "ovr")):
+        if getattr(estimator, key) != value:
+            raise _refuse(estimator, key, value)
+    loss = make_loss("squared_hinge")
+    return _Recipe(loss, 1 / (2 * estimator.C), penalize_bias=_has_penalized_bias(estimator, True))
+
+
+def _has_penalized_bias(estimator: Any, by_liblinear: bool) -> bool:
+    if by_liblinear and estimator.fit_intercept and estimator.intercept_scaling != 1:
+        raise _refuse(estimator, "intercept_scaling", "intercept_scaling=1")
+    return by_liblinear
+
+
+def _descent(estimator: Any) -> _Recipe:
+    names = {"log_loss": "logistic", "squared_hinge": "squared_hinge"}
+    if estimator.loss not in names:
+        raise _refuse(estimator, "loss", " and ".join(names))
+    if estimator.penalty not in ("l2", None):
+        raise _refuse(estimator, "penalty", "l2")
+    loss = make_loss(names[estimator.loss])
+    halved = 0.5 if estimator.loss == "squared_hinge" else 1.0  # sfu's is half of scikit-learn's
+    l2 = 0.0 if estimator.penalty is None else halved * estimator.alpha
+    return _Recipe(loss, l2, MEAN, trained=EARLY_STOPPED)
+
+
+_RECIPES: dict[str, Callable[[Any], _Recipe]] = {
+    "RidgeClassifier": _ridge, "Ridge": _ridge, "LogisticRegression": _logistic, "LinearSVC": _svc,
+    "SGDClassifier": _descent,
+}  # fmt: skip
