@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from sfu.errors import DataError
 from sfu.files import copy_file
 from sfu.names import visible
-from sfu.readers import refusing, require_modest, require_regular
+from sfu.readers import read_torch, refusing, require_regular
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 TOP = "."
@@ -29,10 +28,7 @@ _SHOWN = 10
 _WEIGHT = re.compile(r"(^|\.)weight$")
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_REMEDY = (
-    "sfu never unpickles. Save the weights alone: torch.save(model.state_dict(), FILE), or "
-    "safetensors.torch.save_model(model, FILE)."
-)
+_REMEDY = "Save the weights alone: torch.save(model.state_dict(), FILE), or safetensors.torch.save_model(model, FILE)."
 
 
 def read_layer(path: Path, name: str) -> nn.Linear:
@@ -52,7 +48,7 @@ def read_layer(path: Path, name: str) -> nn.Linear:
             with safe_open(path, framework="pt") as file:
                 keys = _keys_of(name, _shapes(file), path)
                 return _layer([file.get_tensor(key) for key in keys], keys, path)
-        state = _tensors(_state(_load(path), name, path))
+        state = _tensors(_state(read_torch(path), name, path))
         keys = _keys_of(name, {key: tuple(tensor.shape) for key, tensor in state.items()}, path)
         _require_own_memory(keys, state, path)
         return _layer([state[key].detach() for key in keys], keys, path)
@@ -69,7 +65,7 @@ def linear_layers(path: Path) -> str:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return _listed(_shapes(file))
-        state = _tensors(_state(_load(path), TOP, path))
+        state = _tensors(_state(read_torch(path), TOP, path))
         return _listed({key: tuple(tensor.shape) for key, tensor in state.items()})
 
 
@@ -90,7 +86,7 @@ def write_layer(source: Path, name: str, layer: nn.Linear, path: Path) -> None:
         if path.suffix == ".safetensors":
             _write_over(path, new)
         else:
-            content = _load(source)
+            content = read_torch(source)
             _state(content, name, source).update(new)
             torch.save(content, path)
     written = dict(read_layer(path, name).named_parameters())
@@ -110,14 +106,6 @@ def _write_over(path: Path, new: Mapping[str, Tensor]) -> None:
                 raise ValueError(f"{key} has {end - start:,} bytes, not {len(body):,}")
             file.seek(8 + size + start)
             file.write(body)
-
-
-def _load(path: Path) -> Any:
-    if not zipfile.is_zipfile(path):
-        raise ValueError("it is no file of torch.save in PyTorch 1.6 or newer")
-    with zipfile.ZipFile(path) as archive:
-        require_modest(archive.infolist(), path, packed=False)
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _state(content: Any, name: str, path: Path) -> dict[Any, Any]:
