@@ -694,7 +694,7 @@ def _deletion() -> Format:
         "estimated": {
             "share": 0.5, "share_interval": [0.4, 0.6], "distance": 0.7, "l2": 1e-3, "l2_interval": None,
         },
-        "not_touched": ["x"], "text": digest,
+        "caches": {"results": {"made_of_them": 1, "unknown": 0}}, "not_touched": ["x"], "text": digest,
     }  # fmt: skip
     body = as_text({**content, "hash": hash_of(content)}).encode()
     return Format({"a.json": body}, {"a.json": on_json}, lambda folder: read_deletion_record(folder / "a.json"), 4)

@@ -19,7 +19,10 @@ from sfu.lazy import first_imports
 from sfu.names import counted, visible
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from sfu.records.head_folder import Source
+    from sfu.records.record import Searched
     from sfu.unlearning.result import UnlearningResult
 
 _WIDTH = 80
@@ -48,7 +51,8 @@ _BACKBONE = (
     "The backbone below the head: no training on these rows was declared. If there was any, it keeps what it learned.",
 )
 _REST = "The rest of the checkpoint: all other layers, and optimiser states and averages if it holds any."
-_CACHES = "The caches of sfu: not searched. `sfu-features forget` and `sfu-results forget` search them."
+_NOT_SEARCHED = "The caches of sfu: not searched. `sfu-features forget` and `sfu-results forget` search them."
+_FEATURES = "The cache of features: not searched, because it knows images and not rows (`sfu-features forget --files`)."
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -87,6 +91,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--force", action="store_true", help="take the step even if it is predicted to do harm")
     parser.add_argument("--seed", type=int, default=0, help="of folds and perturbations (default: %(default)s)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write a copy of the record here, too")
+    parser.add_argument(
+        "--search-caches", action="store_true", help="record what the caches of sfu hold that was made of these rows"
+    )
     parser.set_defaults(run=_unlearn)
     return parser
 
@@ -221,7 +228,7 @@ def _serve(given: Namespace, target: Path | None) -> None:
         print("Nothing was written (no --apply).")
         return
     if not done:
-        _write(given, source, result, n_rows, [len(rows) for rows in unlabelled], target)
+        _write(given, source, result, arrays, [len(rows) for rows in unlabelled], target)
     if given.record is not None and is_head_folder(target) and not given.record.exists():
         copy_file(records_in(target)[-1], given.record)
 
@@ -305,16 +312,43 @@ def _line(label: str, text: str) -> str:
 
 
 def _write(
-    given: Namespace, source: Source, result: UnlearningResult, n_rows: int, n_unlabelled: list[int], target: Path
-) -> None:
+    given: Namespace, source: Source, result: UnlearningResult, arrays: dict[str, Any], n_unlabelled: list[int],
+    target: Path,
+) -> None:  # fmt: skip
     from sfu.records.head_folder import write_head
     from sfu.records.record import Asked
 
+    n_rows = len(arrays["labels"])
     asked = Asked(kind=given.request, rows=n_rows, unlabelled=n_unlabelled, seed=given.seed, force=given.force)
-    rest = [] if source.model is None else [_REST]
-    untouched = [_BACKBONE[source.head.recipe.frozen_backbone], *rest, *_NOT_TOUCHED, _CACHES]
-    record = write_head(source, result, asked, untouched, target, version=__version__, replace=given.in_place)
+    found = _search(arrays["features"]) if given.search_caches else None
+    untouched = [
+        _BACKBONE[source.head.recipe.frozen_backbone], *([] if source.model is None else [_REST]), *_NOT_TOUCHED,
+        *([_NOT_SEARCHED] if found is None else [*map(_told, found, found.values()), _FEATURES]),
+    ]  # fmt: skip
+    record = write_head(source, result, asked, found, untouched, target, version=__version__, replace=given.in_place)
     print(f"Wrote {target} with record {record.number}. Its hash is\n{record.hash}")
+
+
+def _search(features: np.ndarray) -> dict[str, Searched]:
+    """Return what the caches of results, cores and checkpoints hold that was made of some feature rows."""
+    from sfu.cli.results import caches
+    from sfu.data.examples import find_entries, row_digests
+    from sfu.records.record import Searched
+    from sfu.store import cache_dir
+
+    rows = [frozenset([digest]) for digest in row_digests(features)]
+    purges = {cache.root.name: find_entries(cache.entries, rows) for cache in caches(cache_dir("results"))}
+    return {
+        name: Searched(made_of_them=len(purge.made_of_them), unknown=len(purge.unknown))
+        for name, purge in purges.items()
+    }
+
+
+def _told(cache: str, found: Searched) -> str:
+    return (
+        f"The cache of {cache}: {found.made_of_them:,} entries were made of these rows, and {found.unknown:,} do not "
+        "say what they were made of. `sfu-results forget` removes them."
+    )
 
 
 if __name__ == "__main__":

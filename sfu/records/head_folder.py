@@ -20,6 +20,7 @@ from sfu.records.record import (
     Done,
     Estimated,
     FileDigests,
+    Searched,
     as_text,
     hash_of,
     read_deletion_record,
@@ -86,8 +87,8 @@ def read_source(path: Path, layer: str | None = None, training: TrainingFile | N
 
 
 def write_head(
-    source: Source, result: UnlearningResult, asked: Asked, not_touched: list[str], folder: Path, *,
-    version: str, replace: bool = False,
+    source: Source, result: UnlearningResult, asked: Asked, caches: dict[str, Searched] | None, not_touched: list[str],
+    folder: Path, *, version: str, replace: bool = False,
 ) -> DeletionRecord:  # fmt: skip
     """Write the unlearned head, the model and all records to a folder that appears complete or not at all.
 
@@ -95,7 +96,8 @@ def write_head(
         source: What the request was served from.
         result: What came of it; the step was applied.
         asked: What was asked.
-        not_touched: What was neither changed nor searched, sentence by sentence.
+        caches: Caches that were searched for the rows, by their name.
+        not_touched: What was not changed, sentence by sentence.
         folder: The folder; hold its lock (:func:`sfu.files.folder_lock`).
         version: That of sfu.
         replace: Whether it takes the place of the one that is there.
@@ -115,9 +117,8 @@ def write_head(
                     shutil.copyfile(part, temporary / part.name)
         files = source.files, digests_of(temporary / HEAD, model)
         last = read_deletion_record(source.records[-1]) if source.records else None
-        content, text = _record(
-            last, files, asked, _done(source, result, rounded), _estimated(result), not_touched, version
-        )
+        done, estimated = _done(source, result, rounded), _estimated(result)
+        content, text = _record(last, files, asked, done, estimated, caches, not_touched, version)
         path = temporary / f"record-{content['number']}.json"
         write_text(path.with_suffix(".md"), text)
         write_text(path, as_text(content))
@@ -162,7 +163,7 @@ def _write_model(source: Source, head: Head, folder: Path) -> tuple[Path | None,
 
 def _record(
     last: DeletionRecord | None, files: tuple[FileDigests, FileDigests], asked: Asked, done: Done, estimated: Estimated,
-    not_touched: list[str], version: str,
+    caches: dict[str, Searched] | None, not_touched: list[str], version: str,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Return the content of a record, and its Markdown form."""
     import torch
@@ -174,7 +175,8 @@ def _record(
         "schema": SCHEMA, "number": number, "previous": None if last is None else last.hash, "time": time,
         "sfu": version, "torch": str(torch.__version__), "before": files[0].model_dump(),
         "after": files[1].model_dump(), "asked": asked.model_dump(), "done": done.model_dump(mode="json"),
-        "estimated": estimated.model_dump(mode="json"), "not_touched": not_touched,
-        "text": hashlib.sha256(text.encode()).hexdigest(),
+        "estimated": estimated.model_dump(mode="json"),
+        "caches": None if caches is None else {name: found.model_dump() for name, found in caches.items()},
+        "not_touched": not_touched, "text": hashlib.sha256(text.encode()).hexdigest(),
     }  # fmt: skip
     return {**content, "hash": hash_of(content)}, text

@@ -109,6 +109,18 @@ class Estimated(_Exact):
     l2_interval: Interval | None
 
 
+class Searched(_Exact):
+    """What a search of a cache found.
+
+    Attributes:
+        made_of_them: Entries whose data held one of the rows.
+        unknown: Entries that do not say what they were made of.
+    """
+
+    made_of_them: Count
+    unknown: Count
+
+
 class DeletionRecord(Versioned):
     """One request that was served.
 
@@ -123,7 +135,8 @@ class DeletionRecord(Versioned):
         asked: What was asked.
         done: What was done.
         estimated: What is estimated.
-        not_touched: What was neither changed nor searched, sentence by sentence.
+        caches: Caches of sfu that were searched for the rows, by their name; ``None`` if none was.
+        not_touched: What was not changed, sentence by sentence.
         text: SHA-256 of the Markdown form.
         hash: SHA-256 of all else, as canonical JSON.
     """
@@ -141,6 +154,7 @@ class DeletionRecord(Versioned):
     asked: Asked
     done: Done
     estimated: Estimated
+    caches: dict[str, Searched] | None
     not_touched: list[str]
     text: Digest
     hash: Digest

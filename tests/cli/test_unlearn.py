@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -67,7 +68,7 @@ def test_apply_writes_the_head_that_unlearn_returns_and_a_record(tmp_path, capsy
     assert stat.S_IMODE((new / "head.secret").stat().st_mode) == 0o600
     record = read_deletion_record(new / "record-1.json")
     assert shown.splitlines()[-1] == record.hash
-    assert (record.number, record.previous) == (1, None)
+    assert (record.number, record.previous, record.caches) == (1, None, None)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in everything(tmp_path).items()}
     assert record.before.model_dump() == {
         "tensors": digests["old.safetensors"], "settings": digests["old.json"], "secret": digests.get("old.secret"),
@@ -111,6 +112,37 @@ def test_the_page_for_a_person_says_what_was_asked_done_and_not_touched(tmp_path
     assert any("caches of sfu: not searched" in sentence for sentence in record.not_touched)
     for digest in record.done.row_digests:
         assert digest not in text
+
+
+def test_caches_are_searched_if_asked_and_left_as_they_are(tmp_path, monkeypatch):
+    from sfu.experiment.cache import StageCache
+    from sfu.experiment.keys import stage_keys
+    from sfu.experiment.result_store import result_store
+    from tests.conftest import make_arrays
+    from tests.experiment.cases import config_for
+    from tests.experiment.cases import run as run_pipeline
+
+    np.savez(tmp_path / "features.npz", **make_arrays(400))
+    config = config_for(tmp_path / "features.npz")
+    config.methods = ["original", "retrained"]
+    run_pipeline(config, tmp_path / "run", cache=StageCache(result_store(), stage_keys(config)))
+    cached = {entry.key for entry in result_store().entries()}
+    gone, other = write_rows(tmp_path / "gone.npz"), tmp_path / "other.npz"
+    np.savez(other, features=rows()[0][:40].numpy() + 1e-3, labels=rows()[1][:40].numpy())
+    head, found = write_head(tmp_path), {}
+    for name, file in (("a", gone), ("b", str(other))):
+        assert run(head, file, "--out", str(tmp_path / name), "--apply", "--search-caches", "--force") == 0
+        record = read_deletion_record(tmp_path / name / "record-1.json")
+        assert record.caches is not None
+        assert list(record.caches) == ["results", "cores", "training"]
+        found[name] = record.caches["results"]
+        assert (
+            f"The cache of results: {found[name].made_of_them} entries" in (tmp_path / name / "record-1.md").read_text()
+        )
+    assert len(cached) > 3
+    assert (found["a"].made_of_them, found["a"].unknown) == (len(cached), 0)
+    assert (found["b"].made_of_them, found["b"].unknown) == (0, 0)
+    assert {entry.key for entry in result_store().entries()} == cached
 
 
 def test_a_step_that_is_withheld_exits_with_3_and_writes_nothing(tmp_path, capsys):
@@ -323,8 +355,6 @@ MISTAKES = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    import numpy as np
-
     monkeypatch.chdir(tmp_path)
     features, _ = rows()
     spoilt = features[:40].clone()

@@ -101,6 +101,9 @@ records = st.fixed_dictionaries({
         "share": st.none() | st.floats(-1, 1), "share_interval": st.none() | st.lists(finite, min_size=2, max_size=2),
         "distance": st.none() | sizes, "l2": sizes, "l2_interval": st.none(),
     }),
+    "caches": st.none() | st.dictionaries(
+        words, st.fixed_dictionaries({"made_of_them": counts, "unknown": counts}), max_size=2
+    ),
     "not_touched": st.lists(words, max_size=3), "text": digests,
 })  # fmt: skip
 
