@@ -8,6 +8,7 @@ import sys
 import textwrap
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,9 @@ def _parser() -> ArgumentParser:
         "--unlabelled", type=Path, action="append", default=[], metavar="FILE",
         help="features of unlabelled rows like the training rows (repeatable)",
     )  # fmt: skip
+    parser.add_argument(
+        "--copies", action="store_true", help="the training set held equal rows as often as they are given"
+    )
     parser.add_argument("--force", action="store_true", help="take the step even if it is predicted to do harm")
     parser.add_argument("--seed", type=int, default=0, help="of folds and perturbations (default: %(default)s)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write a copy of the record here, too")
@@ -137,10 +141,13 @@ def _verify(given: Namespace) -> None:
 
 
 def _unlearn(given: Namespace) -> None:
+    from sfu.records.layout import folder_of
+
     paths = {key: value.expanduser() for key, value in vars(given).items() if isinstance(value, Path)}
     given = Namespace(**{**vars(given), **paths, "unlabelled": [path.expanduser() for path in given.unlabelled]})
+    given.head = folder_of(given.head)
     _check_output(given)
-    target: Path | None = given.head if given.in_place else given.out
+    target: Path | None = given.head.resolve() if given.in_place else given.out
     with folder_lock(target) if given.apply and target is not None else nullcontext():
         _serve(given, target)
 
@@ -172,6 +179,8 @@ def _check_output(given: Namespace) -> None:
         raise ConfigError(
             "--apply needs a place to write to. Give --out NEW, or --in-place for a folder of sfu-unlearn."
         )
+    if given.out is not None and given.out.resolve() == given.head.resolve():
+        raise ConfigError(f"--out {given.out} is HEAD itself. Give --in-place in place of --out, or another folder.")
     if given.in_place and not is_head_folder(given.head):
         raise ConfigError(
             f"--in-place replaces a folder that sfu-unlearn wrote, and {given.head} is none. Give --out NEW."
@@ -212,8 +221,10 @@ def _serve(given: Namespace, target: Path | None) -> None:
     n_rows = len(arrays["labels"])
     result = unlearn(
         source.head, arrays["features"], arrays["labels"], unlabelled=list(unlabelled) or None, request=given.request,
-        weights=arrays.get("weights"), curvature={"force": True} if given.force else None, seed=given.seed,
+        weights=arrays.get("weights"), copies=given.copies, curvature={"force": True} if given.force else None,
+        seed=given.seed,
     )  # fmt: skip
+    result = replace(result, note=result.note and _in_options(result.note))
     done = not result.applied and result.reasons == (ALREADY_FORGOTTEN,)
     if served is not None and not done:
         raise _exists(target)
@@ -231,6 +242,11 @@ def _serve(given: Namespace, target: Path | None) -> None:
         _write(given, source, result, arrays, [len(rows) for rows in unlabelled], target)
     if given.record is not None and is_head_folder(target) and not given.record.exists():
         copy_file(records_in(target)[-1], given.record)
+
+
+def _in_options(note: str) -> str:
+    """Return a note of :func:`sfu.unlearn` with its arguments as options of this command."""
+    return note.replace("curvature.force=true", "--force").replace("copies=True", "--copies")
 
 
 def _exists(target: Path | None) -> ConfigError:
@@ -319,14 +335,19 @@ def _write(
     from sfu.records.record import Asked
 
     n_rows = len(arrays["labels"])
-    asked = Asked(kind=given.request, rows=n_rows, unlabelled=n_unlabelled, seed=given.seed, force=given.force)
+    asked = Asked(
+        kind=given.request, rows=n_rows, unlabelled=n_unlabelled, seed=given.seed, copies=given.copies,
+        force=given.force,
+    )  # fmt: skip
     found = _search(arrays["features"]) if given.search_caches else None
     untouched = [
         _BACKBONE[source.head.recipe.frozen_backbone], *([] if source.model is None else [_REST]), *_NOT_TOUCHED,
         *([_NOT_SEARCHED] if found is None else [*map(_told, found, found.values()), _FEATURES]),
     ]  # fmt: skip
     record = write_head(source, result, asked, found, untouched, target, version=__version__, replace=given.in_place)
-    print(f"Wrote {target} with record {record.number}. Its hash is\n{record.hash}")
+    print(
+        f"Wrote {given.head if given.in_place else given.out} with record {record.number}. Its hash is\n{record.hash}"
+    )
 
 
 def _search(features: np.ndarray) -> dict[str, Searched]:

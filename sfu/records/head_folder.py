@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sfu.errors import ArtifactError
+from sfu.errors import ArtifactError, DataError
 from sfu.files import file_digest, write_folder, write_text
 from sfu.records.chain import verify
 from sfu.records.layout import HEAD, MODELS, digests_of, is_head_folder, model_in, records_in
@@ -66,7 +66,7 @@ def read_source(path: Path, layer: str | None = None, training: TrainingFile | N
 
     Raises:
         ArtifactError: A file is missing, damaged or altered.
-        DataError: The checkpoint cannot be read, or has no such layer.
+        DataError: The checkpoint cannot be read, or has no such layer; or the head is not linear.
         ConfigError: The training does not fit the layer.
     """
     from sfu.heads.checkpoint import read_layer
@@ -76,14 +76,25 @@ def read_source(path: Path, layer: str | None = None, training: TrainingFile | N
         module = read_layer(path, layer)
         return Source(training.head(module), FileDigests(model=file_digest(path)), path, layer, module)
     if not is_head_folder(path):
-        return Source(load_head(path), digests_of(path))
+        return Source(_linear(load_head(path)), digests_of(path))
+    if not records_in(path):
+        raise ArtifactError(f"{path} holds a head without a record. Give the head itself, {path / HEAD}.")
     found = verify([path])
     if wrong := [*found.problems, *found.remarks]:
         raise ArtifactError(f"{path} is not as sfu-unlearn left it: {wrong[0]} Put back the files that differ.")
     last, model = found.records[-1], model_in(path)
     layer = last.done.layer
     module_or_none = None if model is None or layer is None else read_layer(model, layer)
-    return Source(load_head(path / HEAD), last.after, model, layer, module_or_none, tuple(records_in(path)))
+    return Source(_linear(load_head(path / HEAD)), last.after, model, layer, module_or_none, tuple(records_in(path)))
+
+
+def _linear(head: Head) -> Head:
+    if head.feature_weights_CD is None:
+        raise DataError(
+            f"the head is a {type(head).__name__}, and sfu-unlearn serves linear heads, whose rows are features. Use "
+            "sfu.unlearn."
+        )
+    return head
 
 
 def write_head(

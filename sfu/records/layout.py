@@ -23,6 +23,16 @@ def is_head_folder(path: Path) -> bool:
     return (path / f"{HEAD}.json").is_file()
 
 
+def folder_of(path: Path) -> Path:
+    """Return the folder of ``sfu-unlearn`` that a path belongs to: itself, or the one that holds this head or model.
+
+    Any other path is returned as it is.
+    """
+    folder = path.parent
+    is_part = path.name == HEAD or path.stem == HEAD or path.name in MODELS
+    return folder if is_part and is_head_folder(folder) and records_in(folder) else path
+
+
 def records_in(folder: Path) -> list[Path]:
     """Return the records in a folder, by their number."""
     found = {int(match[1]): path for path in folder.iterdir() if (match := _RECORD.fullmatch(path.name))}

@@ -53,6 +53,7 @@ class Asked(_Exact):
         rows: Number of rows in the file.
         unlabelled: Number of rows of each unlabelled set.
         seed: Seed of folds and perturbations.
+        copies: Whether rows that were given several times counted as often.
         force: Whether a step was to be taken even if it is predicted to do harm.
     """
 
@@ -60,6 +61,7 @@ class Asked(_Exact):
     rows: Count
     unlabelled: list[Count]
     seed: Count
+    copies: bool
     force: bool
 
 

@@ -9,6 +9,7 @@ import re
 import stat
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 import sfu
 from sfu.heads.forgotten import Forgotten
 from sfu.records.record import read_deletion_record
+from sfu.records.training import TrainingFile
 from tests.records.cases import (
     everything,
     message_of,
@@ -80,7 +82,9 @@ def test_apply_writes_the_head_that_unlearn_returns_and_a_record(tmp_path, capsy
     }  # fmt: skip
     assert record.text == digests["new/record-1.md"]
     assert (tmp_path / "copy.json").read_bytes() == (new / "record-1.json").read_bytes()
-    assert record.asked.model_dump() == {"kind": "random", "rows": 40, "unlabelled": [], "seed": 3, "force": False}
+    assert record.asked.model_dump() == {
+        "kind": "random", "rows": 40, "unlabelled": [], "seed": 3, "copies": False, "force": False,
+    }  # fmt: skip
     assert (record.done.verdict, record.done.rows, record.done.n_train) == ("applied", 40, (400, 360))
     assert record.estimated.share == result.predicted_share
     assert record.estimated.share_interval == result.predicted_share_interval
@@ -406,7 +410,65 @@ def test_a_folder_that_was_changed_is_refused(tmp_path, capsys):
     assert "The secret of the head is not in" in message_of(capsys)
     (new / "record-1.json").unlink()
     assert run(str(new), more) == 2
-    assert "holds no record-1.json" in message_of(capsys)
+    assert f"holds a head without a record. Give the head itself, {new / 'head'}." in message_of(capsys)
+
+
+def test_a_part_of_a_folder_stands_for_the_folder(tmp_path, capsys):
+    """Otherwise its chain would begin anew, and rows that were forgotten would be forgotten again."""
+    model, training = write_model(tmp_path / "m.safetensors"), write_training(tmp_path / "t.json")
+    first, second = write_rows(tmp_path / "a.npz"), write_rows(tmp_path / "b.npz", 40, 80)
+    of_layer, new = ("--layer", "fc", "--training", training), tmp_path / "new"
+    assert run(model, first, *of_layer, "--out", str(new), "--apply") == 0
+    for part in ("head", "head.json", "head.safetensors", "model.safetensors"):
+        folder = tmp_path / part
+        assert run(str(new / part), second, "--out", str(folder), "--apply") == 0
+        assert read_deletion_record(folder / "record-2.json").done.n_train == (360, 320)
+    assert run(str(new / "model.safetensors"), second, *of_layer) == 2
+    assert "are known in" in message_of(capsys)
+    assert run(str(new), second, "--out", str(new), "--apply") == 2
+    assert "is HEAD itself. Give --in-place" in message_of(capsys)
+    (tmp_path / "link").symlink_to(new)
+    assert run(str(tmp_path / "link"), second, "--in-place", "--apply") == 0
+    assert (tmp_path / "link").is_symlink()
+    assert read_deletion_record(new / "record-2.json").number == 2
+
+
+def test_what_is_said_of_the_training_decides_the_step(tmp_path, capsys):
+    features, labels = rows()
+    training = write_training(
+        tmp_path / "t.json", l2="estimate", class_counts=labels.bincount().tolist(), classes=["a", "b", "c", "d"],
+        feature_mean=features.mean(0).tolist(), frozen_backbone=False,
+    )  # fmt: skip
+    gone = write_rows(tmp_path / "gone.npz", 0, 160)
+    given = (write_model(tmp_path / "m.pt"), gone, "--layer", "fc", "--training", training)
+    assert run(*given, "--out", str(tmp_path / "new"), "--apply") == 0
+    assert re.search(r"^l2 +\S+ \(\S+ to \S+, estimated\)$", capsys.readouterr().out, re.M)
+    record = read_deletion_record(tmp_path / "new" / "record-1.json")
+    assert record.estimated.l2_interval is not None
+    low, high = record.estimated.l2_interval
+    assert low < record.estimated.l2 < high
+    assert {"l2_estimated", "trained_backbone"} <= set(record.done.reasons)
+    assert "it was trained on these rows, too" in record.not_touched[0]
+    names = {one.name for one in fields(sfu.TrainingRecord)} - {"optimizer", "batch_size"}
+    assert set(TrainingFile.model_fields) == names | {"bound", "ledger"}
+
+
+def test_rows_count_as_often_as_they_are_given_if_asked(tmp_path, capsys):
+    features, labels = rows()
+    twice = {"features": features[:20].repeat(2, 1).numpy(), "labels": labels[:20].repeat(2).numpy()}
+    head, gone = write_head(tmp_path), write_rows(tmp_path / "gone.npz", **twice)
+    assert run(head, gone) == 0
+    assert "count once (--copies counts them all)" in " ".join(capsys.readouterr().out.split())
+    assert run(head, gone, "--copies", "--out", str(tmp_path / "new"), "--apply") == 0
+    record = read_deletion_record(tmp_path / "new" / "record-1.json")
+    assert (record.asked.copies, record.done.rows) == (True, 40)
+
+
+def test_other_heads_are_refused(tmp_path, capsys, monkeypatch):
+    head, gone = write_head(tmp_path), write_rows(tmp_path / "gone.npz")
+    monkeypatch.setattr("sfu.heads.linear.LinearHead.feature_weights_CD", None)  # as of a linearised head
+    assert run(head, gone) == 2
+    assert "sfu-unlearn serves linear heads, whose rows are features" in message_of(capsys)
 
 
 def test_mistakes_in_the_arguments_are_told_without_pytorch(folder):
