@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sfu.schema import setting as setting
     from sfu.unlearning.base import UnlearningMethod as UnlearningMethod
     from sfu.unlearning.result import UnlearningResult as UnlearningResult
+    from sfu.unlearning.stream import RequestStream as RequestStream
     from sfu.unlearning.unlearn import unlearn as unlearn
 
 __version__ = "0.1.0"
@@ -80,6 +81,7 @@ _HOMES = {
     "sfu.schema": ("setting",),
     "sfu.unlearning.base": ("UnlearningMethod",),
     "sfu.unlearning.result": ("UnlearningResult",),
+    "sfu.unlearning.stream": ("RequestStream",),
     "sfu.unlearning.unlearn": ("unlearn",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
