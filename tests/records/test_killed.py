@@ -7,15 +7,16 @@ import random
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import sfu
 from sfu.errors import ArtifactError
-from sfu.files import write_folder
+from sfu.files import folder_lock, write_folder
 from sfu.records.chain import verify
-from tests.records.cases import everything, run, write_model, write_rows, write_training
+from tests.records.cases import everything, run, write_head, write_model, write_rows, write_training
 
 WRITING = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree", "shutil.copyfile")
 
@@ -122,3 +123,38 @@ def test_a_system_that_cannot_swap_folders_says_so(tmp_path, monkeypatch):
         write_folder(folder, lambda made: (made / "a").write_text("2"), replace=True)
     assert {path.name for path in tmp_path.rglob("*")} == {"new", "a"}
     assert (folder / "a").read_text() == "1"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_every_file_reaches_the_disk_before_the_folder_appears(tmp_path, monkeypatch):
+    flushed: list[tuple[Path, bool]] = []
+
+    def note(opened: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{opened}"))
+        flushed.append((place.relative_to(tmp_path), (tmp_path / "new").exists()))
+
+    def write(made: Path) -> None:
+        (made / "sub").mkdir()
+        for name in ("a", "sub/b"):
+            (made / name).write_text(name)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_folder(tmp_path / "new", write)
+    hidden = Path(".new.unfinished")
+    before = {place for place, there in flushed if not there}
+    assert before == {hidden / "a", hidden / "sub" / "b", hidden / "sub", hidden}
+    assert [place for place, there in flushed if there] == [Path()]
+
+
+def test_two_calls_for_one_folder_wait_for_each_other(tmp_path):
+    head, gone, new = write_head(tmp_path), write_rows(tmp_path / "gone.npz"), tmp_path / "new"
+    codes: list[int] = []
+    other = threading.Thread(target=lambda: codes.append(run(head, gone, "--out", str(new), "--apply")))
+    with folder_lock(new):
+        other.start()
+        other.join(0.5)
+        assert other.is_alive()
+        assert not new.exists()
+    other.join(60)
+    assert codes == [0]
+    assert new.exists()
