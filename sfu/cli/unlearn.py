@@ -196,7 +196,7 @@ def _check_output(given: Namespace) -> None:
 
 
 def _serve(given: Namespace, target: Path | None) -> None:
-    from sfu.records.head_folder import read_source
+    from sfu.records.head_folder import fit_layer, read_source
     from sfu.records.layout import is_head_folder, records_in
     from sfu.records.record import read_deletion_record
     from sfu.records.training import read_training
@@ -225,6 +225,7 @@ def _serve(given: Namespace, target: Path | None) -> None:
         seed=given.seed,
     )  # fmt: skip
     result = replace(result, note=result.note and _in_options(result.note))
+    result, rounded = fit_layer(source, result) if result.applied else (result, None)
     done = not result.applied and result.reasons == (ALREADY_FORGOTTEN,)
     if served is not None and not done:
         raise _exists(target)
@@ -239,7 +240,7 @@ def _serve(given: Namespace, target: Path | None) -> None:
         print("Nothing was written (no --apply).")
         return
     if not done:
-        _write(given, source, result, arrays, [len(rows) for rows in unlabelled], target)
+        _write(given, source, result, rounded, arrays, [len(rows) for rows in unlabelled], target)
     if given.record is not None and is_head_folder(target) and not given.record.exists():
         copy_file(records_in(target)[-1], given.record)
 
@@ -328,8 +329,8 @@ def _line(label: str, text: str) -> str:
 
 
 def _write(
-    given: Namespace, source: Source, result: UnlearningResult, arrays: dict[str, Any], n_unlabelled: list[int],
-    target: Path,
+    given: Namespace, source: Source, result: UnlearningResult, rounded: float | None, arrays: dict[str, Any],
+    n_unlabelled: list[int], target: Path,
 ) -> None:  # fmt: skip
     from sfu.records.head_folder import write_head
     from sfu.records.record import Asked
@@ -344,7 +345,9 @@ def _write(
         _BACKBONE[source.head.recipe.frozen_backbone], *([] if source.model is None else [_REST]), *_NOT_TOUCHED,
         *([_NOT_SEARCHED] if found is None else [*map(_told, found, found.values()), _FEATURES]),
     ]  # fmt: skip
-    record = write_head(source, result, asked, found, untouched, target, version=__version__, replace=given.in_place)
+    record = write_head(
+        source, result, rounded, asked, found, untouched, target, version=__version__, in_place=given.in_place
+    )
     print(
         f"Wrote {given.head if given.in_place else given.out} with record {record.number}. Its hash is\n{record.hash}"
     )

@@ -15,7 +15,8 @@ from sfu.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_MUCH_LOST = 0.1
+MUCH_LOST = 0.1
+"""Share of a change that may be lost to rounding without a word."""
 _PROBE_SEED, _RANDOM_ROWS, _CHUNK = 0, 8, 512
 _ROUNDING = 16  # times the precision of the layer: the same product twice may differ by this, on another kernel
 
@@ -118,7 +119,7 @@ def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
             for name, tensor in before.items():
                 own[name].copy_(tensor)
         raise
-    if lost > _MUCH_LOST:
+    if lost > MUCH_LOST:
         log.warning(
             "the layer is %s: rounding its new weights moves them by %.0f %% of the change that was to be made. Use a "
             "layer in float32, so that the change is kept.", rounded["weight"].dtype, 100 * lost,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -97,31 +97,60 @@ def _linear(head: Head) -> Head:
     return head
 
 
+def fit_layer(source: Source, result: UnlearningResult) -> tuple[UnlearningResult, float | None]:
+    """Write the new weights into the layer of the checkpoint, in its dtype.
+
+    Return the result, with a reservation if rounding undoes much of the step, and the share of the change that it
+    undoes; ``None`` without a checkpoint.
+
+    Raises:
+        DataError: The dtype cannot hold the weights.
+    """
+    from sfu.heads.linear import LinearHead
+    from sfu.heads.plain_layer import MUCH_LOST, write_weights
+
+    head = result.head
+    if source.module is None or not isinstance(head, LinearHead):
+        return result, None
+    lost = write_weights(source.module, head.weight_CD, head.parameters_CE[:, -1] if head.bias else None)
+    if lost <= MUCH_LOST:
+        return result, lost
+    dtype = str(source.module.weight.dtype).removeprefix("torch.")
+    told = f"rounding to {dtype} moves the weights by {lost:.0%} of the step"
+    note = told if result.note is None else f"{result.note}; {told}"
+    return replace(result, reasons=(*result.reasons, "rounding"), note=note), lost
+
+
 def write_head(
-    source: Source, result: UnlearningResult, asked: Asked, caches: dict[str, Searched] | None, not_touched: list[str],
-    folder: Path, *, version: str, replace: bool = False,
+    source: Source, result: UnlearningResult, rounded: float | None, asked: Asked,
+    caches: dict[str, Searched] | None, not_touched: list[str], folder: Path, *, version: str, in_place: bool = False,
 ) -> DeletionRecord:  # fmt: skip
     """Write the unlearned head, the model and all records to a folder that appears complete or not at all.
 
     Args:
         source: What the request was served from.
         result: What came of it; the step was applied.
+        rounded: What :func:`fit_layer` returned for it.
         asked: What was asked.
         caches: Caches that were searched for the rows, by their name.
         not_touched: What was not changed, sentence by sentence.
         folder: The folder; hold its lock (:func:`sfu.files.folder_lock`).
         version: That of sfu.
-        replace: Whether it takes the place of the one that is there.
+        in_place: Whether it takes the place of the one that is there.
 
     Raises:
         ArtifactError: Something cannot be written.
-        DataError: The checkpoint's dtype cannot hold the weights.
     """
+    from sfu.heads.checkpoint import write_layer
+
     made: list[DeletionRecord] = []
 
     def write(temporary: Path) -> None:
         result.head.save(temporary / HEAD)
-        model, rounded = _write_model(source, result.head, temporary)
+        model = None
+        if source.model is not None and source.layer is not None and source.module is not None:
+            model = temporary / MODELS[source.model.suffix != ".safetensors"]
+            write_layer(source.model, source.layer, source.module, model)
         for path in source.records:
             for part in (path, path.with_suffix(".md")):
                 if part.is_file():
@@ -135,7 +164,7 @@ def write_head(
         write_text(path, as_text(content))
         made.append(read_deletion_record(path))
 
-    write_folder(folder, write, replace=replace)
+    write_folder(folder, write, replace=in_place)
     return made[0]
 
 
@@ -156,20 +185,6 @@ def _estimated(result: UnlearningResult) -> Estimated:
         distance=result.predicted_distance, l2=result.head.l2,
         l2_interval=(interval[0], interval[1]) if isinstance(interval, tuple) else None,
     )  # fmt: skip
-
-
-def _write_model(source: Source, head: Head, folder: Path) -> tuple[Path | None, float | None]:
-    if source.model is None or source.layer is None or source.module is None:
-        return None, None
-    from sfu.heads.checkpoint import write_layer
-    from sfu.heads.linear import LinearHead
-    from sfu.heads.plain_layer import write_weights
-
-    assert isinstance(head, LinearHead)
-    rounded = write_weights(source.module, head.weight_CD, head.parameters_CE[:, -1] if head.bias else None)
-    path = folder / MODELS[source.model.suffix != ".safetensors"]
-    write_layer(source.model, source.layer, source.module, path)
-    return path, rounded
 
 
 def _record(

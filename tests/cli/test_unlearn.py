@@ -251,6 +251,25 @@ def test_a_checkpoint_keeps_dtype_and_every_other_tensor(tmp_path, name, dtype):
     assert read_deletion_record(new / "record-2.json").done.layer == "fc"
 
 
+def test_a_step_that_rounding_undoes_has_a_reservation(tmp_path, capsys):
+    gone, training = write_rows(tmp_path / "gone.npz", 0, 6), write_training(tmp_path / "t.json", bound=30.0)
+    given = (gone, "--layer", "fc", "--training", training)
+    model = write_model(tmp_path / "m.safetensors", state(torch.bfloat16))
+    assert run(model, *given) == 0
+    assert re.search(r"^verdict +would be applied with reservations$", capsys.readouterr().out, re.M)
+    assert run(model, *given, "--out", str(tmp_path / "new"), "--apply") == 0
+    record = read_deletion_record(tmp_path / "new" / "record-1.json")
+    assert record.done.rounded is not None
+    assert record.done.rounded > 0.1
+    assert record.done.verdict == "applied_with_reservations"
+    assert record.done.reasons[-1] == "rounding"
+    told = f"rounding to bfloat16 moves the weights by {record.done.rounded:.0%} of the step"
+    assert record.done.note is not None
+    assert told in record.done.note
+    assert run(write_model(tmp_path / "f.safetensors"), *given, "--out", str(tmp_path / "newer"), "--apply") == 0
+    assert "rounding" not in read_deletion_record(tmp_path / "newer" / "record-1.json").done.reasons
+
+
 def test_the_rest_of_a_checkpoint_stays_as_it_is(tmp_path):
     training, gone = write_training(tmp_path / "t.json"), write_rows(tmp_path / "gone.npz")
     given = (gone, "--layer", "fc", "--training", training, "--apply", "--out")
