@@ -108,6 +108,7 @@ def fit_layer(source: Source, result: UnlearningResult) -> tuple[UnlearningResul
     """
     from sfu.heads.linear import LinearHead
     from sfu.heads.plain_layer import MUCH_LOST, write_weights
+    from sfu.unlearning.result import Remark
 
     head = result.head
     if source.module is None or not isinstance(head, LinearHead):
@@ -116,9 +117,9 @@ def fit_layer(source: Source, result: UnlearningResult) -> tuple[UnlearningResul
     if lost <= MUCH_LOST:
         return result, lost
     dtype = str(source.module.weight.dtype).removeprefix("torch.")
-    told = f"rounding to {dtype} moves the weights by {lost:.0%} of the step"
-    note = told if result.note is None else f"{result.note}; {told}"
-    return replace(result, reasons=(*result.reasons, "rounding"), note=note), lost
+    remark = Remark("rounding", f"rounding to {dtype} moves the weights by {lost:.0%} of the step")
+    note = "; ".join(filter(None, (result.note, remark.text)))
+    return replace(result, reasons=(*result.reasons, remark.code), note=note), lost
 
 
 def write_head(
