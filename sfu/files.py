@@ -179,9 +179,9 @@ def _unfinished(path: Path) -> Path:
 
 def _flush(path: Path) -> None:
     """Have the system write a file, or the names in a folder, to the disk."""
-    if sys.platform == "win32" and path.is_dir():
+    if os.name == "nt" and path.is_dir():
         return
-    opened = os.open(path, os.O_RDONLY)
+    opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows flushes what can be written
     try:
         os.fsync(opened)
     finally:

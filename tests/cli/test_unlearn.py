@@ -210,8 +210,10 @@ def test_a_command_that_is_given_again_after_it_was_served_does_nothing(tmp_path
     assert run(*given, "--record", str(copy)) == 0  # as if it had been stopped before the copy
     assert copy.read_bytes() == (tmp_path / "new" / "record-1.json").read_bytes()
     other = write_rows(tmp_path / "other.npz", 40, 80)
-    assert run(model, other, *given[2:]) == 2
-    assert "new exists and was made by another request" in message_of(capsys)
+    another = write_model(tmp_path / "another.safetensors", {**state(), "body.steps": torch.tensor(8)})
+    for head, wanted in ((model, other), (another, gone)):
+        assert run(head, wanted, *given[2:]) == 2
+        assert "new exists and was made by another request" in message_of(capsys)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
