@@ -48,3 +48,17 @@ def test_heads_in_practice_are_held_against_the_effect_of_forgetting(monkeypatch
     monkeypatch.setattr(script, "PROMISED", (98.0, 99.0))
     assert script.main(arguments) == 1
     assert "outside 98 to 99" in capsys.readouterr().out
+
+
+def test_mistakes_are_refused_by_name_and_what_is_right_is_not(monkeypatch, capsys):
+    script = load_script("mistakes")
+    assert script.main(["--quick"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^one-hot +told as \+-1 targets +refused: loss=make_loss\('quadratic', other_target=-1\)", printed, re.M
+    )
+    assert re.search(r"^softmax, SGD +rows not trained on +\d+ of 10 refused, ", printed, re.M)
+    assert printed.endswith("0 of 36 are wrong.\n")
+    monkeypatch.setattr(script, "serve", lambda head, rows, kind="random": ("no", head))
+    assert script.main(["--only", "one-hot"]) == 1
+    assert re.search(r"^one-hot +right +refused: no  WRONG$", capsys.readouterr().out, re.M)

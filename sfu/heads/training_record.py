@@ -44,8 +44,8 @@ class TrainingRecord:
             and a request is compared with it.
         feature_mean: Mean of the training rows' features, ``[D]``. A request is compared with it, so that features in
             another scale are found.
-        training_loss: Mean loss of the training rows, without the regulariser. A request is compared with it, so that
-            rows that were not trained on are found.
+        training_loss: Mean loss of the training rows at the end of training, by ``loss``, without the regulariser and
+            without mixing rows. A request is compared with it, so that rows that were not trained on are found.
         mixup: Whether rows were mixed with others in training (mixup, CutMix). The optimum is then not that of the rows
             themselves, so l2 is estimated.
         classes: Names of the classes, ``[C]``, by which labels can be given; two of them for a single output.
@@ -106,6 +106,8 @@ class TrainingRecord:
             head.recipe, frozen_backbone=self.frozen_backbone, training_loss=self.training_loss,
             classes=None if self.classes is None else tuple(self.classes),
         )  # fmt: skip
+        if recipe.training_loss is not None:  # sfu's mean is another one
+            recipe = replace(recipe, training_loss=times * recipe.training_loss)
         return replace(head, kept=replace(head.kept, shares_C=shares_C, mean_D=mean_D), recipe=recipe)
 
     def _loss(self, n_outputs: int) -> tuple[Loss, float]:

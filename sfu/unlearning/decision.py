@@ -92,5 +92,5 @@ def _limits(assessment: Assessment, force: bool) -> list[Remark]:
 def _no_sample(assessment: Assessment) -> str:
     what = "the forget set is no random sample of the training data"
     if assessment.evidence["gradient"].reason in assessment.reasons:
-        what += ", or the loss, l2 or labels are not those of training"
+        what += ", or the loss, l2, labels or scale of the features are not those of training"
     return f"{what} ({', and '.join(assessment.reasons)})"

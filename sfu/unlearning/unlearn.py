@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sfu.arrays import Array, Pairs, as_examples, as_tensor, numbered
-from sfu.curvature.effective_l2 import check_l2, estimate_l2
 from sfu.curvature.settings import CurvatureSettings, curvature_settings
+from sfu.curvature.statement import check_statement, estimate_l2
 from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
@@ -86,9 +86,10 @@ def unlearn(
 
     Raises:
         DataError: ``head`` is not one, or the examples are no numbers or do not fit it; or its l2 is to be estimated,
-            and they are no random sample, or too few.
-        ConfigError: The settings cannot work, or need the retained data; or a random sample contradicts the head's l2;
-            or the labels are targets, and the request is for a class or the loss has class weights.
+            and they are no random sample, or too few; or a random sample contradicts the labels, the scale of the
+            features, or the head's training loss.
+        ConfigError: The settings cannot work, or need the retained data; or the examples contradict the head's loss or
+            l2; or the labels are targets, and the request is for a class or the loss has class weights.
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
     """
@@ -148,7 +149,7 @@ def unlearn(
             told = f"l2 = {found.value:.3g} ({low:.3g} to {high:.3g}) is estimated from the rows to forget"
             remarks.append(Remark("l2_estimated", told))
         elif not config.force:
-            check_l2(made)
+            check_statement(made)
         result = method.unlearn(made.private(), MethodContext(seeds))
     last = [] if head.recipe.frozen_backbone else [Remark("trained_backbone", _BACKBONE)]
     notes = [*(one.text for one in remarks), result.note, *(one.text for one in last)]

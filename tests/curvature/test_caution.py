@@ -174,7 +174,7 @@ def unbounded(**changes) -> sfu.UnlearningResult:
 def test_without_a_bound_an_alarm_withholds_the_step_and_names_a_remedy():
     withheld = unbounded()
     assert not withheld.applied
-    assert "no random sample of the training data, or the loss, l2 or labels are not those of training" in withheld.note
+    assert "no random sample of the training data, or the loss, l2, labels or scale of the features" in withheld.note
     assert "or the loss" not in unbounded(request="class").note
     assert "Give the head's bound" in withheld.note
     assert "unlabelled rows like the training rows" in withheld.note

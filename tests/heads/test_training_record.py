@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -132,6 +134,8 @@ def test_the_record_stays_with_the_head_and_is_heeded(tmp_path):
     head = sfu.load_head(tmp_path / "head")
     assert head.recipe == record.head(layer).recipe
     assert head.recipe.training_loss == 0.5
+    halved = replace(record, loss=nn.MSELoss()).head(layer)
+    assert halved.recipe.training_loss == 0.5 * C / 2  # sfu's loss is half the sum over outputs
     assert torch.allclose(head.kept.shares_C, COUNTS.double() / N)
     names = [["ant", "bee", "cat"][label] for label in LABELS[:20].tolist()]
     by_name = sfu.unlearn(head, FEATURES[:20], names, curvature={"estimator": "closed_form"})
