@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 _WIDTH = 80
 WITHHELD, ALTERED, REFUSED = 3, 1, 2
 _KINDS = ("random", "class", "person", "selected")
+_OPTIONS = {
+    'curvature={"force": True}': "--force", "curvature.force=true": "--force", "copies=True": "--copies",
+    'request="selected"': "--request selected", "curvature.unlabelled=": "--unlabelled ",
+}  # fmt: skip
+"""What the arguments of :func:`sfu.unlearn` are called here."""
 _DESCRIPTION = """\
 Forget training rows: take one source-free step of a head, and write the new
 head with a deletion record. Without --apply, only say what would be done.
@@ -214,16 +219,16 @@ def _serve(given: Namespace, target: Path | None) -> None:
         if read_deletion_record(served.records[-1]).before != source.files:
             raise _exists(target)
         source = served
+    n_rows = len(arrays["labels"])
     try:
         unlabelled = read_unlabelled([str(path) for path in given.unlabelled], source.head.n_features)
+        result = unlearn(
+            source.head, arrays["features"], arrays["labels"], unlabelled=list(unlabelled) or None,
+            request=given.request, weights=arrays.get("weights"), copies=given.copies,
+            curvature={"force": True} if given.force else None, seed=given.seed,
+        )  # fmt: skip
     except SfuError as error:
-        raise type(error)(str(error).replace("curvature.unlabelled=", "--unlabelled ")) from error
-    n_rows = len(arrays["labels"])
-    result = unlearn(
-        source.head, arrays["features"], arrays["labels"], unlabelled=list(unlabelled) or None, request=given.request,
-        weights=arrays.get("weights"), copies=given.copies, curvature={"force": True} if given.force else None,
-        seed=given.seed,
-    )  # fmt: skip
+        raise type(error)(_in_options(str(error))) from error
     result = replace(result, note=result.note and _in_options(result.note))
     result, rounded = fit_layer(source, result) if result.applied else (result, None)
     done = not result.applied and result.reasons == (ALREADY_FORGOTTEN,)
@@ -245,9 +250,11 @@ def _serve(given: Namespace, target: Path | None) -> None:
         copy_file(records_in(target)[-1], given.record)
 
 
-def _in_options(note: str) -> str:
-    """Return a note of :func:`sfu.unlearn` with its arguments as options of this command."""
-    return note.replace("curvature.force=true", "--force").replace("copies=True", "--copies")
+def _in_options(text: str) -> str:
+    """Return what :func:`sfu.unlearn` says with its arguments as options of this command."""
+    for argument, option in _OPTIONS.items():
+        text = text.replace(argument, option)
+    return text
 
 
 def _exists(target: Path | None) -> ConfigError:

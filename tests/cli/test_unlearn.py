@@ -184,6 +184,7 @@ def test_requests_one_after_another_make_a_chain(tmp_path, capsys):
         assert (folder / "record-1.md").exists()
         assert (record.previous, record.before, record.number) == (old.hash, old.after, 2)
         assert (record.asked.rows, record.done.rows, record.done.n_train) == (40, 30, (360, 330))
+        assert record.done.earlier_requests == 0
         assert len(record.done.row_digests) == 30
         assert sfu.load_head(folder / "head").forgotten.requests == 2
         assert "10 rows had been forgotten before, or were given twice." in (folder / "record-2.md").read_text()
@@ -472,6 +473,28 @@ def test_what_is_said_of_the_training_decides_the_step(tmp_path, capsys):
     assert "it was trained on these rows, too" in record.not_touched[0]
     names = {one.name for one in fields(sfu.TrainingRecord)} - {"optimizer", "batch_size"}
     assert set(TrainingFile.model_fields) == names | {"bound", "ledger"}
+
+
+def test_what_contradicts_the_head_is_refused_in_the_words_of_the_command(tmp_path, capsys):
+    gone, training = write_rows(tmp_path / "gone.npz", 0, 160), write_training(tmp_path / "t.json", training_loss=1e-9)
+    given = (write_model(tmp_path / "m.pt"), gone, "--layer", "fc", "--training", training)
+    assert run(*given) == 2
+    said = message_of(capsys)
+    assert "--request selected" in said
+    assert "--force goes on all the same" in said
+    assert "curvature" not in said
+    assert run(*given, "--force") == 0
+
+
+def test_requests_from_before_the_first_record_are_counted(tmp_path):
+    features, labels = rows()
+    sfu.unlearn(trained(), features[:40], labels[:40]).head.save(tmp_path / "old")
+    new, more = tmp_path / "new", write_rows(tmp_path / "more.npz", 40, 80)
+    assert run(str(tmp_path / "old"), more, "--out", str(new), "--apply") == 0
+    assert run(str(new), write_rows(tmp_path / "last.npz", 80, 120), "--in-place", "--apply") == 0
+    for number in (1, 2):
+        assert read_deletion_record(new / f"record-{number}.json").done.earlier_requests == 1
+        assert "It had served 1 request without a record." in (new / f"record-{number}.md").read_text()
 
 
 def test_rows_count_as_often_as_they_are_given_if_asked(tmp_path, capsys):
