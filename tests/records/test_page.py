@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import sfu
-from sfu.records.record import DeletionRecord
+from sfu.records.record import Asked, DeletionRecord, Done, Estimated, FileDigests, Searched
 from sfu.records.training import TrainingFile
 from tests.records.cases import run
 
@@ -42,6 +42,6 @@ def test_the_walk_through_can_be_walked(tmp_path, monkeypatch, capsys):
 
 
 def test_it_names_every_key():
-    for kind in (TrainingFile, DeletionRecord):
+    for kind in (TrainingFile, DeletionRecord, FileDigests, Asked, Done, Estimated, Searched):
         for name, about in kind.model_fields.items():
             assert f"`{about.alias or name}`" in PAGE, name
