@@ -111,6 +111,7 @@ class ForgetRequest:
         classes: The classes to forget, if the rows are all training rows of whole classes; ``None`` otherwise.
         earlier: What the head's ledger says of earlier requests, if their rows are to be forgotten again, with these,
             from the head before all of them (:meth:`rewound`). Weights, gradients and counts include them.
+        marks_FB: What rows are recognised by if they are requested again, where features are the same but for rounding.
     """
 
     head: Head
@@ -123,6 +124,7 @@ class ForgetRequest:
     kind: str = RANDOM
     classes: tuple[int, ...] | None = None
     earlier: Ledger | None = None
+    marks_FB: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the examples against the head, and copy them out of the storage they came from.
@@ -231,6 +233,11 @@ class ForgetRequest:
         return self.labels_F.shape[0]
 
     @property
+    def recognised_by(self) -> Tensor:
+        """The numbers that tell a row from others, ``[F, ...]``."""
+        return self.features_FD if self.marks_FB is None else self.marks_FB
+
+    @property
     def count(self) -> int:
         """Number of all rows to forget, those of earlier requests included."""
         return self.n_forget + (0 if self.earlier is None else self.earlier.count)
@@ -303,6 +310,7 @@ class ForgetRequest:
             views_VFD=None if self.views_VFD is None else self.views_VFD[:, index],
             partners_VF=partners_VF,
             earlier=None,
+            marks_FB=None if self.marks_FB is None else self.marks_FB[index],
         )
 
     def rewound(self) -> ForgetRequest:
@@ -409,6 +417,8 @@ class ForgetRequest:
                     "early, and the head has none. Give from_module the gradient_CE, or leave the reference out."
                 )
             return replace(self, head=replace(head, recipe=replace(head.recipe, trained=OPTIMUM)))
+        if not bool(gradient_CE.any()):
+            return self
         weight_CE = head.parameters_CE * head.regularized_E
         square = float(weight_CE.square().sum())
         more = -float((gradient_CE * weight_CE).sum()) / square if square > 0 else 0.0
@@ -439,7 +449,7 @@ class ForgetRequest:
             weight=None if head.weight is None else self.retained_weight,
             kept=kept,
             certificate=head.certificate and replace(head.certificate, residual_bound=None),
-            forgotten=head.forgotten.after(self.features_FD, self.labels_F),
+            forgotten=head.forgotten.after(self.recognised_by, self.labels_F),
         )
 
     def _constant_hessian(self) -> Tensor | None:
@@ -477,9 +487,11 @@ class ForgetRequest:
 def merge_requests(parts: Sequence[ForgetRequest]) -> ForgetRequest:
     """Merge requests for disjoint sets of rows of one head."""
     weights = [part.weights_F for part in parts if part.weights_F is not None]
+    marks = [part.marks_FB for part in parts if part.marks_FB is not None]
     return replace(
         parts[0],
         features_FD=torch.cat([part.features_FD for part in parts]),
         labels_F=torch.cat([part.labels_F for part in parts]),
         weights_F=torch.cat(weights) if weights else None,
+        marks_FB=torch.cat(marks) if marks else None,
     )

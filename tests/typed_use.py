@@ -35,6 +35,11 @@ def forget(layer: torch.nn.Linear, model: torch.nn.Module, features: torch.Tenso
     sfu.unlearn(head, Frame(), Frame())
     sfu.unlearn(head, DataLoader(TensorDataset(features, labels)))
     sfu.unlearn(head, TensorDataset(features, labels))
+    record = sfu.TrainingRecord(n_train=50_000, loss=torch.nn.CrossEntropyLoss(), l2="estimate")
+    of_model = sfu.unlearn(model, {"pixel_values": features, "labels": labels}, record=record, layer="fc")
+    assert_type(of_model.model, torch.nn.Module | None)
+    sfu.unlearn(model, DataLoader(TensorDataset(features, labels)), record=of_model.head, in_place=True)
+    sfu.unlearn(model, (features, labels), record={"n_train": 9})  # type: ignore[arg-type]
     head.copy_to(layer)
     assert_type(sfu.load_head("head"), Head)
     sfu.unlearn(head, 3, labels)  # type: ignore[arg-type]

@@ -126,8 +126,8 @@ def _extract(given: Namespace) -> None:
         from sfu.data.features.extract import Extractor
     from sfu.data.features.ranks import joined, local_device
     from sfu.data.load import load_images
-    from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device
+    from sfu.progress import ProgressDisplay
 
     config, dataset = _of_images(given.settings)
     device = local_device(resolve_device(config.device))
@@ -170,8 +170,8 @@ def _export(given: Namespace) -> None:
         from sfu.data.features.export import ExportSettings, export_features, require_free
         from sfu.data.features.extract import Extractor
     from sfu.data.load import load_images
-    from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device
+    from sfu.progress import ProgressDisplay
     from sfu.schema import accepted_names
 
     if launched_by_torchrun():

@@ -74,9 +74,9 @@ def _of_features(path: Path, settings: list[str]) -> tuple[str, KeepPlan]:
         from sfu.evaluation.keep_options import measured_options
     from sfu.data.datasets.features import FeatureFile
     from sfu.data.load import load_dataset
-    from sfu.experiment.progress import ProgressDisplay
     from sfu.experiment.validate import resolve_device, resolve_dtype
     from sfu.heads.settings import LinearSettings
+    from sfu.progress import ProgressDisplay
 
     config = compose_settings(["dataset=features", *settings])
     if not isinstance(config.head, LinearSettings) or not isinstance(config.dataset, FeatureFile):

@@ -246,7 +246,7 @@ def _serve(given: Namespace, target: Path | None) -> None:
         return
     if not done:
         _write(given, source, result, rounded, arrays, [len(rows) for rows in unlabelled], target)
-    if given.record is not None and is_head_folder(target) and not given.record.exists():
+    if given.record is not None and is_head_folder(target):
         copy_file(records_in(target)[-1], given.record)
 
 

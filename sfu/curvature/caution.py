@@ -26,6 +26,7 @@ from sfu.curvature.evidence import Evidence, examine
 from sfu.curvature.likeness import NO_ROWS, counted, judge
 from sfu.curvature.source_fit import Caution
 from sfu.data.settings import RANDOM
+from sfu.heads.recipe import OPTIMUM
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest
 
@@ -37,6 +38,8 @@ _UNSEEN = {"gradient": 3.0, "classes": 2.0, "mean": 1.0}
 """Share of the curvature taken to be unseen for a shift of size 1; chosen on 2,124 requests, see docs/limits.md."""
 _NEGLIGIBLE = 1e-3
 """So much less is taken to be unseen than the sizes of the shifts say: large sets show shifts too small to matter."""
+_UNDONE = 0.01
+"""A shift of the gradient up to this size, which raises no alarm, may be training that was left undone."""
 _FEW = 8.5
 """Of this many rows all is taken to be unseen, of more the cube of this over their number."""
 _TOO_FEW = 0.08
@@ -102,7 +105,7 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
     Rows of earlier requests count as further rows that have passed.
     """
     earlier, pooled, request = request.earlier, request, request.alone()
-    kept = request.head.kept
+    head, kept = request.head, request.head.kept
     evidence = examine(
         request, request.unlabelled, shares_C=kept.shares_C, mean_D=kept.mean_D, projected_2K=kept.projected_2K
     )
@@ -121,9 +124,12 @@ def assess(request: ForgetRequest, *, force: bool = False) -> Assessment:
         return Assessment(Caution(bound=half), 0.0, 0.0, evidence, tuple(reasons), bound is not None, rows=rows)
     shift = unlike = 1.0 if declared != RANDOM else 0.0
     found = -_NEGLIGIBLE
+    undone = head.recipe.trained != OPTIMUM and head.unfinished_CE is None
     for finding in telling:
-        sure = finding.significance
-        found += _UNSEEN[finding.name] * sure * (finding.effect or 0.0)
+        sure, effect = finding.significance, finding.effect or 0.0
+        if undone and finding.name == "gradient":
+            effect = max(0.0, effect - _UNDONE)
+        found += _UNSEEN[finding.name] * sure * effect
         unlike = max(unlike, sure)
     shift += max(0.0, found)
     if earlier is not None:

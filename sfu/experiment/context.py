@@ -17,11 +17,11 @@ from sfu.data.load import ImageParts
 from sfu.data.split import ForgetSplit
 from sfu.experiment.cache import StageCache
 from sfu.experiment.config import RunConfig
-from sfu.experiment.progress import ProgressDisplay, Tick
 from sfu.experiment.resources import Usage, measured
 from sfu.experiment.validate import resolve_device, resolve_dtype
 from sfu.heads.base import Head
 from sfu.heads.cores.core import Core
+from sfu.progress import ProgressDisplay, Tick
 from sfu.request import ForgetRequest, MethodContext
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.result import UnlearningResult

@@ -23,11 +23,11 @@ from sfu.experiment import prepare, rows
 from sfu.experiment.cache import StageCache
 from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RunContext
-from sfu.experiment.progress import ProgressDisplay
 from sfu.experiment.row_process import ROW_PROCESS
 from sfu.experiment.validate import validate
 from sfu.isolation.sandbox import NOTHING, protections
 from sfu.isolation.server import server_of
+from sfu.progress import ProgressDisplay
 from sfu.results.artifacts import METRICS_SCHEMA, finite
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.rows import check_row_names, make_methods

@@ -36,12 +36,12 @@ from sfu.config_files import config_dir
 from sfu.data.seal import sealed
 from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RowResult
-from sfu.experiment.progress import Tick
 from sfu.experiment.resources import Usage
 from sfu.experiment.row_files import described, read_row, run_method, write_row
 from sfu.heads.cores.core import Core
 from sfu.isolation.sandbox import protections, restrict
 from sfu.isolation.server import LONGEST_REPLY, Channel, ChildDied, serve, server_of
+from sfu.progress import Tick
 from sfu.readers import Count, Record, Size
 from sfu.registry import member_modules, use_members
 from sfu.request import ForgetRequest, MethodContext

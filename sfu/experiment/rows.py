@@ -20,11 +20,11 @@ from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment.context import RowResult, RunContext
-from sfu.experiment.progress import Tick
 from sfu.experiment.row_files import read_row, run_method, write_row
 from sfu.experiment.row_process import RowTask, packed, run_in_process
 from sfu.heads.base import Head
 from sfu.isolation.sandbox import NOTHING, protections
+from sfu.progress import Tick
 from sfu.reporting.loggers.base import NullLogger
 from sfu.request import Access, ForgetRequest, RetainedSet
 from sfu.results.artifacts import write_json

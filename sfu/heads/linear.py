@@ -79,7 +79,7 @@ class LinearHead(Head, name="linear"):
     @classmethod
     def from_module(
         cls,
-        module: torch.nn.Linear,
+        module: torch.nn.Linear | torch.nn.Conv2d,
         *,
         l2: float | Literal["estimate"],
         n_train: int,
@@ -98,7 +98,7 @@ class LinearHead(Head, name="linear"):
         training in PyTorch, and ``docs/heads.md`` says what to give for other heads.
 
         Args:
-            module: The classifier layer.
+            module: The classifier layer: a linear layer, or a 1 x 1 convolution.
             l2: Weight of the regulariser ``l2/2 |W|^2``; ``"estimate"`` if it is not known, or if the optimiser's
                 weight decay is no such term (AdamW). :func:`sfu.unlearn` then estimates it from the first request.
             n_train: Number N of training rows.
@@ -153,7 +153,7 @@ class LinearHead(Head, name="linear"):
         check_outputs(layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
         return head
 
-    def copy_to(self, module: torch.nn.Linear) -> None:
+    def copy_to(self, module: torch.nn.Linear | torch.nn.Conv2d) -> None:
         """Write these weights into ``module``, in its own dtype and on its own device, and check its outputs.
 
         A few rows are passed through the module. A module that is refused keeps its weights. If the module's dtype is

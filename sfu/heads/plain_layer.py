@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 MUCH_LOST = 0.1
 """Share of a change that may be lost to rounding without a word."""
+_SAME_FORWARD = {"timm.layers.linear.Linear"}
+"""Subclasses whose forward differs from that of ``torch.nn.Linear`` in compiled scripts alone."""
+
 _PROBE_SEED, _RANDOM_ROWS, _CHUNK = 0, 8, 512
 _ROUNDING = 16  # times the precision of the layer: the same product twice may differ by this, on another kernel
 
@@ -24,11 +27,13 @@ _ROUNDING = 16  # times the precision of the layer: the same product twice may d
 def require_plain(layer: nn.Module) -> nn.Linear:
     """Return a layer whose own ``weight`` and ``bias`` decide its outputs.
 
+    A 1 x 1 convolution is a linear layer of each position: one that shares its numbers is returned.
+
     Raises:
         DataError: It is not a linear layer, or something recomputes its weights or changes its outputs. The message
             names the call that makes it plain.
     """
-    if not isinstance(layer, nn.Linear):
+    if not isinstance(layer, nn.Linear | nn.Conv2d):
         raise DataError(
             f"the module must be a torch.nn.Linear, not a {type(layer).__name__}. Give the classifier layer alone."
         )
@@ -39,7 +44,9 @@ def require_plain(layer: nn.Module) -> nn.Linear:
                 f"the {name} of the layer is recomputed from other parameters ({what}), so numbers that are written "
                 f"into it have no effect. Make the layer plain first: {call}."
             )
-    if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
+    kind = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
+    own = type(layer).forward is not kind.forward and _full_name(type(layer)) not in _SAME_FORWARD
+    if own or "forward" in vars(layer):
         raise DataError(
             f"the layer is a {type(layer).__name__} with a forward of its own, so its weight and bias alone do not "
             "decide its outputs. Give a plain torch.nn.Linear. An adapter (LoRA) must be merged first, in peft with "
@@ -52,7 +59,34 @@ def require_plain(layer: nn.Module) -> nn.Linear:
         )
     if not layer.weight.is_floating_point():
         raise DataError(f"the layer's weight is {layer.weight.dtype}. Give a layer in a floating-point dtype.")
-    return layer
+    return layer if isinstance(layer, nn.Linear) else _linear_of(layer)
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_pointwise(layer: nn.Conv2d) -> bool:
+    """Whether the layer is a convolution that takes each position by itself."""
+    return (layer.kernel_size, layer.stride, layer.groups) == ((1, 1), (1, 1), 1) and layer.padding in (
+        (0, 0),
+        "same",
+        "valid",
+    )
+
+
+def _linear_of(layer: nn.Conv2d) -> nn.Linear:
+    """Return a linear layer with the numbers of a 1 x 1 convolution, in the same memory."""
+    if not is_pointwise(layer):
+        raise DataError(
+            f"the layer is {layer}, and only a convolution of kernel 1 x 1, stride 1 and one group without padding is "
+            "a linear layer. Give the layer that computes the classes."
+        )
+    twin = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None, device="meta")
+    twin.weight = nn.Parameter(layer.weight.detach()[:, :, 0, 0], requires_grad=False)
+    if layer.bias is not None:
+        twin.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
+    return twin
 
 
 def check_outputs(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) -> None:
@@ -150,7 +184,7 @@ def _probes(weight_CD: Tensor) -> Iterator[Tensor]:
         yield unit_BD
 
 
-def _recomputed(layer: nn.Linear, name: str) -> tuple[str, str] | None:
+def _recomputed(layer: nn.Module, name: str) -> tuple[str, str] | None:
     """What computes a parameter of the layer anew before each use, and the call that ends it."""
     from torch.nn.utils import parametrize
 

@@ -50,7 +50,7 @@ class TrainingRecord:
             themselves, so l2 is estimated.
         classes: Names of the classes, ``[C]``, by which labels can be given; two of them for a single output.
         frozen_backbone: Whether the backbone never saw the training rows. Otherwise it holds what it learned from the
-            rows to forget, and every result says so.
+            rows to forget, and every result says so. An optimiser that trained more than the layer tells the same.
     """
 
     n_train: int
@@ -69,7 +69,7 @@ class TrainingRecord:
     classes: Sequence[str] | None = None
     frozen_backbone: bool = True
 
-    def head(self, layer: nn.Linear, *, bound: float | None = None, ledger: bool = False) -> LinearHead:
+    def head(self, layer: nn.Linear | nn.Conv2d, *, bound: float | None = None, ledger: bool = False) -> LinearHead:
         """Return the head of a layer that was trained so; the arguments are those of :meth:`LinearHead.from_module`.
 
         Raises:
@@ -82,8 +82,8 @@ class TrainingRecord:
                 f"the training record has {'both' if self.l2 is not None else 'neither'} optimizer and l2. Give the "
                 "optimizer of the training, or l2 as a number or 'estimate'."
             )
-        require_plain(layer)
-        loss, times = self._loss(layer.out_features)
+        n_outputs = require_plain(layer).out_features
+        loss, times = self._loss(n_outputs)
         l2, decayed_bias = self.l2, False
         if self.optimizer is not None:
             decay, decayed_bias, is_l2 = _weight_decay(self.optimizer, layer)
@@ -92,7 +92,7 @@ class TrainingRecord:
         assert l2 is not None, "there is one without an optimiser"
         shares_C, weight = None, self.weight
         if self.class_counts is not None:
-            counts_C = self._counts(layer.out_features)
+            counts_C = self._counts(n_outputs)
             shares_C = counts_C / counts_C.sum()
             if weight is None and loss.class_weights is not None:
                 weight = float(counts_C @ counts_C.new_tensor(loss.class_weights))
@@ -103,7 +103,8 @@ class TrainingRecord:
         )  # fmt: skip
         mean_D = None if self.feature_mean is None else as_tensor(self.feature_mean, "feature_mean").double()
         recipe = replace(
-            head.recipe, frozen_backbone=self.frozen_backbone, training_loss=self.training_loss,
+            head.recipe, training_loss=self.training_loss,
+            frozen_backbone=False if self.optimizer and _trained_more(self.optimizer, layer) else self.frozen_backbone,
             classes=None if self.classes is None else tuple(self.classes),
         )  # fmt: skip
         if recipe.training_loss is not None:  # sfu's mean is another one
@@ -154,7 +155,15 @@ class TrainingRecord:
 _NAMES = {nn.CrossEntropyLoss: "softmax", nn.BCEWithLogitsLoss: "logistic", nn.MSELoss: "quadratic"}
 
 
-def _weight_decay(optimizer: torch.optim.Optimizer, layer: nn.Linear) -> tuple[float, bool, bool]:
+def _trained_more(optimizer: torch.optim.Optimizer, layer: nn.Module) -> bool:
+    """Whether the optimiser trained other parameters than those of the layer, or of one that the layer is a copy of."""
+    own, stepped = {id(one) for one in layer.parameters(recurse=False)}, {id(one) for one in optimizer.state}
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    others = [one for one in held if id(one) not in own and (one.requires_grad or id(one) in stepped)]
+    return len(others) > (0 if any(id(one) in own for one in held) else len(own))
+
+
+def _weight_decay(optimizer: torch.optim.Optimizer, layer: nn.Linear | nn.Conv2d) -> tuple[float, bool, bool]:
     """Return the decay of the layer's weight, whether it is that of the bias, too, and whether it is an l2."""
     groups = optimizer.param_groups
     kind = type(optimizer).__name__

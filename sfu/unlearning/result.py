@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from sfu.heads.base import Head, lay_out
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 ALREADY_FORGOTTEN, TRAINED_STEPS = "already_forgotten", "trained_steps"
 REASONS = {
@@ -72,6 +72,7 @@ class UnlearningResult:
             far have removed; ``None`` if it cannot be predicted.
         predicted_share_interval: The interval that this share lies in, 9 times in 10.
         reasons: Codes of what the note says, in its order (:data:`REASONS`); only Newton steps have them.
+        model: The whole model with the head's weights, if :func:`sfu.unlearn` was given one.
     """
 
     head: Head
@@ -85,6 +86,7 @@ class UnlearningResult:
     predicted_share: float | None = None
     predicted_share_interval: tuple[float, float] | None = None
     reasons: tuple[str, ...] = ()
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Lay out the tensors as those of a result from the cache are."""
@@ -171,6 +173,7 @@ class UnlearningResult:
             "predicted_share_interval": None if interval is None else "{:.2f} to {:.2f}".format(*interval),
             "predicted_distance": None if share is None else f"{self.predicted_distance:.2f}",
             "note": self.note, "head": self.head,
+            "model": None if self.model is None else type(self.model).__name__,
         }  # fmt: skip
 
     def _bar(self) -> str:

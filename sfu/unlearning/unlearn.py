@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,7 +16,9 @@ from sfu.data.settings import RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.heads.recipe import Reference
+from sfu.heads.training_record import TrainingRecord
 from sfu.losses.targets import class_numbers
+from sfu.models.classifier import Classifier, require_order
 from sfu.names import counted
 from sfu.request import Access, ForgetRequest, MethodContext
 from sfu.schema import plain_value
@@ -28,10 +30,13 @@ _BACKBONE = "the backbone was trained on these rows, too, and keeps what it lear
 
 
 def unlearn(
-    head: Head,
-    features: Array | Pairs,
+    head: Head | torch.nn.Module,
+    features: Array | Pairs | Mapping[str, Any],
     labels: Array | None = None,
     *,
+    record: TrainingRecord | Head | None = None,
+    layer: str | None = None,
+    in_place: bool = False,
     views: Array | None = None,
     unlabelled: Array | Sequence[Array] | None = None,
     request: str = RANDOM,
@@ -46,6 +51,9 @@ def unlearn(
 ) -> UnlearningResult:
     """Take source-free Newton steps (one by default): ``unlearned_minus`` outside the experiment framework.
 
+    Give a head and features, or a whole model of PyTorch, the raw examples and ``record``: the model is run on the
+    examples, in evaluation mode, and its last linear layer unlearns. The result then has the ``model``, too.
+
     Arrays may be tensors of any dtype and device, NumPy arrays, nested lists, or data frames and series (whatever has
     ``to_numpy()``). The head of the result remembers, through ``save`` and ``load_head``, how many rows were forgotten
     in how many requests, and recognises these rows if they are requested again: they are left out then, and the note
@@ -53,17 +61,25 @@ def unlearn(
 
     Args:
         head: The trained head, with its loss, its l2 and its number of training rows. For a later request, give the
-            head of the result before.
+            head of the result before. Or a trained model: a classifier or regression whose outputs ``[F, C]`` are those
+            of a linear layer (or of a 1 x 1 convolution, at one position or as the mean of all).
         features: Features of the examples to forget, ``[F, D]``, from the backbone the head was trained on; or a
-            ``DataLoader``, ``Dataset``, iterator or list of pairs (features, labels), of single rows or of batches.
+            ``DataLoader``, ``Dataset``, iterator or list of pairs (features, labels), of single rows or of batches. For
+            a model, raw inputs in the same forms, of batches; a batch may also be a mapping of keyword arguments with
+            the key ``labels``, as Hugging Face has them.
         labels: Their labels, or names of classes if the head knows them; left out if ``features`` gives pairs. For a
             head of C classes, ``[F]`` integers or one-hot rows ``[F, C]``. For a multi-label head, zeros and ones
             ``[F, C]``; for a regression, real numbers ``[F, C]``. For a head of one output, ``[F]`` or ``[F, 1]``: 0
             and 1, -1 and 1, booleans, or real numbers, by the loss (:func:`sfu.losses.targets.read_labels`).
+        record: With a model: how its last layer was trained. For a later request, the head of the result before.
+        layer: With a model: name of the classifier layer, such as ``"fc"``; by default, the layer whose outputs are
+            those of the model.
+        in_place: With a model: whether to change it, and not a copy.
         views: Features of V augmented copies (flipped, cropped, ...) of the same examples, ``[V, F, D]``, whose
             Hessians are averaged in; no label or other image is needed for them.
         unlabelled: Features of unlabelled rows like the training rows, ``[U, D]``, such as the model's traffic or
             related public data, or a list of several such sets. They show the curvature that the forget rows do not.
+            For a model, these and the views are raw inputs, too.
         request: What the rows are: ``random`` (a random sample of the training rows, as far as you know), ``class``,
             ``person`` or ``selected``. A declaration can only raise the share of curvature taken to be unseen.
         weights: Their sample weights, ``[F]``, if the head was trained with sample weights.
@@ -96,28 +112,41 @@ def unlearn(
     seed = plain_value(seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
-    if not isinstance(head, Head):
-        make = "LinearHead.from_module(layer, l2=..., n_train=..., loss=...)"
-        remedy = f"Make one from the classifier layer, {make}, or load one"
-        if isinstance(head, UnlearningResult):
-            remedy = "Give its .head"
-        raise DataError(f"head is a {type(head).__name__}, not a head of sfu. {remedy}.")
-    config = curvature_settings(curvature)
-    if reference not in {known.value for known in Reference}:
-        raise ConfigError(f"reference={reference!r} is unknown. Choose 'same_recipe' or 'optimum'.")
-    method = Newton(config, noise_sigma, steps, batches, Reference(reference))
-    if method.access is Access.RETAINED:
-        raise ConfigError(f"curvature.estimator={config.estimator} needs the retained data, and unlearn has none.")
-    if config.augment:
-        raise ConfigError(
-            f"curvature.augment={list(config.augment)} needs the images, which only experiments have. Here, give the "
-            "augmented features as views."
-        )
+    method = _method(curvature, noise_sigma, steps, batches, reference)
+    about: dict[str, Any] = {"method": method, "seed": seed, "request": request, "weights": weights, "copies": copies}
+    if not isinstance(head, torch.nn.Module):
+        _require_head(head, record=record, layer=layer, in_place=in_place or None)
+        return _unlearn(head, cast("Array | Pairs", features), labels, views, _sets_of(unlabelled), **about)
+    require_order(features, weights=weights, views=views)
+    model = Classifier.read(head, features, labels, record, layer)
+    sets = unlabelled if isinstance(unlabelled, list) else [] if unlabelled is None else [unlabelled]
+    more = [model.more(rows, "unlabelled") for rows in sets]
+    views = None if views is None else [model.more(view, "views") for view in cast("Sequence[Any]", views)]
+    result = _unlearn(model.head, model.features_FD, model.labels_F, views, more, marks_FB=model.marks_FB, **about)
+    details = {"layer": model.name, **result.details}
+    return replace(result, details=details, model=model.with_head(result.head, in_place))
+
+
+def _unlearn(
+    head: Head,
+    features: Array | Pairs,
+    labels: Array | None,
+    views: Array | None,
+    more: Sequence[Array],
+    *,
+    method: Newton,
+    seed: int,
+    request: str,
+    weights: Array | None,
+    copies: bool,
+    marks_FB: torch.Tensor | None = None,
+) -> UnlearningResult:
+    """Forget rows of features from a head."""
+    config = method.curvature
     seeds = {purpose: derive_seed(seed, purpose) for purpose in (*PURPOSES, "folds")}
     default = torch.get_default_device().type
     with nullcontext() if default == "cpu" else torch.device("cpu"):  # the rest follows the head's device
         features_FD, labels_F = as_examples(features, numbered(labels, head.recipe.classes))
-        more = _sets_of(unlabelled)
         made = ForgetRequest(
             replace(head, forgotten=head.forgotten.keyed()),
             features_FD,
@@ -126,8 +155,9 @@ def unlearn(
             unlabelled=tuple(as_tensor(rows, "unlabelled") for rows in more),
             kind=request,
             weights_F=None if weights is None else as_tensor(weights, "weights"),
+            marks_FB=marks_FB,
         )
-        forgotten, rows = made.head.forgotten, (made.features_FD, made.labels_F)
+        forgotten, rows = made.head.forgotten, (made.recognised_by, made.labels_F)
         new = forgotten.new_rows(*rows)
         name, again = f"Newton step, curvature.estimator={config.estimator}", made.n_forget - len(new)
         before = f"{again:,} of {counted(made.n_forget, 'row')} had been forgotten from this head before"
@@ -159,6 +189,41 @@ def unlearn(
         note="; ".join(filter(None, notes)) or None,
         reasons=(*(one.code for one in remarks), *result.reasons, *(one.code for one in last)),
     )  # fmt: skip
+
+
+def _method(
+    curvature: CurvatureSettings | Mapping[str, Any] | None, noise_sigma: float, steps: int, batches: int,
+    reference: str,
+) -> Newton:  # fmt: skip
+    """Return the method of these settings, which must not need more than the rows to forget."""
+    config = curvature_settings(curvature)
+    if reference not in {known.value for known in Reference}:
+        raise ConfigError(f"reference={reference!r} is unknown. Choose 'same_recipe' or 'optimum'.")
+    method = Newton(config, noise_sigma, steps, batches, Reference(reference))
+    if method.access is Access.RETAINED:
+        raise ConfigError(f"curvature.estimator={config.estimator} needs the retained data, and unlearn has none.")
+    if config.augment:
+        raise ConfigError(
+            f"curvature.augment={list(config.augment)} needs the images, which only experiments have. Here, give the "
+            "augmented features as views."
+        )
+    return method
+
+
+def _require_head(head: Any, **of_models: Any) -> None:
+    if not isinstance(head, Head):
+        make = "LinearHead.from_module(layer, l2=..., n_train=..., loss=...)"
+        remedy = f"Make one from the classifier layer, {make}, or load one; or give the whole model"
+        if isinstance(head, UnlearningResult):
+            remedy = "Give its .head"
+        raise DataError(f"head is a {type(head).__name__}, not a head of sfu. {remedy}.")
+    for name, value in of_models.items():
+        if value is not None:
+            given = value if isinstance(value, str | bool) else type(value).__name__
+            raise ConfigError(
+                f"{name}={given} is for a whole model, but a {type(head).__name__} is given. Leave {name} out, or give "
+                "the model."
+            )
 
 
 def _sets_of(unlabelled: Any) -> list[Array]:

@@ -345,3 +345,26 @@ def test_a_shift_too_small_to_matter_leaves_nothing_unseen(monkeypatch):
 
     assert with_effect(3e-4) == 0
     assert with_effect(1e-2) == pytest.approx(0.03, abs=2e-3)
+
+
+def test_training_that_was_left_undone_is_no_reason_to_take_curvature_for_unseen():
+    """A head short of its optimum has a gradient that many forget rows show, though they are a random sample."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(20_000, 6, generator=generator).double()
+    labels = (features[:, :3] + torch.randn(20_000, 3, generator=generator)).argmax(1)
+    where = {"seed": 0, "device": torch.device("cpu"), "dtype": torch.float64}
+    head = train_head(features, labels, 3, LinearSettings(l2=1e-2), make_loss("quadratic"), **where)
+    short = head.parameters_CE + 0.015 * torch.randn(3, 6, generator=generator).double()
+    unseen = {}
+    for trained in ("optimum", "early_stopped"):
+        recipe = dataclasses.replace(head.recipe, trained=trained)
+        stopped = dataclasses.replace(head, parameters_CE=short, gradient_CE=torch.zeros_like(short), recipe=recipe)
+        request = ForgetRequest(stopped, features[:4000], labels[:4000])
+        assert not examine(request).alarms
+        unseen[trained] = assess(request).caution.share
+        result = Newton(FORGET_CURVATURE).unlearn(request, CONTEXT)
+        assert result.details["unseen_share"] == unseen[trained]
+        of_one = labels == 0
+        assert assess(ForgetRequest(stopped, features[of_one], labels[of_one])).caution.share > 0.5
+    assert unseen["optimum"] > 1e-3
+    assert unseen["early_stopped"] == 0

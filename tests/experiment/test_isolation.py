@@ -178,7 +178,7 @@ def test_a_class_of_a_script_runs_in_the_script(tmp_path, marked_file):
 
         from sfu.experiment.pipeline import run
         from sfu.unlearning.base import UnlearningMethod
-from sfu.unlearning.result import UnlearningResult
+        from sfu.unlearning.result import UnlearningResult
         from tests.experiment.cases import config_for
 
 
@@ -285,7 +285,7 @@ SITE = {
         from sklearn.datasets import load_digits
 
         from sfu.unlearning.base import UnlearningMethod
-from sfu.unlearning.result import UnlearningResult
+        from sfu.unlearning.result import UnlearningResult
 
         ROWS, LABELS = load_digits(return_X_y=True)
 
@@ -300,7 +300,7 @@ from sfu.unlearning.result import UnlearningResult
 
         from sfu.data.load import load_dataset
         from sfu.unlearning.base import UnlearningMethod
-from sfu.unlearning.result import UnlearningResult
+        from sfu.unlearning.result import UnlearningResult
 
 
         @dataclass(frozen=True)

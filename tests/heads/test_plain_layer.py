@@ -30,6 +30,16 @@ class Cosine(nn.Linear):
         return nn.functional.linear(nn.functional.normalize(x, dim=-1), nn.functional.normalize(self.weight, dim=-1))
 
 
+class OfTimm(nn.Linear):
+    """The layer of timm, which does the same outside of compiled scripts."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+OfTimm.__module__, OfTimm.__qualname__ = "timm.layers.linear", "Linear"
+
+
 class Renamed(nn.Linear):
     """The same forward under another name."""
 
@@ -94,6 +104,12 @@ NOT_PLAIN = {
     ),
     "failing hook": (changed_by(fails, before=True), r"RuntimeError: not now"),
     "integers": (lambda layer: layer.requires_grad_(False).to(torch.float16) and _integers(layer), "torch.int8"),
+    "convolution": (lambda layer: nn.Conv2d(D, C, 3), "only a convolution of kernel 1 x 1, stride 1 and one group"),
+    "stride": (lambda layer: nn.Conv2d(D, C, 1, stride=2), "only a convolution of kernel 1 x 1, stride 1"),
+    "groups": (lambda layer: nn.Conv2d(C, C, 1, groups=C), "only a convolution of kernel 1 x 1, stride 1"),
+    "pruned convolution": (
+        lambda layer: prune.l1_unstructured(nn.Conv2d(D, C, 1), "weight", 0.5), r"prune\.remove\(layer, 'weight'\)"
+    ),
     "no layer": (lambda layer: nn.Sequential(layer), "must be a torch.nn.Linear"),
 }  # fmt: skip
 
@@ -146,6 +162,30 @@ def test_plain_layers_of_every_precision_are_taken(device, dtype, bias):
     head.to(torch.device("cpu")).copy_to(twin)
     assert torch.equal(twin.weight, layer.weight)
     assert seen
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_a_pointwise_convolution_is_a_linear_layer_of_each_pixel(bias, memory, device):
+    layer = nn.Conv2d(6, C, 1, bias=bias, padding="same").to(device, memory_format=memory)
+    pixels = torch.randn(5, 6, 2, 2, device=device)
+    head = LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic")
+    wanted = layer(pixels).permute(0, 2, 3, 1).reshape(-1, C)
+    torch.testing.assert_close(
+        head.logits(pixels.permute(0, 2, 3, 1).reshape(-1, 6)).float(), wanted, atol=1e-3, rtol=0
+    )
+    other = LinearHead.from_module(nn.Linear(6, C, bias=bias), l2=0.1, n_train=9, loss="quadratic")
+    other.copy_to(layer)
+    torch.testing.assert_close(
+        layer(pixels)[:, :, 1, 0].double(), other.logits(pixels[:, :, 1, 0]).to(device), atol=1e-3, rtol=0
+    )
+
+
+def test_the_layer_of_timm_is_plain():
+    layer = OfTimm(D, C)
+    assert torch.equal(
+        LinearHead.from_module(layer, l2=0.1, n_train=9, loss="quadratic").weight_CD.float(), layer.weight
+    )
 
 
 def test_weights_that_the_layer_cannot_hold_are_refused_and_it_keeps_its_own():

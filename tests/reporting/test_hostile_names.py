@@ -15,7 +15,7 @@ from rich.console import Console
 
 from sfu.cli import features as features_cli
 from sfu.data.features.store import cached_features
-from sfu.experiment.progress import ProgressDisplay
+from sfu.progress import ProgressDisplay
 from sfu.reporting.pictures.choose import pictures_of
 from sfu.reporting.published import csv_published_table, markdown_published_table, published_tables
 from sfu.reporting.published import terminal_published_table as terminal_published

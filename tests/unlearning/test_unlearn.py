@@ -120,7 +120,7 @@ def test_settings_by_name_mean_what_they_say():
             DataError,
             r"row \[F, D\], such as features\[None\] for one example",
         ),
-        ({"head": torch.nn.Linear(12, 4)}, DataError, r"head is a Linear, not a head of sfu\. .*from_module\(layer"),
+        ({"head": torch.nn.Linear(12, 4)}, ConfigError, r"record=None does not say how the model was trained"),
         ({"head": sfu.UnlearningResult(HEAD)}, DataError, r"head is a UnlearningResult, .*\. Give its \.head\."),
         ({"views": "flips.npy"}, DataError, "views hold 'flips.npy'"),
         ({"weights": ["a"]}, DataError, "weights hold 'a'"),
@@ -153,7 +153,7 @@ def test_python_settings_and_data_are_checked_like_the_command_lines(change, err
         ),
         ({"loss": torch.nn.MSELoss}, ConfigError, r"MSELoss'> is not a loss of sfu\. .* such as loss='quadratic'"),
         ({"loss": Logistic}, ConfigError, r"Logistic'> is not a loss of sfu\. .* such as loss='logistic'"),
-        ({"module": torch.nn.Conv2d(3, 4, 1)}, DataError, "not a Conv2d"),
+        ({"module": torch.nn.Conv2d(3, 4, 3)}, DataError, "a convolution of kernel 1 x 1"),
         ({"module": torch.nn.LazyLinear(4)}, DataError, r"no weights yet \(it is a LazyLinear"),
         (
             {"module": torch.nn.Linear(12, 4, device="meta")},

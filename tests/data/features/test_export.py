@@ -22,8 +22,8 @@ from sfu.data.images.image_set import ImageSet
 from sfu.data.images.images import ArrayImages
 from sfu.data.load import extract_features, load_dataset, load_image_parts
 from sfu.errors import ConfigError, DataError
-from sfu.experiment.progress import ProgressDisplay
 from sfu.files import StreamedArray, write_arrays
+from sfu.progress import ProgressDisplay
 from sfu.readers import read_arrays
 from tests.experiment.cases import composed, write_folder
 

@@ -1,0 +1,1 @@
+"""Whole models of PyTorch: the layer that computes their classes, and its inputs for some examples."""
