@@ -32,7 +32,7 @@ _REMEDY = "Save the weights alone: torch.save(model.state_dict(), FILE), or safe
 
 
 def read_layer(path: Path, name: str) -> nn.Linear:
-    """Return a copy of a layer of a checkpoint, in its own dtype.
+    """Return a copy of a layer of a checkpoint, in its own dtype. A 1 x 1 convolution is a linear layer, too.
 
     Args:
         path: The checkpoint, of a type in :data:`SUFFIXES`.
@@ -87,7 +87,8 @@ def write_layer(source: Path, name: str, layer: nn.Linear, path: Path) -> None:
             _write_over(path, new)
         else:
             content = read_torch(source)
-            _state(content, name, source).update(new)
+            state = _state(content, name, source)
+            state.update({key: tensor.reshape(state[key].shape) for key, tensor in new.items()})
             torch.save(content, path)
     written = dict(read_layer(path, name).named_parameters())
     if any(not torch.equal(written[part], tensor.cpu()) for part, tensor in layer.named_parameters()):
@@ -186,6 +187,8 @@ def _layer(tensors: list[Tensor], keys: list[str], path: Path) -> nn.Linear:
         if not bool(torch.isfinite(tensor).all()):
             raise DataError(f"{path}: {key} has NaN or infinite values. Give another copy of the model.")
     weight, *bias = tensors
+    if weight.shape[2:] == (1, 1):  # a 1 x 1 convolution
+        weight = weight.flatten(1)
     if weight.ndim != 2 or 0 in weight.shape or (bias and bias[0].shape != weight.shape[:1]):
         shapes = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in zip(keys, tensors, strict=True))
         raise DataError(f"{path} holds {shapes}, which is no linear layer. Give one with weight [C, D] and bias [C].")
@@ -193,6 +196,6 @@ def _layer(tensors: list[Tensor], keys: list[str], path: Path) -> nn.Linear:
     if bias and bias[0].dtype != weight.dtype:
         raise DataError(f"{path}: {' and '.join(keys)} have different dtypes. Save the layer in one.")
     with torch.no_grad():
-        for own, tensor in zip(layer.parameters(), tensors, strict=True):
+        for own, tensor in zip(layer.parameters(), [weight, *bias], strict=True):
             own.copy_(tensor)
     return layer

@@ -254,6 +254,21 @@ def test_a_checkpoint_keeps_dtype_and_every_other_tensor(tmp_path, name, dtype):
     assert read_deletion_record(new / "record-2.json").done.layer == "fc"
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
+def test_a_convolution_of_one_pixel_is_a_linear_layer(tmp_path, name):
+    training, gone = write_training(tmp_path / "t.json"), write_rows(tmp_path / "gone.npz")
+    found = {}
+    for kind, shape in (("linear", (4, 12)), ("convolution", (4, 12, 1, 1))):
+        (tmp_path / kind).mkdir()
+        model = write_model(tmp_path / kind / name, {**state(), "fc.weight": state()["fc.weight"].reshape(shape)})
+        new = tmp_path / kind / "new"
+        assert run(model, gone, "--layer", "fc", "--training", training, "--out", str(new), "--apply") == 0
+        read = load_file if name.endswith("s") else torch.load
+        found[kind] = read(new / name)["fc.weight"]
+        assert found[kind].shape == shape
+    assert torch.equal(found["convolution"].flatten(), found["linear"].flatten())
+
+
 def test_a_step_that_rounding_undoes_has_a_reservation(tmp_path, capsys):
     gone, training = write_rows(tmp_path / "gone.npz", 0, 6), write_training(tmp_path / "t.json", bound=30.0)
     given = (gone, "--layer", "fc", "--training", training)
@@ -320,7 +335,7 @@ CHECKPOINTS = {
     ),
     "NaN": ({"fc.weight": torch.full((4, 12), torch.nan)}, "fc", r"fc\.weight has NaN or infinite values"),
     "whole numbers": ({"fc.weight": torch.ones(4, 12, dtype=torch.int8)}, "fc", r"fc\.weight is int8"),
-    "a convolution": ({"fc.weight": torch.ones(4, 12, 1, 1)}, "fc", r"which is no linear layer"),
+    "a convolution": ({"fc.weight": torch.ones(4, 12, 3, 3)}, "fc", r"which is no linear layer"),
     "another bias": ({"fc.weight": torch.ones(4, 12), "fc.bias": torch.ones(3)}, "fc", r"fc\.bias \[3\], which is no"),
     "two dtypes": (
         {"fc.weight": torch.ones(4, 12), "fc.bias": torch.ones(4).half()}, "fc", r"have different dtypes",
