@@ -17,7 +17,7 @@ from sfu.errors import ArtifactError
 from sfu.readers import Count, Record, Size, Versioned, parse_record, read_bytes, refusing
 
 SCHEMA = 1
-_BYTES, _ITEMS = 256 << 20, 4_000_000  # a million forgotten rows and more
+_BYTES, _ITEMS = 64 << 20, 1_100_000  # a million forgotten rows
 _REMEDY = "Take another copy of the record."
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 RowDigest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
