@@ -657,6 +657,60 @@ def _weights(suffix: str, zipped: bool = True) -> Format:
     return Format(_written(write), {f"a{suffix}": change}, lambda folder: read_state_dict(folder / f"a{suffix}"), 2)
 
 
+def _checkpoint(suffix: str) -> Format:
+    from safetensors.torch import save_file
+
+    from sfu.heads.checkpoint import read_layer, write_layer
+
+    tensors = {"body": torch.randn(3), "fc.weight": torch.randn(4, 3), "fc.bias": torch.randn(4)}
+
+    def write(folder: Path) -> None:
+        if suffix == ".safetensors":
+            save_file(tensors, folder / "a.safetensors")
+        else:
+            torch.save({"state_dict": tensors, "epoch": 3}, folder / "a.pt")
+
+    def read(folder: Path) -> object:
+        path = folder / f"a{suffix}"
+        write_layer(path, "fc", read_layer(path, "fc"), folder / f"b{suffix}")
+        return None
+
+    change = on_safetensors if suffix == ".safetensors" else on_zip
+    return Format(_written(write), {f"a{suffix}": change}, read, 2)
+
+
+def _deletion() -> Format:
+    from sfu.records.record import as_text, hash_of, read_deletion_record
+
+    digest, files = "0" * 64, dict.fromkeys(("tensors", "settings", "secret", "model"))
+    content = {
+        "schema": 1, "number": 2, "previous": digest, "time": "2026-11-27T23:08:00Z", "sfu": "0.1", "torch": "2.9",
+        "before": files, "after": files,
+        "asked": {"kind": "random", "rows": 5, "unlabelled": [7], "seed": 0, "copies": False, "force": False},
+        "done": {
+            "verdict": "applied", "reasons": [], "method": "m", "note": None, "rows": 5, "row_digests": ["0" * 32],
+            "n_train": [9, 4], "earlier_requests": 0, "layer": "fc", "rounded": 0.1,
+        },
+        "estimated": {
+            "share": 0.5, "share_interval": [0.4, 0.6], "distance": 0.7, "l2": 1e-3, "l2_interval": None,
+        },
+        "caches": {"results": {"made_of_them": 1, "unknown": 0}}, "not_touched": ["x"], "text": digest,
+    }  # fmt: skip
+    body = as_text({**content, "hash": hash_of(content)}).encode()
+    return Format({"a.json": body}, {"a.json": on_json}, lambda folder: read_deletion_record(folder / "a.json"), 4)
+
+
+def _training_file() -> Format:
+    from sfu.records.training import read_training
+
+    loss = {"name": "softmax", "label_smoothing": 0.1}
+    body = json.dumps({"n_train": 9, "loss": loss, "l2": "estimate", "class_counts": [4, 5]}).encode()
+    layer = torch.nn.Linear(3, 2)
+    return Format(
+        {"a.json": body}, {"a.json": on_json}, lambda folder: read_training(folder / "a.json").head(layer), 3
+    )  # fmt: skip
+
+
 _KEY = "0" * 32
 
 
@@ -834,7 +888,8 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "indices_txt": lambda: _indices(".txt"), "forget_files": _forget_files, "labels_csv": _labels,
     "weights_safetensors": lambda: _weights(".safetensors"), "weights_torch": lambda: _weights(".pt"),
     "weights_legacy": lambda: _weights(".pt", zipped=False), "features": _chunks, "rows": _rows,
-    "whole_runs": _whole_runs,
+    "whole_runs": _whole_runs, "checkpoint_safetensors": lambda: _checkpoint(".safetensors"),
+    "checkpoint_torch": lambda: _checkpoint(".pt"), "deletion_record": _deletion, "training_file": _training_file,
     "training": _training, "memo": _memo, "mat": _dogs, "tar": _tar, "images": _images,
 }  # fmt: skip
 

@@ -5,11 +5,13 @@ A file that cannot be written (full disk, no permission) raises :class:`~sfu.err
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -115,6 +117,93 @@ def write_tensors(
             temporary.chmod(mode)  # safetensors makes files for their owner alone, whatever the umask
         except SafetensorError as error:
             raise OSError(str(error)) from error
+
+
+def write_folder(path: Path, write: Callable[[Path], object], *, replace: bool = False) -> None:
+    """Make a folder of the files that ``write`` writes into the folder it is given; one rename makes it visible.
+
+    The files reach the disk before the rename, so a process that is killed and a machine that stops leave no folder or
+    the complete one. They can also leave a hidden folder beside it, ``.NAME.unfinished``, which :func:`folder_lock`
+    removes. Hold this lock meanwhile.
+
+    Args:
+        path: The folder.
+        write: Writes the files.
+        replace: Take the place of a folder that is there, in one step, too.
+
+    Raises:
+        ArtifactError: The folder is there and is not to be replaced, a file cannot be written, or the file system
+            cannot swap two folders.
+    """
+    path = Path(os.path.abspath(path))
+    temporary = _unfinished(path)
+    try:
+        temporary.mkdir(parents=True)
+        write(temporary)
+        for part in (*temporary.rglob("*"), temporary):
+            _flush(part)
+        if replace:
+            try:
+                _swap(temporary, path)
+            except OSError as error:
+                raise ArtifactError(
+                    f"{path} cannot be replaced in one step, because the system or its disk cannot swap two folders "
+                    f"({error}). Write to a new folder instead."
+                ) from error
+        elif os.path.lexists(path):
+            raise ArtifactError(f"{path} exists, and it is not to be replaced. Choose another folder.")
+        else:
+            temporary.rename(path)
+        _flush(path.parent)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be written ({error}). Free some space or choose another folder.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def folder_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder, ``.NAME.lock`` beside it, and remove what a process that was killed left there.
+
+    See :func:`acquire_lock`.
+    """
+    place = Path(os.path.abspath(path))
+    with acquire_lock(place.with_name(f".{place.name}.lock")):
+        shutil.rmtree(_unfinished(place), ignore_errors=True)
+        yield
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.unfinished")
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return
+    opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows flushes what can be written
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _swap(first: Path, second: Path) -> None:
+    """Exchange two folders in one step, so that each name leads to a complete folder at any moment."""
+    import ctypes
+
+    places = os.fsencode(first), os.fsencode(second)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            failed = libc.renamex_np(*places, ctypes.c_uint(2))
+        else:
+            here = ctypes.c_int(-100)  # paths are relative to the working folder
+            failed = libc.renameat2(here, places[0], here, places[1], ctypes.c_uint(2))
+    except (AttributeError, TypeError) as error:
+        raise OSError(errno.ENOSYS, "this system cannot swap two folders") from error
+    if failed:
+        raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())}, swapping two folders")
 
 
 @dataclass(frozen=True)

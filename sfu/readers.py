@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 import math
+import re
 import reprlib
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +85,11 @@ def _why(problem: Exception) -> str:
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror
     text = " ".join(str(problem).split())[:300].rstrip(".")
-    return text if text and type(problem) is ValueError else f"{type(problem).__name__}: {text}".rstrip(": ")
+    return (
+        text
+        if text and type(problem) in (ValueError, NotOnlyTensorsError)
+        else f"{type(problem).__name__}: {text}".rstrip(": ")
+    )
 
 
 def _first_of(problem: ValidationError) -> str:
@@ -148,13 +153,13 @@ def read_record(path: Path, kind: type[R], remedy: str, error: type[SfuError] = 
         return parse_record(read_bytes(path, TEXT_BYTES), kind)
 
 
-def parse_record(text: bytes, kind: type[R]) -> R:
-    """Return the record that JSON text holds.
+def parse_record(text: bytes, kind: type[R], items: int = _ITEMS) -> R:
+    """Return the record that JSON text holds, in at most so many values.
 
     Raises:
         ValueError: It is no JSON, holds too much, or a value is wrong.
     """
-    _require_few(text, _ITEMS)
+    _require_few(text, items)
     return kind.model_validate_json(text)
 
 
@@ -349,6 +354,56 @@ def read_tensors(path: Path, remedy: str, error: type[SfuError] = ArtifactError)
     with refusing(path, remedy, error):
         require_regular(path)
         return load_file(path)
+
+
+class NotOnlyTensorsError(ValueError):
+    """A file of ``torch.save`` holds an object that would have to be unpickled."""
+
+
+def read_torch(path: Path) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU: tensors, plain values, and containers of them.
+
+    Raises:
+        NotOnlyTensorsError: It holds another object.
+        OSError, ValueError: It cannot be read, or asks for more memory than a file of its size deserves.
+        Exception: What PyTorch raises on damaged files; see :func:`refusing`.
+    """
+    import pickle
+
+    import torch
+
+    try:
+        return torch.load(_checked(path), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"(?:Unsupported \w+: (?:GLOBAL )?|unsupported GLOBAL )(\S+)", str(error))
+        if found is None:
+            raise ValueError("it is damaged, or no torch file") from error
+        raise NotOnlyTensorsError(f"it holds more than tensors ({found[1]}), which sfu never unpickles") from error
+
+
+def _checked(path: Path) -> Path | io.BytesIO:
+    """Return what can be loaded with the memory that a file of this size deserves.
+
+    Files of today are zip files whose members are not compressed; those with larger members are refused. Older ones are
+    read into memory, which gives no more bytes than it has, whatever length the file asks for.
+    """
+    require_regular(path)
+    if not zipfile.is_zipfile(path):
+        content = path.read_bytes()
+        _refuse_buffers(content)
+        return io.BytesIO(content)
+    with zipfile.ZipFile(path) as archive:
+        require_modest(archive.infolist(), path, packed=False)
+        for info in archive.infolist():
+            if info.filename.endswith("data.pkl"):
+                _refuse_buffers(archive.read(info))
+    return path
+
+
+def _refuse_buffers(content: bytes) -> None:
+    """Refuse what PyTorch would make of any size that a file asks for."""
+    if b"bytearray" in content:
+        raise ValueError("it asks for a bytearray, which weights have no use for")
 
 
 def floats(tensors: Mapping[str, Tensor], key: str, n_axes: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""The commands ``sfu``, ``sfu-plan``, ``sfu-report``, ``sfu-results`` and ``sfu-features``."""
+"""The commands ``sfu``, ``sfu-unlearn``, ``sfu-plan``, ``sfu-report``, ``sfu-results`` and ``sfu-features``."""

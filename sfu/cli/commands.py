@@ -37,8 +37,8 @@ def add_ls_and_rm(
     return removing
 
 
-def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted: str = "") -> None:
-    """Call the ``run`` of the parsed arguments; exit with 1 after a clear message if it fails.
+def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted: str = "", *, failed: int = 1) -> None:
+    """Call the ``run`` of the parsed arguments; exit with the code ``failed`` after a clear message if it fails.
 
     It exits with 130 after Ctrl-C and with 143 after SIGTERM.
     """
@@ -55,7 +55,7 @@ def run_command(parser: ArgumentParser, arguments: list[str] | None, interrupted
     except (SfuError, OSError) as error:
         shown = visible(str(error), keep="\n")
         print(f"{parser.prog}: {shown}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(failed)
 
 
 def remove_entries(entries: Sequence[Entry], root: Path) -> None:

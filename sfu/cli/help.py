@@ -32,7 +32,8 @@ _MORE = """\
 sfu --rows lists the rows for methods=[...]. sfu --keys [KEY ...] explains all
 keys, or those that begin so; sfu ... --cfg job shows a composed configuration.
 Results go to outputs/, or to hydra.run.dir=FOLDER (hydra.sweep.dir with -m).
-See also sfu-plan, sfu-report, sfu-features and sfu-results, each with --help."""
+See also sfu-unlearn, sfu-plan, sfu-report, sfu-features and sfu-results, each
+with --help."""
 
 
 def help_text() -> str:

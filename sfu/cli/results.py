@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from sfu.cli.commands import IN_CACHE, add_ls_and_rm, remove_entries, run_command
 from sfu.cli.forget import Cache, add_forget, forget
@@ -56,14 +57,19 @@ def _remove(given: Namespace) -> None:
 
 
 def _forget(given: Namespace) -> None:
+    forget(given, caches(given.cache))
+
+
+def caches(root: Path) -> list[Cache]:
+    """Return the caches of what runs have made of examples, besides features; ``root`` is that of results."""
     from sfu.experiment.result_store import kind_of
 
     cores, training = cache_dir("cores"), cache_dir("training")
-    forget(given, [
-        Cache(given.cache, Store(given.cache).entries(), kind_of),
+    return [
+        Cache(root, Store(root).entries(), kind_of),
         Cache(cores, Store(cores).entries(), lambda entry: "core"),
         Cache(training, Store(training).entries(), lambda entry: "checkpoint"),
-    ])  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

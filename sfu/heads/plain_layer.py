@@ -15,10 +15,11 @@ from sfu.errors import DataError
 
 log = logging.getLogger(__name__)
 
+MUCH_LOST = 0.1
+"""Share of a change that may be lost to rounding without a word."""
 _SAME_FORWARD = {"timm.layers.linear.Linear"}
 """Subclasses whose forward differs from that of ``torch.nn.Linear`` in compiled scripts alone."""
 
-_MUCH_LOST = 0.1
 _PROBE_SEED, _RANDOM_ROWS, _CHUNK = 0, 8, 512
 _ROUNDING = 16  # times the precision of the layer: the same product twice may differ by this, on another kernel
 
@@ -123,8 +124,10 @@ def check_outputs(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
                 )
 
 
-def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) -> None:
+def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) -> float:
     """Write weights of the layer's shape into it, and check its outputs; a layer that fails keeps what it had.
+
+    Return the norm of what rounding to the layer's dtype changed, over that of the whole change.
 
     Raises:
         DataError: The layer's dtype cannot hold the weights, or its outputs do not follow them.
@@ -150,11 +153,12 @@ def write_weights(layer: nn.Linear, weight_CD: Tensor, bias_C: Tensor | None) ->
             for name, tensor in before.items():
                 own[name].copy_(tensor)
         raise
-    if lost > _MUCH_LOST:
+    if lost > MUCH_LOST:
         log.warning(
             "the layer is %s: rounding its new weights moves them by %.0f %% of the change that was to be made. Use a "
             "layer in float32, so that the change is kept.", rounded["weight"].dtype, 100 * lost,
         )  # fmt: skip
+    return lost
 
 
 def _share_lost(before: dict[str, Tensor], wanted: dict[str, Tensor], rounded: dict[str, Tensor]) -> float:

@@ -37,6 +37,7 @@ REASONS = {
     "sequence": "The head had forgotten rows before, and requests one after another end less near.",
     "trained_backbone": "The backbone was trained on the rows, too, and does not forget them.",
     TRAINED_STEPS: "The steps before the estimator saw the rows, too, and do not forget them.",
+    "rounding": "Rounding to the dtype of the model undoes much of the step.",
     "forced": "The step was applied although sfu would have withheld it or kept it short.",
     "incomplete": "Not all batches of the request were forgotten.",
     "no_gain": "The step is predicted to be no better than nothing.",

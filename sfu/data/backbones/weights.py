@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
-import re
-import zipfile
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from sfu.errors import DataError
-from sfu.readers import require_modest, require_regular
+from sfu.readers import NotOnlyTensorsError, read_torch
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
@@ -34,15 +30,9 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
             found: object = load_file(path)
         else:
-            found = torch.load(_checked(path), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"Unsupported \w+: (?:GLOBAL )?(\S+)", str(error))
-        if found is None:
-            raise DataError(f"{where} cannot be read. It is damaged, or no torch file.") from error
-        raise DataError(
-            f"{where} holds more than tensors ({found.group(1)}), which sfu never unpickles. Save model.state_dict() "
-            "as safetensors or with torch.save."
-        ) from error
+            found = read_torch(path)
+    except NotOnlyTensorsError as error:
+        raise DataError(f"{where}: {error}. Save model.state_dict() as safetensors or with torch.save.") from error
     except Exception as error:  # torch and safetensors raise many kinds on damaged files
         first = (str(error).splitlines() or [""])[0]
         raise DataError(f"{where} cannot be read ({type(error).__name__}: {first}). It may be cut short.") from error
@@ -55,31 +45,6 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors
-
-
-def _checked(path: Path) -> Path | BytesIO:
-    """Return what can be loaded with the memory that a file of this size deserves.
-
-    Files of today are zip files whose members are not compressed; those with larger members are refused. Older ones are
-    read into memory, which gives no more bytes than it has, whatever length the file asks for.
-    """
-    require_regular(path)
-    if not zipfile.is_zipfile(path):
-        content = path.read_bytes()
-        _refuse_buffers(content)
-        return BytesIO(content)
-    with zipfile.ZipFile(path) as archive:
-        require_modest(archive.infolist(), path, packed=False)
-        for info in archive.infolist():
-            if info.filename.endswith("data.pkl"):
-                _refuse_buffers(archive.read(info))
-    return path
-
-
-def _refuse_buffers(content: bytes) -> None:
-    """Refuse what PyTorch would make of any size that a file asks for."""
-    if b"bytearray" in content:
-        raise ValueError("it asks for a bytearray, which weights have no use for")
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], ignored: tuple[str, ...], setting: str) -> None:
