@@ -6,9 +6,9 @@ Shapes: N rows, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,15 @@ from sfu.arrays import Array, Pairs, as_examples, numbered
 from sfu.errors import ConfigError, DataError
 from sfu.evaluation.measures import accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
-from sfu.heads.base import LOGIT_ROWS, Head
+from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
 from sfu.heads.recipe import OPTIMUM
 from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_like
 from sfu.losses.targets import class_numbers, read_labels
+from sfu.models.batches import Batch, read_batches
+from sfu.models.find_layer import as_rows
+from sfu.models.running import evaluating, placed, run, unwrap
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, RetainedSet
@@ -109,9 +112,10 @@ def evaluate(
     """Compare a head or model with what unlearning made of it.
 
     Args:
-        old: Before: a head, or a PyTorch model, which is called on what ``forget`` holds.
+        old: Before: a head, or a PyTorch model, which is run in evaluation mode.
         new: After, of the same kind.
-        forget: The forgotten rows, as (features, labels), or what gives such pairs (:func:`sfu.unlearn`).
+        forget: The forgotten rows: for heads (features, labels), for models raw examples, in any form that
+            :func:`sfu.unlearn` takes.
         test: Rows that were in no training, for the membership attack.
         retained: The training rows without the forgotten ones. Two heads at the optimum are then compared with one that
             is trained on these.
@@ -127,15 +131,22 @@ def evaluate(
     if len({isinstance(model, Head) for model in models.values()}) > 1:
         raise DataError("heads can only be compared with heads, and models with models. Give all of one kind.")
     given = {"forget": forget, "test": test, "retained": retained}
-    parts = {name: _examples(name, rows, old) for name, rows in given.items() if rows is not None}
+    parts = {name: _read(name, rows, old) for name, rows in given.items() if rows is not None}
     note = None
     if retrained is None and retained is not None and isinstance(old, Head):
         found, note = _retrained(old, parts["forget"], parts["retained"])
         models |= {} if found is None else {"retrained": found}
-    logits = {part: {name: _logits(model)(rows) for name, model in models.items()} for part, (rows, _) in parts.items()}
+    logits = {part: {name: _logits(model, read) for name, model in models.items()} for part, read in parts.items()}
     if len({found.shape for found in logits["forget"].values()}) > 1:
         raise DataError("the models have different numbers of outputs, so they are not old and new of one model.")
-    labels = {part: labels_N for part, (_, labels_N) in parts.items()}
+    labels = {part: read.labels_N for part, read in parts.items()}
+    for part, labels_N in labels.items():
+        shape, low, high = logits[part]["old"].shape, int(labels_N.min()), int(labels_N.max())
+        if len(labels_N) != shape[0] or low < 0 or high >= shape[1]:
+            raise DataError(
+                f"{part}: the model gives {list(shape)} outputs, and there are {len(labels_N)} labels from {low} to "
+                f"{high}. Give one class number for each example."
+            )
     scores = {
         part: {
             name: Scores(accuracy(found, labels[part]), float(cross_entropy_per_sample(found, labels[part]).mean()))
@@ -155,40 +166,45 @@ def evaluate(
     return Audit(scores, membership, agreement(after, before), mean_kl(before, after), distance, note)
 
 
-def _examples(name: str, given: Examples, model: Model) -> tuple[Tensor, Tensor]:
-    """Return rows and class numbers."""
-    classes = model.recipe.classes if isinstance(model, Head) else None
+@dataclass(frozen=True)
+class _Part:
+    """Some examples: feature rows for heads, or batches of raw inputs for models."""
+
+    labels_N: Tensor
+    features_ND: Tensor | None = None
+    batches: Sequence[Batch] = ()
+
+
+def _read(name: str, given: Examples, model: Model) -> _Part:
+    """Return examples with their class numbers."""
+    if not isinstance(model, Head):
+        batches = list(read_batches(given, name=name)[0])
+        found = [cast("Tensor", batch.labels_B) for batch in batches]
+        if not found:
+            raise DataError(f"{name} has no examples. Give at least one.")
+        labels = torch.cat([one.reshape(-1) if one.ndim == 0 else one for one in found])
+        return _Part(class_numbers(labels, labels.shape[-1]).long(), batches=batches)
     pair = isinstance(given, tuple) and len(given) == 2
-    rows, labels = as_examples(given[0], numbered(given[1], classes)) if pair else as_examples(given, None)  # type: ignore[index]
+    rows, labels = as_examples(given[0], numbered(given[1], model.recipe.classes)) if pair else as_examples(given, None)  # type: ignore[index]
+    labels = read_labels(class_numbers(labels, model.n_classes), len(rows), model.n_classes, model.loss, name)
+    if labels.is_floating_point():
+        raise ConfigError(
+            f"the {name} labels are targets, and evaluate compares classifiers. Give one class number for each row."
+        )
+    return _Part(labels, rows)
+
+
+def _logits(model: Model, part: _Part) -> Tensor:
     if isinstance(model, Head):
-        labels = read_labels(class_numbers(labels, model.n_classes), len(rows), model.n_classes, model.loss, name)
-        if labels.is_floating_point():
-            raise ConfigError(
-                f"the {name} labels are targets, and evaluate compares classifiers. Give one class number for each row."
-            )
-    return rows, labels
+        return model.logits(cast("Tensor", part.features_ND)).cpu().double()
+    network = unwrap(model)
+    with evaluating(network):
+        where = placed(network)
+        found = [as_rows(run(network, batch.to(*where), {})[0], batch).cpu().double() for batch in part.batches]
+    return torch.cat(found)
 
 
-def _logits(model: Model) -> Callable[[Tensor], Tensor]:
-    if isinstance(model, Head):
-        return lambda rows: model.logits(rows).cpu().double()
-
-    def run(rows: Tensor) -> Tensor:
-        training, like = model.training, next(model.parameters())
-        model.eval()
-        try:
-            with torch.no_grad():
-                found = [model(part.to(like.device)) for part in rows.split(LOGIT_ROWS // 32)]
-        finally:
-            model.train(training)
-        return torch.cat([getattr(one, "logits", one) for one in found]).cpu().double()
-
-    return run
-
-
-def _retrained(
-    old: Head, forget: tuple[Tensor, Tensor], retained: tuple[Tensor, Tensor]
-) -> tuple[Head | None, str | None]:
+def _retrained(old: Head, forget: _Part, retained: _Part) -> tuple[Head | None, str | None]:
     """Return the head trained on the retained rows, or why there is none.
 
     Raises:
@@ -197,17 +213,18 @@ def _retrained(
     known = old.recipe.trained == OPTIMUM and not old.recipe.estimate_l2 and old.weight is None
     if not isinstance(old, LinearHead) or not known:
         return None, _UNKNOWN
-    request = ForgetRequest(old, *forget)
-    request.retained_rows(RetainedSet(*retained), user="evaluate")
+    rows_RD = cast("Tensor", retained.features_ND)
+    request = ForgetRequest(old, cast("Tensor", forget.features_ND), forget.labels_N)
+    request.retained_rows(RetainedSet(rows_RD, retained.labels_N), user="evaluate")
     left = request.at_retained_l2().head
-    return train_like(left, *retained, LinearSettings(l2=left.l2, bias=old.bias), seed=0), None
+    return train_like(left, rows_RD, retained.labels_N, LinearSettings(l2=left.l2, bias=old.bias), seed=0), None
 
 
-def _distance(models: dict[str, Model], retained: tuple[Tensor, Tensor]) -> float | None:
+def _distance(models: dict[str, Model], retained: _Part) -> float | None:
     old, new, target = (models.get(name) for name in ("old", "new", "retrained"))
     if not (isinstance(old, Head) and isinstance(new, Head) and isinstance(target, Head)):
         return None
-    rows = old.rows(*retained, cache=True)
+    rows = old.rows(cast("Tensor", retained.features_ND), retained.labels_N, cache=True)
     hessian = build_operator(target.objective(), rows, old.parameters_CE, Structure.products)
     left, nothing = (squared_norm(one.parameters_CE - target.parameters_CE, hessian) for one in (new, old))
     return math.sqrt(left / nothing) if nothing > 0 else None

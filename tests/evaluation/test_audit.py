@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import sfu
 from sfu.errors import ConfigError, DataError
@@ -60,6 +61,12 @@ def test_models_are_compared_as_they_are_used():
     same = (old(FORGET[0]).argmax(1) == new(FORGET[0]).argmax(1)).double().mean()
     assert audit.agreement == pytest.approx(100 * float(same))
     assert sfu.evaluate(old, old, FORGET).forget_kl == pytest.approx(0, abs=1e-12)
+    loader = DataLoader(TensorDataset(*FORGET), batch_size=7)
+    assert sfu.evaluate(old, new, loader).scores == sfu.evaluate(old, new, FORGET).scores
+    with pytest.raises(DataError, match="60 labels from 10 to 13"):
+        sfu.evaluate(old, new, (FORGET[0], FORGET[1] + 10))
+    with pytest.raises(DataError, match="the model fails on rows 0"):
+        sfu.evaluate(old, new, (FORGET[0][:, :5], FORGET[1]))
 
 
 def test_without_an_optimum_retrained_must_be_given():
