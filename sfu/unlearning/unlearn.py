@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,6 +27,8 @@ from sfu.seeds import PURPOSES, derive_seed
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.result import ALREADY_FORGOTTEN, Remark, UnlearningResult
 
+_ROUNDED = 0.01
+"""Outputs of a model in half precision may be so far off, as a share of the largest."""
 _BACKBONE = "the backbone was trained on these rows, too, and keeps what it learned from them: only the head forgets"
 
 
@@ -41,6 +44,7 @@ def unlearn(
     unlabelled: Array | Sequence[Array] | None = None,
     request: str = RANDOM,
     weights: Array | None = None,
+    logits: Array | None = None,
     copies: bool = False,
     curvature: CurvatureSettings | Mapping[str, Any] | None = None,
     noise_sigma: float = 0.0,
@@ -83,6 +87,8 @@ def unlearn(
         request: What the rows are: ``random`` (a random sample of the training rows, as far as you know), ``class``,
             ``person`` or ``selected``. A declaration can only raise the share of curvature taken to be unseen.
         weights: Their sample weights, ``[F]``, if the head was trained with sample weights.
+        logits: The model's own outputs for the rows, ``[F, C]``, if you have them: features that are not the layer's
+            inputs (another layer's, other preprocessing, dropout) are then refused.
         copies: Whether the training set held each row as often as it is given. Otherwise equal rows with equal labels
             count once.
         curvature: Estimator and regularisation, as a ``CurvatureSettings`` or a mapping of its keys; the default is the
@@ -116,7 +122,12 @@ def unlearn(
     about: dict[str, Any] = {"method": method, "seed": seed, "request": request, "weights": weights, "copies": copies}
     if not isinstance(head, torch.nn.Module):
         _require_head(head, record=record, layer=layer, in_place=in_place or None)
-        return _unlearn(head, cast("Array | Pairs", features), labels, views, _sets_of(unlabelled), **about)
+        more = _sets_of(unlabelled)
+        return _unlearn(head, cast("Array | Pairs", features), labels, views, more, logits=logits, **about)
+    if logits is not None:
+        raise ConfigError(
+            "logits are for features of a head: a model's own outputs are compared anyway. Leave them out."
+        )
     require_order(features, weights=weights, views=views)
     model = Classifier.read(head, features, labels, record, layer)
     sets = unlabelled if isinstance(unlabelled, list) else [] if unlabelled is None else [unlabelled]
@@ -140,6 +151,7 @@ def _unlearn(
     weights: Array | None,
     copies: bool,
     marks_FB: torch.Tensor | None = None,
+    logits: Array | None = None,
 ) -> UnlearningResult:
     """Forget rows of features from a head."""
     config = method.curvature
@@ -147,6 +159,8 @@ def _unlearn(
     default = torch.get_default_device().type
     with nullcontext() if default == "cpu" else torch.device("cpu"):  # the rest follows the head's device
         features_FD, labels_F = as_examples(features, numbered(labels, head.recipe.classes))
+        if logits is not None:
+            _require_logits(head, features_FD, as_tensor(logits, "logits"))
         made = ForgetRequest(
             replace(head, forgotten=head.forgotten.keyed()),
             features_FD,
@@ -189,6 +203,25 @@ def _unlearn(
         note="; ".join(filter(None, notes)) or None,
         reasons=(*(one.code for one in remarks), *result.reasons, *(one.code for one in last)),
     )  # fmt: skip
+
+
+def _require_logits(head: Head, features_FD: torch.Tensor, logits_FC: torch.Tensor) -> None:
+    """Compare the head's outputs for the features with those of the model.
+
+    Raises:
+        DataError: They differ by more than the rounding of a half-precision model.
+    """
+    own_FC, given_FC = head.logits(features_FD).cpu().double(), logits_FC.cpu().double()
+    if own_FC.shape != given_FC.shape:
+        shapes = f"{list(given_FC.shape)}, but the head gives {list(own_FC.shape)}"
+        raise DataError(f"logits are {shapes}. Give the outputs of the model for these rows.")
+    apart, size = float((own_FC - given_FC).abs().max()), float(given_FC.abs().max())
+    if not (math.isfinite(size) and apart <= _ROUNDED * size):
+        raise DataError(
+            f"the head gives other outputs for these features than the model: they differ by up to {apart:.3g}, where "
+            f"the logits reach {size:.3g}. Give the inputs of this very layer, without dropout, as the model computes "
+            "them."
+        )
 
 
 def _method(

@@ -248,6 +248,28 @@ def test_examples_and_head_may_be_on_different_devices():
         found.head.copy_to(layer)
 
 
+def test_features_that_are_not_the_layers_inputs_are_refused():
+    layer, features, labels, _ = trained_layer(True)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
+    with torch.no_grad():
+        logits = layer(features[:80])
+    wanted = sfu.unlearn(head, features[:80], labels[:80])
+    for given in (logits, logits.half(), logits.numpy()):
+        found = sfu.unlearn(head, features[:80], labels[:80], logits=given)
+        assert torch.equal(found.head.parameters_CE, wanted.head.parameters_CE)
+    told = r"differ by up to \d\S*, where the logits reach \d\S*\. Give the inputs of"
+    for others in (2 * features[:80], torch.nn.functional.dropout(features[:80], 0.2), features[80:160]):
+        with pytest.raises(DataError, match=told):
+            sfu.unlearn(head, others, labels[:80], logits=logits)
+    with pytest.raises(DataError, match=r"logits are \[80, 3\], but the head gives \[80, 4\]"):
+        sfu.unlearn(head, features[:80], labels[:80], logits=logits[:, :3])
+    with pytest.raises(DataError, match="where the logits reach inf"):
+        sfu.unlearn(head, features[:80], labels[:80], logits=logits / 0)
+    record = sfu.TrainingRecord(n_train=400, loss="quadratic", l2=1e-3)
+    with pytest.raises(ConfigError, match="logits are for features of a head"):
+        sfu.unlearn(layer, features[:80], labels[:80], record=record, logits=logits)
+
+
 def test_the_own_model_section_of_the_readme_runs_as_it_is_written(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.S)
     head, (features, labels) = trained(Softmax(), bias=True), rows()
