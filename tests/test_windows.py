@@ -54,7 +54,7 @@ import sfu
 
 generator = torch.Generator().manual_seed(0)
 features, labels = torch.randn(60, 6, generator=generator), torch.arange(60) % 3
-head = sfu.LinearHead.from_module(torch.nn.Linear(6, 3), l2=0.1, n_train=600, loss="quadratic")
+head = sfu.LinearHead.from_module(torch.nn.Linear(6, 3), l2=0.1, n_train=600, loss="softmax")
 print("applied:", sfu.unlearn(head, features, labels, curvature={"estimator": "closed_form"}).applied)
 
 
