@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from sfu.arrays import Array, as_tensor, numbered
-from sfu.errors import ConfigError
-from sfu.heads.kept import Kept
+from sfu.errors import ConfigError, DataError
 from sfu.heads.linear import LinearHead
 from sfu.heads.recipe import OPTIMUM, SUM
 from sfu.losses.base import Layout
@@ -48,8 +47,14 @@ class RequestStream:
         """Factorise the Hessian.
 
         Raises:
+            DataError: ``head`` is no linear head.
             ConfigError: The loss is not quadratic, or the head does not keep its full Hessian or is not at its optimum.
         """
+        if not isinstance(head, LinearHead):
+            own = "the .head of the result" if hasattr(head, "head") else "sfu.fit(..., loss='quadratic', keep='full')"
+            raise DataError(
+                f"head is a {type(head).__name__}, and a stream of requests needs a linear head of sfu. Give {own}."
+            )
         if head.layout is not Layout.shared or head.kept.data_hessian is None:
             raise ConfigError(
                 "a stream of requests needs a head with loss=quadratic and its full Hessian, and this one has "
@@ -61,12 +66,13 @@ class RequestStream:
                 "a stream of requests needs a head at the optimum of a known objective, and this one was stopped "
                 "early. Serve its requests by sfu.unlearn."
             )
-        self._mask_E = head.regularized_E.double()
+        self._dtype, self._mask_E = head.parameters_CE.dtype, head.regularized_E.double()
         self._given = replace(head, forgotten=head.forgotten.keyed()).to(head.parameters_CE.device, torch.float64)
         self._forgotten, self._weight, self._count = self._given.forgotten, head.total_weight, head.n_train
         like = self._given.parameters_CE
         assert self._given.kept.data_hessian is not None
         self._sums_EE = self._given.kept.data_hessian * self._weight
+        self._kept = replace(self._given.kept, sketch=None, data_hessian=None)
         self._parameters_CE = like.clone()
         self._right_CE = self._times(like) - self._given.gradient_CE * self._weight
         self.factorizations = 0
@@ -74,26 +80,36 @@ class RequestStream:
 
     @property
     def drift(self) -> float:
-        """``|B - W A| / |B|`` of the head: 0 if it is Retrained."""
+        """``|B - W A| / |B|`` of the head: 0 if it is Retrained, given that all requests held training rows.
+
+        The sums cannot tell rows that were not trained on, or wrong labels: they are taken off like others.
+        """
         left_CE = self._right_CE - self._times(self._parameters_CE)
         return float(left_CE.norm() / self._right_CE.norm())
 
     @property
     def head(self) -> LinearHead:
-        """The head after all requests so far."""
+        """The head after all requests so far, in the dtype of the head that was given.
+
+        Each row of the requests counts as wholly removed in its predicted share.
+        """
         given = self._given
-        kept = Kept(data_hessian=self._sums_EE / self._weight)
+        kept = replace(self._kept, data_hessian=self._sums_EE / self._weight)
+        if kept.trace is not None:
+            kept = replace(kept, trace=float(self._sums_EE.trace()) / self._weight)
         weight = None if given.weight is None else self._weight
         l2 = self._ridge() / self._weight
         return replace(
             given, parameters_CE=self._parameters_CE.clone(), gradient_CE=torch.zeros_like(self._parameters_CE), l2=l2,
             n_train=self._count, weight=weight, kept=kept, forgotten=self._forgotten,
-        ).to(given.parameters_CE.device)  # fmt: skip
+        ).to(given.parameters_CE.device, self._dtype)  # fmt: skip
 
-    def forget(self, features: Array, labels: Any, *, weights: Array | None = None) -> int:
+    def forget(self, features: Array, labels: Any, *, weights: Array | None = None, copies: bool = False) -> int:
         """Forget rows ``[F, D]``, or one row ``[D]`` with its label, and return how many of them were new.
 
-        Rows that this head has forgotten before are left out.
+        Rows that this head has forgotten before are left out. Equal rows with equal labels count once, unless
+        ``copies`` says that the training set held each as often as it is given. Give only rows that were trained on,
+        with the labels they had: most others cannot be told. If the call raises an error, the stream is as it was.
 
         Raises:
             DataError: The rows do not fit the head, as for :func:`sfu.unlearn`.
@@ -108,22 +124,38 @@ class RequestStream:
             class_numbers(labels_F, self._given.n_classes),
             weights_F=None if weights is None else as_tensor(weights, "weights"),
         )
-        new = self._forgotten.new_rows(request.features_FD, request.labels_F)
+        new = self._forgotten.new_rows(request.features_FD, request.labels_F, copies=copies)
         if not len(new):
             return 0
-        request = request.rows(new) if len(new) < request.n_forget else request
+        before = dict(vars(self))
+        try:
+            self._take(request.rows(new) if len(new) < request.n_forget else request)
+        except BaseException:
+            vars(self).update(before)
+            raise
+        return len(new)
+
+    def _take(self, request: ForgetRequest) -> None:
+        """Take rows off all sums. No tensor is changed in place, so that those before can be had back."""
         rows = request.data()
         weights_F = torch.ones(request.n_forget).to(request.design_FE) if rows.weights_N is None else rows.weights_N
         design_FE = request.design_FE * weights_F.sqrt()[:, None]
         targets_FC = self._targets(request.labels_F) * weights_F.sqrt()[:, None]
-        self._forgotten = replace(self._forgotten.after(request.features_FD, request.labels_F), removed=None)
+        self._kept = self._kept.without_rows(
+            request.features_FD, request.labels_F, n_train=self._count, weights=(self._weight, rows.weight),
+            trace=self._kept.trace and float(design_FE.square().sum()) / rows.weight, forgotten_hessian=None,
+        )  # fmt: skip
+        removed = self._forgotten.removed
+        self._forgotten = replace(
+            self._forgotten.after(request.features_FD, request.labels_F),
+            removed=removed and tuple(part + request.n_forget for part in removed),
+        )
         self._weight, self._count = self._weight - rows.weight, self._count - request.n_forget
-        self._sums_EE.addmm_(design_FE.T, design_FE, alpha=-1)
-        self._right_CE.addmm_(targets_FC.T, design_FE, alpha=-1)
+        self._sums_EE = self._sums_EE.addmm(design_FE.T, design_FE, alpha=-1)
+        self._right_CE = self._right_CE.addmm(targets_FC.T, design_FE, alpha=-1)
         lags = self._ridge() < (1 - _LAG) * self._factorized_ridge
         if lags or not self._downdated(design_FE, targets_FC) or not self._refined():
             self._factorize()
-        return len(new)
 
     def _targets(self, labels_F: Tensor) -> Tensor:
         """Return the targets of the loss, ``[F, C]``: minus its slope where the outputs are 0."""
@@ -161,7 +193,7 @@ class RequestStream:
         solved_FE, info = torch.linalg.solve_ex(left_FF, along_EF.T)
         if int(info) or not bool(torch.isfinite(solved_FE).all()):
             return False
-        self._inverse_EE.addmm_(along_EF, solved_FE)
+        self._inverse_EE = self._inverse_EE.addmm(along_EF, solved_FE)
         missed_FC = targets_FC - design_FE @ self._parameters_CE.T
         fallen = self._last_ridge - self._ridge()
         self._moved(fallen * self._mask_E * self._parameters_CE - missed_FC.T @ design_FE)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sfu
-from sfu.errors import ConfigError, DataError
+from sfu.errors import ConfigError, DataError, SingularHessianError
 from sfu.heads.recipe import Recipe
+from sfu.unlearning.result import UnlearningResult
 from tests.reporting.scripts import load_script
 from tests.unlearning.cases import rows
 
@@ -112,6 +113,48 @@ def test_what_no_stream_can_serve_is_refused():
             stream.forget(features, labels)
     assert torch.equal(stream.head.parameters_CE, before)
     assert stream.head.n_train == 400
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_head_keeps_what_a_head_keeps(dtype):
+    given = trained(keep="full").to(torch.device("cpu"), dtype)
+    stream = sfu.RequestStream(given)
+    stream.forget(FEATURES[:30], LABELS[:30])
+    stream.forget(FEATURES[30], LABELS[30])
+    head, wanted = stream.head, trained(31, keep="full")
+    assert head.parameters_CE.dtype == dtype
+    assert head.forgotten.predicted() == (1, 1, 1)
+    torch.testing.assert_close(head.kept.shares_C, wanted.kept.shares_C)
+    assert head.kept.trace == pytest.approx(wanted.kept.trace, rel=1e-5)
+    assert wanted.kept.bound <= head.kept.bound == pytest.approx(given.kept.bound * 400 / 369)
+    assert (head.kept.projected_2K is None) == (given.kept.projected_2K is None)
+
+
+def test_a_request_that_fails_leaves_the_stream_as_it_was():
+    stream = sfu.RequestStream(trained(keep="full"))
+    with pytest.raises(SingularHessianError):
+        stream.forget(100 * FEATURES[:20], LABELS[:20])
+    assert (stream.head.n_train, stream.head.forgotten.rows) == (400, 0)
+    assert stream.forget(FEATURES[:20], LABELS[:20]) == 20
+    assert off(stream.head, trained(20)) < 1e-8
+
+
+def test_equal_rows_count_once_unless_they_are_copies():
+    stream = sfu.RequestStream(trained(keep="full"))
+    assert stream.forget(FEATURES[:5].repeat(40, 1), LABELS[:5].repeat(40)) == 5
+    assert off(stream.head, trained(5)) < 1e-8
+    twice = sfu.fit(torch.cat([FEATURES, FEATURES[:5]]), torch.cat([LABELS, LABELS[:5]]), l2=1e-2, loss="quadratic",
+                    keep="full")  # fmt: skip
+    stream = sfu.RequestStream(twice)
+    assert stream.forget(FEATURES[:5].repeat(2, 1), LABELS[:5].repeat(2), copies=True) == 10
+    assert off(stream.head, trained(5)) < 1e-8
+
+
+def test_no_head_is_refused():
+    result = UnlearningResult(trained())
+    for given, message in ((None, "a NoneType"), (torch.nn.Linear(12, 4), "a Linear"), (result, "Give the .head of")):
+        with pytest.raises(DataError, match=message):
+            sfu.RequestStream(given)
 
 
 def test_the_benchmark_runs(capsys):
