@@ -5,6 +5,7 @@ Shapes: N rows, D features.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from sfu.arrays import Array, as_tensor, numbered
 from sfu.data.labels import label_problem
-from sfu.errors import ConfigError, DataError
+from sfu.errors import ConfigError, DataError, SfuError
 from sfu.heads.linear import LinearHead
 from sfu.heads.settings import Keep, LinearSettings
 from sfu.heads.train import train_head
@@ -49,13 +50,18 @@ def fit(
 
     Raises:
         DataError: The rows do not fit together, are empty or not finite, or a label is no class.
-        ConfigError: A setting is out of range, or what is to be kept does not fit the memory.
+        ConfigError: A setting is out of range or of another type, or what is to be kept does not fit the memory.
         SolverError: Training did not reach the optimum.
     """
-    if keep not in {one.value for one in Keep}:
+    if keep not in [one.value for one in Keep]:
         raise ConfigError(f"keep={keep!r} is unknown. Choose 'bound', 'sketch' or 'full'.")
-    names = _names(labels) if classes is None else tuple(classes)
+    own = names_of(labels)
+    names = own if classes is None else tuple(classes)
     features_ND = as_tensor(features, "features")
+    weights_N = None if weights is None else as_tensor(weights, "weights")
+    for name, tensor in (("features", features_ND), ("weights", weights_N)):
+        if tensor is not None and tensor.is_complex():
+            raise DataError(f"the {name} are complex numbers, and a head is fitted to real ones. Give real numbers.")
     if features_ND.ndim != 2 or not features_ND.numel():
         raise DataError(f"the features have shape {list(features_ND.shape)}. Give at least one row [N, D].")
     finite_N = torch.isfinite(features_ND).all(1)
@@ -69,18 +75,33 @@ def fit(
     n_classes = max(int(labels_N.max()) + 1, len(names or ()), 2)
     if int(labels_N.min()) < 0 or (names is not None and n_classes > len(names)):
         raise DataError(f"the labels run from {int(labels_N.min())} to {n_classes - 1}. Number the classes from 0.")
-    config = LinearSettings(l2=l2, bias=bias, keep=Keep(keep), ledger=ledger)
-    head = train_head(
-        features_ND, labels_N.long(), n_classes, config, as_loss(loss), seed=0, device=torch.device("cpu"),
-        dtype=torch.float64, weights_N=None if weights is None else as_tensor(weights, "weights"),
-    )  # fmt: skip
+    if names is None and n_classes > max(2, len(features_ND)):
+        raise DataError(
+            f"the labels reach {n_classes - 1}, but there are {len(features_ND)} rows, so most classes would have "
+            "none. Number the classes from 0 without gaps, or name all of them in classes=."
+        )
+    try:
+        config = LinearSettings(l2=l2, bias=bias, keep=Keep(keep), ledger=ledger)
+        head = train_head(
+            features_ND, labels_N.long(), n_classes, config, as_loss(loss), seed=0, device=torch.device("cpu"),
+            dtype=torch.float64, weights_N=weights_N,
+        )  # fmt: skip
+    except SfuError as error:  # settings have other names in an experiment
+        raise type(error)(re.sub(r"\bhead\.(?=[a-z])", "", str(error))) from error
     assert isinstance(head, LinearHead)
     return replace(head, recipe=replace(head.recipe, classes=names))
 
 
-def _names(labels: Any) -> tuple[str, ...] | None:
-    """Return the names that labels hold, sorted; ``None`` if they are numbers."""
+def names_of(labels: Any) -> tuple[str, ...] | None:
+    """Return the names that labels hold, sorted; ``None`` if they are numbers.
+
+    Raises:
+        DataError: Some labels are names, and others are not.
+    """
     given = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
     values = given.tolist() if hasattr(given, "tolist") else given
     found = {one for one in values if isinstance(one, str)} if isinstance(values, list | tuple) else set()
+    if found and not all(isinstance(one, str) for one in values):
+        row = next(row for row, one in enumerate(values) if not isinstance(one, str))
+        raise DataError(f"label {row} is {values[row]!r}, where others are names. Give the name of its class.")
     return tuple(sorted(found)) or None

@@ -145,10 +145,10 @@ class RequestStream:
             request.features_FD, request.labels_F, n_train=self._count, weights=(self._weight, rows.weight),
             trace=self._kept.trace and float(design_FE.square().sum()) / rows.weight, forgotten_hessian=None,
         )  # fmt: skip
-        removed = self._forgotten.removed
+        removed, count = self._forgotten.removed, request.n_forget
         self._forgotten = replace(
             self._forgotten.after(request.features_FD, request.labels_F),
-            removed=removed and tuple(part + request.n_forget for part in removed),
+            removed=removed and (removed[0] + count, removed[1] + count, removed[2] + count),
         )
         self._weight, self._count = self._weight - rows.weight, self._count - request.n_forget
         self._sums_EE = self._sums_EE.addmm(design_FE.T, design_FE, alpha=-1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sfu
-from sfu.errors import ConfigError, DataError
+from sfu.errors import ConfigError, DataError, SingularHessianError
 from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_head
 from sfu.request import ForgetRequest, MethodContext
@@ -55,10 +55,17 @@ def test_with_the_full_hessian_a_request_is_exact(tmp_path):
         ({"labels": LABELS, "classes": ["a", "b"]}, "Number the classes from 0"),
         ({"labels": NAMES, "classes": ["ant", "bee"]}, "the label '...' is no class of the head"),
         ({"labels": NAMES, "classes": ["ant", "ant", "bee", "cow", "dog"]}, "not all different"),
+        ({"keep": ["full"]}, r"keep=\['full'\] is unknown"), ({"l2": -1.0}, "^l2=-1"), ({"bias": "no"}, "^bias=no"),
+        ({"features": torch.zeros(400, 2), "bias": False, "l2": 0.0}, "plus l2=0 is singular"),
+        ({"labels": [None, *NAMES[1:]]}, "label 0 is None, where others are names"),
+        ({"labels": [None, *NAMES[1:]], "classes": ["ant", "bee", "cow", "dog"]}, "label 0 is None"),
+        ({"labels": LABELS + 10**9}, "the labels reach 100000000., but there are 400 rows"),
+        ({"features": FEATURES * 1j}, "features are complex"), ({"weights": torch.ones(400) * 1j}, "weights are"),
+        ({"loss": torch.nn.CrossEntropyLoss()}, "Give a name, such as loss='softmax'"),
         ({"weights": -torch.ones(400)}, "the sample weights"), ({"loss": "softmax", "ledger": True}, "ledger"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_refused(given, message):
     about = {"features": FEATURES, "labels": LABELS, "l2": 1e-2, "loss": "quadratic"} | given
-    with pytest.raises((ConfigError, DataError), match=message):
+    with pytest.raises((ConfigError, DataError, SingularHessianError), match=message):
         sfu.fit(about.pop("features"), about.pop("labels"), **about)

@@ -152,9 +152,9 @@ def test_equal_rows_count_once_unless_they_are_copies():
 
 def test_no_head_is_refused():
     result = UnlearningResult(trained())
-    for given, message in ((None, "a NoneType"), (torch.nn.Linear(12, 4), "a Linear"), (result, "Give the .head of")):
+    for head, message in ((None, "a NoneType"), (torch.nn.Linear(12, 4), "a Linear"), (result, "Give the .head of")):
         with pytest.raises(DataError, match=message):
-            sfu.RequestStream(given)
+            sfu.RequestStream(head)
 
 
 def test_the_benchmark_runs(capsys):
