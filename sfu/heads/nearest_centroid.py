@@ -5,6 +5,7 @@ Shapes: N rows, F rows to forget, D features, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from sfu.arrays import Array, as_tensor, numbered
 from sfu.data.labels import label_problem
 from sfu.errors import DataError
+from sfu.heads.fit import names_of
 
 _ROUNDING = 1e-12
 """A class whose last row is gone has a sum of 0; what is left of it is rounding."""
@@ -39,14 +41,22 @@ class NearestCentroid:
 
     @classmethod
     def fit(
-        cls, features: Array, labels: Array, *, classes: tuple[str, ...] | None = None, normalize: bool = False
+        cls, features: Array, labels: Array, *, classes: Sequence[str] | None = None, normalize: bool = False
     ) -> Self:
         """Return the classifier of rows ``[N, D]`` and class numbers (or names) ``[N]``.
+
+        Without ``classes``, labels that are names are numbered in sorted order, as in :func:`sfu.fit`.
 
         Raises:
             DataError: The rows are not finite or do not fit the labels, or a label is no class.
         """
+        classes = names_of(labels) if classes is None else tuple(classes)
         features_ND, labels_N = _rows(features, labels, classes)
+        if classes is not None and int(labels_N.max()) >= len(classes):
+            raise DataError(
+                f"the labels reach {int(labels_N.max())}, but classes has {len(classes)} names. Give a name for each "
+                "class, in their order."
+            )
         n_classes = max(int(labels_N.max()) + 1, len(classes or ()))
         empty = torch.zeros(n_classes, features_ND.shape[1], dtype=torch.float64)
         return cls(
@@ -89,25 +99,52 @@ class NearestCentroid:
         return replace(self, sums_CD=sums_CD.masked_fill(gone_C1, 0.0), counts_C=left_C)
 
     def distances(self, features: Array) -> Tensor:
-        """Return Euclidean distances ``[N, C]`` to the means; infinite for a class without rows."""
-        features_ND = as_tensor(features, "features").cpu().double()
+        """Return Euclidean distances ``[N, C]`` to the means; infinite for a class without rows.
+
+        Raises:
+            DataError: The rows are not finite or have another width, or no class has a row left.
+        """
+        features_ND = _finite(features)
+        if features_ND.shape[1] != self.sums_CD.shape[1]:
+            raise DataError(
+                f"the rows are {features_ND.shape[1]} wide, but the classifier has {self.sums_CD.shape[1]} features. "
+                "Give rows of its features."
+            )
+        if not bool(self.counts_C.any()):
+            raise DataError("all rows of the classifier were forgotten, so it knows no class. Fit it to other rows.")
         if self.normalize:
             features_ND = torch.nn.functional.normalize(features_ND, dim=1)
         return torch.cdist(features_ND, self.means_CD).nan_to_num(nan=torch.inf)
 
     def predict(self, features: Array) -> Tensor:
-        """Return class numbers ``[N]``."""
+        """Return class numbers ``[N]``.
+
+        Raises:
+            DataError: As for :meth:`distances`.
+        """
         return self.distances(features).argmin(1)
 
 
 def _rows(features: Array, labels: Array, classes: tuple[str, ...] | None) -> tuple[Tensor, Tensor]:
-    features_ND, labels_N = as_tensor(features, "features"), as_tensor(numbered(labels, classes), "labels")
-    if features_ND.ndim != 2 or not features_ND.numel() or not bool(torch.isfinite(features_ND).all()):
-        raise DataError(
-            f"the features are {list(features_ND.shape)} or not all finite. Give at least one row [N, D] of numbers."
-        )
+    features_ND, known = _finite(features), classes or ()
+    strange = [name for name in names_of(labels) or () if name not in known]
+    if strange:
+        names = f"Its classes are {', '.join(known)}" if known else "Its classes have no names"
+        raise DataError(f"the label {strange[0]!r} is no class of the classifier. {names}. Give one of its classes.")
+    labels_N = as_tensor(numbered(labels, classes), "labels")
     if (problem := label_problem(labels_N, len(features_ND))) is not None:
         raise DataError(f"the tensor of labels {problem}")
     if int(labels_N.min()) < 0:
         raise DataError(f"a label is {int(labels_N.min())}. Number the classes from 0.")
-    return features_ND.detach().cpu().double(), labels_N.cpu().long()
+    return features_ND, labels_N.cpu().long()
+
+
+def _finite(features: Array) -> Tensor:
+    features_ND = as_tensor(features, "features")
+    wrong = features_ND.ndim != 2 or not features_ND.numel() or features_ND.is_complex()
+    if wrong or not bool(torch.isfinite(features_ND).all()):
+        raise DataError(
+            f"the features are {features_ND.dtype} {list(features_ND.shape)}, or not all finite. Give at least one row "
+            "[N, D] of real numbers."
+        )
+    return features_ND.cpu().double()

@@ -59,7 +59,35 @@ def test_rows_that_were_not_in_it_are_refused():
         (features[:2, :3], labels[:2], "3 wide with labels up to"), (features[:2], [0, 7], "labels up to 7"),
         (features[:2] / 0, labels[:2], "not all finite"), (features[:0], labels[:0], "at least one row"),
         (features[:2], [0, -1], "Number the classes from 0"), (features[:2], labels[:3], "the tensor of labels"),
-        (features[:2], ["ant", "bee"], "The head has no names"),
+        (features[:2], ["ant", "bee"], "no class of the classifier. Its classes have no names"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=message):
             own.forget(rows, numbers)
+
+
+def test_names_are_sorted_and_each_class_needs_one():
+    features, labels = made(0)
+    names = [["cow", "ant", "bee"][label] for label in labels]
+    own = sfu.NearestCentroid.fit(features, names)
+    assert own.classes == ("ant", "bee", "cow")
+    assert int(own.counts_C[2]) == names.count("cow")
+    assert isinstance(sfu.NearestCentroid.fit(features, labels, classes=["a", "b", "c"]).classes, tuple)
+    with pytest.raises(DataError, match="classes has 2 names"):
+        sfu.NearestCentroid.fit(features, labels, classes=["a", "b"])
+    with pytest.raises(DataError, match="Its classes are ant, bee, cow"):
+        own.forget(features[:1], ["dog"])
+
+
+def test_what_cannot_be_predicted_is_refused():
+    features, labels = made(0)
+    own = sfu.NearestCentroid.fit(features, labels)
+    broken = features.clone()
+    broken[3, 0] = float("nan")
+    for rows, message in (
+        (features[:, :3], "3 wide, but the classifier has 5"), (features[0], r"\[5\], or not all finite"),
+        (broken, "not all finite"), (features * 1j, "real numbers"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=message):
+            own.predict(rows)
+    with pytest.raises(DataError, match="it knows no class"):
+        own.forget(features, labels).predict(features)
