@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -125,29 +126,47 @@ class UnlearningResult:
         lines = [f"verdict: {self.verdict.replace('_', ' ')}"]
         if self.predicted_share is not None and self.predicted_share_interval is not None:
             low, high = self.predicted_share_interval
-            lines.append(f"predicted share: {self.predicted_share:.2f} ({low:.2f} to {high:.2f})")
-            lines.append(f"predicted distance to Retrained: {self.predicted_distance:.2f}")
-        return "\n".join([*lines, *(f"{code}: {REASONS[code]}" for code in self.reasons)])
+            told = f"{self.predicted_share:.2f} ({low:.2f} to {high:.2f})"
+            lines.append(f"predicted share: {'not known, the rows are too few to tell' if self._is_open else told}")
+            lines += [] if self._is_open else [f"predicted distance to Retrained: {self.predicted_distance:.2f}"]
+        lines += [f"{code}: {REASONS[code]}" for code in self.reasons]
+        return "\n".join(textwrap.fill(line, _COLUMNS, subsequent_indent="  ") for line in lines)
 
     def explain(self) -> str:
-        """Say what happened and what it is worth in plain words, for a person who decides."""
-        told = [_VERDICTS[self.verdict]]
+        """Say what happened and what it is worth in plain words, for a person who decides, in lines of 80 columns."""
+        if not self.applied and self.reasons == (ALREADY_FORGOTTEN,):
+            return textwrap.fill(_NOTHING_LEFT, _COLUMNS)
+        told, in_sequence = [_VERDICTS[self.verdict]], self.head.forgotten.requests > 1
         if (
             self.verdict != "withheld"
             and self.predicted_share is not None
             and self.predicted_share_interval is not None
+            and not self._is_open
         ):
             low, high = self.predicted_share_interval
+            before, rows, steps = ("", "the rows", "the step is predicted to remove")
+            if in_sequence:
+                before, rows = " the first request", "the rows of all requests"
+                steps = "all requests so far are predicted to have removed"
             told.append(
-                f"Compare the model before with one that was trained again without the rows. Of the squared distance "
-                f"between the two, the step is predicted to remove {self.predicted_share:.0%}, and 9 times in 10 "
-                f"between {low:.0%} and {high:.0%}."
+                f"Compare the model before{before} with one that was trained again without {rows}. Of the squared "
+                f"distance between the two, {steps} {self.predicted_share:.0%}, and 9 times in 10 between {low:.0%} "
+                f"and {high:.0%}."
             )
         elif self.verdict != "withheld":
-            told.append("How near this comes to a model that was trained again without the rows is not predicted.")
+            why = ": the rows are too few to tell" if self._is_open else ""
+            told.append(
+                f"How near this comes to a model that was trained again without the rows is not predicted{why}."
+            )
         told += [REASONS[code] for code in self.reasons]
         told.append("This is an estimate from the rows alone, and no proof: the other training rows were not seen.")
-        return " ".join(told)
+        return textwrap.fill(" ".join(told), _COLUMNS)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the interval says nothing: it is [0, 1], as far as it is printed."""
+        low, high = self.predicted_share_interval or (0.5, 0.5)
+        return low < _PRINTED and high > 1 - _PRINTED
 
     def __repr__(self) -> str:
         """Say in a few lines what was done, without any tensor."""
@@ -190,7 +209,11 @@ class UnlearningResult:
         )
 
 
-_WIDTH = 320
+_WIDTH, _COLUMNS, _PRINTED = 320, 80, 0.005
+_NOTHING_LEFT = (
+    "The rows had been forgotten from this head before, so there was nothing left to do: no step was taken now, and "
+    "the model is as it was. What the earlier requests were worth is in their results."
+)
 _VERDICTS = {
     "applied": "The rows were forgotten.",
     "applied_with_reservations": "The rows were forgotten, with reservations.",

@@ -38,7 +38,11 @@ def test_the_verdict_follows_from_the_reasons(applied, reasons, verdict):
     request, _, _ = situation()
     result = UnlearningResult(request.head, applied=applied, reasons=reasons)
     assert result.verdict == verdict
-    told = result.explain()
+    told = " ".join(result.explain().split())
+    if (applied, reasons) == (False, ("already_forgotten",)):
+        assert "no step was taken now" in told
+        assert "predicted" not in told
+        return
     assert ("were not forgotten" in told) == (verdict == "withheld")
     assert ("is not predicted" in told) == (verdict != "withheld")
     assert all(REASONS[code] in told for code in reasons)
@@ -85,10 +89,9 @@ def test_a_result_can_be_told_shown_and_written_down():
     low, high = about["predicted_share_interval"]
     lines = result.summary().splitlines()
     assert lines[:2] == ["verdict: applied", f"predicted share: {result.predicted_share:.2f} ({low:.2f} to {high:.2f})"]
-    told = result.explain()
-    assert (
-        f"predicted to remove {result.predicted_share:.0%}, and 9 times in 10 between {low:.0%} and {high:.0%}" in told
-    )
+    told = " ".join(result.explain().split())
+    share = f"{result.predicted_share:.0%}, and 9 times in 10 between {low:.0%} and {high:.0%}"
+    assert f"the step is predicted to remove {share}" in told
     assert told.endswith("and no proof: the other training rows were not seen.")
     marked = dataclasses.replace(result, note="<script>")
     shown = marked._repr_html_()
@@ -99,3 +102,27 @@ def test_a_result_can_be_told_shown_and_written_down():
     for text in (shown, told, str(about)):
         assert "tensor" not in text
     assert torch.is_tensor(result.head.parameters_CE)
+
+
+def test_a_later_request_tells_of_all_so_far():
+    told = " ".join(unlearned(batches=2).explain().split())
+    assert "before the first request" in told
+    assert "all requests so far are predicted to have removed" in told
+    assert "the step is predicted" not in told
+
+
+def test_an_interval_that_says_nothing_is_not_printed():
+    result = dataclasses.replace(unlearned(), predicted_share=0.0, predicted_share_interval=(0.0, 1.0))
+    for text in (result.explain(), result.summary()):
+        assert "too few to tell" in " ".join(text.split())
+        assert "0%" not in text
+        assert "0.00" not in text
+    narrow = dataclasses.replace(result, predicted_share_interval=(0.0, 0.9))
+    assert "between 0% and 90%" in " ".join(narrow.explain().split())
+
+
+def test_texts_are_at_most_80_columns_wide():
+    every = dataclasses.replace(unlearned(), reasons=tuple(REASONS))
+    for text in (every.explain(), every.summary()):
+        assert max(map(len, text.splitlines())) <= 80
+    assert len(every.explain().splitlines()) > 5
