@@ -6,6 +6,7 @@ Shapes: N rows, C classes.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias, cast
@@ -22,6 +23,7 @@ from sfu.heads.linear import LinearHead
 from sfu.heads.recipe import OPTIMUM
 from sfu.heads.settings import LinearSettings
 from sfu.heads.train import train_like
+from sfu.losses.base import Targets
 from sfu.losses.targets import class_numbers, read_labels
 from sfu.models.batches import Batch, read_batches
 from sfu.models.find_layer import as_rows
@@ -29,14 +31,20 @@ from sfu.models.running import evaluating, placed, run, unwrap
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, RetainedSet
+from sfu.schema import plain_value
 
 Model: TypeAlias = Head | nn.Module
 Examples: TypeAlias = "tuple[Array, Array] | Pairs"
 _SPLITS = 5
+_TARGETS = (
+    "the {name} labels are targets (of a regression, of several labels, or shares), and evaluate compares classifiers "
+    "with one class for each row. Give class numbers, of a head whose loss knows classes."
+)
 _UNKNOWN = (
     "Retrained is not known, because the old head is not at the optimum of an objective that can be trained again. "
     "Give retrained="
 )
+_ONE_OUTPUT = "Retrained is not known, because sfu does not train heads of one output. Give retrained="
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ class Audit:
         lines.append(f"old and new agree on {self.agreement:.1f} % of the forget rows; KL {self.forget_kl:.3g} nats")
         if self.distance is not None:
             lines.append(f"distance to Retrained: {self.distance:.3f} (0: Retrained, 1: the old head)")
-        return "\n".join([*lines, *([self.note] if self.note else [])])
+        return "\n".join([*lines, *([textwrap.fill(self.note, 80)] if self.note else [])])
 
     def __repr__(self) -> str:
         """Return the table."""
@@ -120,16 +128,24 @@ def evaluate(
         retained: The training rows without the forgotten ones. Two heads at the optimum are then compared with one that
             is trained on these.
         retrained: That model, if you have it.
-        seed: Of the membership attack.
+        seed: Of the membership attack, a whole number of at least 0.
+
+    A single output is read as that of a classifier of two classes, whose labels are 0 and 1.
 
     Raises:
-        DataError: The models differ in kind or shape, or the rows do not fit them.
+        DataError: The models differ in kind or shape, or the rows are none, not finite or do not fit them.
+        ConfigError: The seed is no such number, or the labels are targets of no classifier.
     """
+    seed = plain_value(seed)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
     models: dict[str, Model] = {"old": old, "new": new}
     if retrained is not None:
         models["retrained"] = retrained
-    if len({isinstance(model, Head) for model in models.values()}) > 1:
-        raise DataError("heads can only be compared with heads, and models with models. Give all of one kind.")
+    models = _alike(models)
+    old = models["old"]
+    if forget is None:
+        raise DataError("forget=None has no rows to compare the models on. Give the forgotten rows and their labels.")
     given = {"forget": forget, "test": test, "retained": retained}
     parts = {name: _read(name, rows, old) for name, rows in given.items() if rows is not None}
     note = None
@@ -166,11 +182,47 @@ def evaluate(
     return Audit(scores, membership, agreement(after, before), mean_kl(before, after), distance, note)
 
 
+def _alike(models: dict[str, Model]) -> dict[str, Model]:
+    """Return the models, heads in one dtype on one device.
+
+    Raises:
+        DataError: One is neither head nor model, or they are of several kinds or shapes.
+    """
+    for name, model in models.items():
+        if not isinstance(model, Head | nn.Module):
+            remedy = "Give its .head or .model" if hasattr(model, "head") else "Give a head of sfu or a PyTorch model"
+            raise DataError(f"{name} is a {type(model).__name__}, neither a head nor a model. {remedy}.")
+    heads = {name: model for name, model in models.items() if isinstance(model, Head)}
+    if not heads:
+        return models
+    if len(heads) < len(models):
+        raise DataError("heads can only be compared with heads, and models with models. Give all of one kind.")
+    places = {(head.bias, *head.parameters_CE.shape) for head in heads.values()}
+    if len(places) > 1:
+        shapes = ", ".join(
+            f"{name} {list(head.parameters_CE.shape)} with{'' if head.bias else 'out'} bias"
+            for name, head in heads.items()
+        )
+        raise DataError(
+            f"the parameters of the heads are {shapes}, so they are not old and new of one. Give such heads."
+        )
+    like = heads["old"].parameters_CE
+    if len({(head.parameters_CE.dtype, head.parameters_CE.device) for head in heads.values()}) == 1:
+        return models
+    return {name: head.to(like.device, torch.float64) for name, head in heads.items()}
+
+
 @dataclass(frozen=True)
 class _Part:
-    """Some examples: feature rows for heads, or batches of raw inputs for models."""
+    """Some examples: feature rows for heads, or batches of raw inputs for models.
+
+    Attributes:
+        labels_N: Class numbers.
+        targets_N: Labels as the head takes them: those, or targets ``[N, 1]`` of a single output.
+    """
 
     labels_N: Tensor
+    targets_N: Tensor
     features_ND: Tensor | None = None
     batches: Sequence[Batch] = ()
 
@@ -183,25 +235,40 @@ def _read(name: str, given: Examples, model: Model) -> _Part:
         if not found:
             raise DataError(f"{name} has no examples. Give at least one.")
         labels = torch.cat([one.reshape(-1) if one.ndim == 0 else one for one in found])
-        return _Part(class_numbers(labels, labels.shape[-1]).long(), batches=batches)
+        numbers = class_numbers(labels, labels.shape[-1])
+        numbers = numbers[:, 0] if numbers.shape[1:] == (1,) else numbers
+        if numbers.ndim > 1 or numbers.is_complex() or bool((numbers != numbers.long()).any()):
+            raise ConfigError(_TARGETS.format(name=name))
+        return _Part(numbers.long(), numbers, batches=batches)
     pair = isinstance(given, tuple) and len(given) == 2
     rows, labels = as_examples(given[0], numbered(given[1], model.recipe.classes)) if pair else as_examples(given, None)  # type: ignore[index]
-    labels = read_labels(class_numbers(labels, model.n_classes), len(rows), model.n_classes, model.loss, name)
-    if labels.is_floating_point():
-        raise ConfigError(
-            f"the {name} labels are targets, and evaluate compares classifiers. Give one class number for each row."
+    if rows.ndim < 2 or not rows.numel() or not bool(torch.isfinite(rows).all()):
+        raise DataError(
+            f"the features of {name} have shape {list(rows.shape)}, or are not all finite. Give at least one row, and "
+            "finite numbers."
         )
-    return _Part(labels, rows)
+    labels = read_labels(class_numbers(labels, model.n_classes), len(rows), model.n_classes, model.loss, name)
+    if not labels.is_floating_point():
+        return _Part(labels, labels, rows)
+    is_binary = labels.shape[1] == 1 and model.loss.targets is not Targets.real
+    if not is_binary or bool((labels != labels.long()).any()):
+        raise ConfigError(_TARGETS.format(name=name))
+    return _Part(labels[:, 0].long(), labels, rows)
 
 
 def _logits(model: Model, part: _Part) -> Tensor:
     if isinstance(model, Head):
-        return model.logits(cast("Tensor", part.features_ND)).cpu().double()
+        return _of_classes(model.logits(cast("Tensor", part.features_ND)).cpu().double())
     network = unwrap(model)
     with evaluating(network):
         where = placed(network)
         found = [as_rows(run(network, batch.to(*where), {})[0], batch).cpu().double() for batch in part.batches]
-    return torch.cat(found)
+    return _of_classes(torch.cat(found))
+
+
+def _of_classes(logits_NC: Tensor) -> Tensor:
+    """Return outputs of at least two classes: a single output is the logit of the second against the first."""
+    return logits_NC if logits_NC.shape[1] > 1 else torch.cat([torch.zeros_like(logits_NC), logits_NC], 1)
 
 
 def _retrained(old: Head, forget: _Part, retained: _Part) -> tuple[Head | None, str | None]:
@@ -213,18 +280,20 @@ def _retrained(old: Head, forget: _Part, retained: _Part) -> tuple[Head | None, 
     known = old.recipe.trained == OPTIMUM and not old.recipe.estimate_l2 and old.weight is None
     if not isinstance(old, LinearHead) or not known:
         return None, _UNKNOWN
+    if retained.targets_N.is_floating_point():
+        return None, _ONE_OUTPUT
     rows_RD = cast("Tensor", retained.features_ND)
-    request = ForgetRequest(old, cast("Tensor", forget.features_ND), forget.labels_N)
-    request.retained_rows(RetainedSet(rows_RD, retained.labels_N), user="evaluate")
+    request = ForgetRequest(old, cast("Tensor", forget.features_ND), forget.targets_N)
+    request.retained_rows(RetainedSet(rows_RD, retained.targets_N), user="evaluate")
     left = request.at_retained_l2().head
-    return train_like(left, rows_RD, retained.labels_N, LinearSettings(l2=left.l2, bias=old.bias), seed=0), None
+    return train_like(left, rows_RD, retained.targets_N, LinearSettings(l2=left.l2, bias=old.bias), seed=0), None
 
 
 def _distance(models: dict[str, Model], retained: _Part) -> float | None:
     old, new, target = (models.get(name) for name in ("old", "new", "retrained"))
     if not (isinstance(old, Head) and isinstance(new, Head) and isinstance(target, Head)):
         return None
-    rows = old.rows(cast("Tensor", retained.features_ND), retained.labels_N, cache=True)
+    rows = old.rows(cast("Tensor", retained.features_ND), retained.targets_N, cache=True)
     hessian = build_operator(target.objective(), rows, old.parameters_CE, Structure.products)
     left, nothing = (squared_norm(one.parameters_CE - target.parameters_CE, hessian) for one in (new, old))
     return math.sqrt(left / nothing) if nothing > 0 else None

@@ -73,7 +73,8 @@ def test_without_an_optimum_retrained_must_be_given():
     stopped = sfu.LinearHead.from_module(nn.Linear(12, 4), l2="estimate", n_train=400, loss="softmax")
     audit = sfu.evaluate(stopped, stopped, FORGET, retained=RETAINED)
     assert audit.distance is None
-    assert "Give retrained=" in audit.summary()
+    assert "Give retrained=" in " ".join(audit.summary().split())
+    assert max(map(len, audit.summary().splitlines())) <= 80
     assert sfu.evaluate(stopped, stopped, FORGET, retained=RETAINED, retrained=OLD).distance == 1
 
 
@@ -86,6 +87,56 @@ def test_what_cannot_be_compared_is_refused():
         sfu.evaluate(OLD, NEW, FORGET, retained=(FEATURES[100:], LABELS[100:]))
     with pytest.raises(DataError, match="labels run from"):
         sfu.evaluate(OLD, NEW, (FORGET[0], FORGET[1] + 9))
-    logit = sfu.LinearHead.from_module(nn.Linear(12, 1), l2=0.1, n_train=400, loss="logistic")
+    line = sfu.LinearHead.from_module(nn.Linear(12, 1), l2=0.1, n_train=400, loss="quadratic")
     with pytest.raises(ConfigError, match="the forget labels are targets"):
-        sfu.evaluate(logit, logit, (FORGET[0], (FORGET[1] > 1).double()))
+        sfu.evaluate(line, line, (FORGET[0], (FORGET[1] > 1).double()))
+    model = nn.Linear(12, 1).double()
+    with pytest.raises(ConfigError, match="the forget labels are targets"):
+        sfu.evaluate(model, model, (FORGET[0], FORGET[1] / 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"old": None}, DataError, "old is a NoneType"), ({"new": 5}, DataError, "new is a int"),
+        ({"new": sfu.UnlearningResult(OLD)}, DataError, "Give its .head"), ({"forget": None}, DataError, "forget=None"),
+        ({"forget": (FEATURES[:0], LABELS[:0])}, DataError, "features of forget"),
+        ({"test": (TEST[0][:0], TEST[1][:0])}, DataError, "features of test have shape .0, 12"),
+        ({"test": (TEST[0] / 0, TEST[1])}, DataError, "not all finite"),
+        ({"forget": (FEATURES[0], LABELS[0])}, DataError, "features of forget have shape .12.,"),
+        ({"new": sfu.fit(FEATURES, LABELS, l2=1e-2, loss="softmax", bias=False)}, DataError, "without bias"),
+        ({"seed": "a"}, ConfigError, "seed=a"), ({"seed": -1}, ConfigError, "seed=-1"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_none_are_named(given, error, message):
+    about = {"old": OLD, "new": NEW, "forget": FORGET, "test": TEST} | given
+    with pytest.raises(error, match=message):
+        sfu.evaluate(about.pop("old"), about.pop("new"), about.pop("forget"), **about)
+
+
+def test_heads_of_two_precisions_are_compared():
+    single = OLD.to(torch.device("cpu"), torch.float32)
+    wanted = sfu.evaluate(OLD, NEW, FORGET, retained=RETAINED).distance
+    for pair in ((single, NEW), (OLD, NEW.to(torch.device("cpu"), torch.float32))):
+        assert sfu.evaluate(*pair, FORGET, retained=RETAINED).distance == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_single_output_is_that_of_two_classes():
+    labels = (LABELS > 1).long()
+    torch.manual_seed(0)
+    layers = [nn.Linear(12, 1).double() for _ in range(2)]
+    old, new = (sfu.LinearHead.from_module(layer, l2=1e-2, n_train=400, loss="logistic") for layer in layers)
+    forget, retained = (FEATURES[:60], labels[:60]), (FEATURES[60:], labels[60:])
+    audit = sfu.evaluate(old, new, forget, retained=retained)
+    for name, layer in zip(("old", "new"), layers, strict=True):
+        logits = layer(forget[0])[:, 0]
+        wanted = nn.functional.binary_cross_entropy_with_logits(logits, forget[1].double())
+        assert audit.scores["forget"][name].loss == pytest.approx(wanted.item())
+        right = ((logits > 0).long() == forget[1]).double().mean()
+        assert audit.scores["forget"][name].accuracy == pytest.approx(100 * float(right))
+    assert "does not train heads of one output" in audit.note
+    assert sfu.evaluate(old, new, forget, retained=retained, retrained=new).distance == 0
+    assert sfu.evaluate(old, old, forget, retained=retained, retrained=new).distance == pytest.approx(1)
+    assert sfu.evaluate(*layers, forget).scores["forget"] == {
+        name: audit.scores["forget"][name] for name in ("old", "new")
+    }
