@@ -116,7 +116,14 @@ def read_batches(
                 f"{which} is {_described(item)}{keys}, without labels. Give pairs (inputs, labels), or mappings with "
                 "the key 'labels'."
             )
-        return Batch(which, args, keywords, as_tensor(numbered(found, classes), f"{which}: labels"))
+        one_or_more = as_tensor(numbered(found, classes), f"{which}: labels")
+        shapes = [shape for value in [*args, *keywords.values()] if (shape := getattr(value, "shape", ()))]
+        if not one_or_more.ndim and shapes and not any(shape[0] == 1 for shape in shapes):
+            raise DataError(
+                f"{which} is a single example, {list(shapes[0])} with one label, and a model takes batches. Give "
+                "batches, such as (row[None], [label]), or a Dataset of single examples."
+            )
+        return Batch(which, args, keywords, one_or_more)
 
     kind = f"{name}={type(data).__name__}"
     if isinstance(data, list | tuple) and labels is None and _is_pair(data):

@@ -123,7 +123,8 @@ def test_marks_tell_examples_apart_and_not_batches_or_paddings():
         ([(X, Y), (X, Y[:, None].expand(F, 3))], None, r"labels have different shapes .*: \[3\] and \[\]"),
         ([(X[:, :3], Y)], None, r"fails on batch 0 of features=list, \[40, 3\] float64 \(RuntimeError: .*Give raw"),
         ({"y": X, "labels": Y}, None, r"the model fails on rows 0 .*TypeError: .*keyword argument 'y'"),
-        (zip(X, Y, strict=True), None, r"batch 0 of features=zip"),
+        (zip(X, Y, strict=True), None, r"batch 0 of features=zip is a single example, \[4\].*row\[None\]"),
+        ([(X[0], 0), (X[1], 1), (X[2], 2)], None, r"batch 0 .* is a single example, \[4\] with one label"),
     ],
 )  # fmt: skip
 def test_other_forms_are_refused(data, labels, message):
