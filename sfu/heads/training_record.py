@@ -190,7 +190,7 @@ def in_order(counts: Any, classes: Sequence[Any] | None) -> Any:
     order = list(range(len(by_class))) if classes is None else list(classes)
     missing = [one for one in order if one not in by_class]
     if missing:
-        raise ConfigError(f"class_counts have no number for class {missing[0]!r}. Give one for every class.")
+        raise ConfigError(f"class_counts have no number for class {str(missing[0])!r}. Give one for every class.")
     return [by_class[one] for one in order]
 
 

@@ -118,7 +118,7 @@ def test_a_copy_of_the_layer_needs_groups_of_one_decay():
         ({"l2": 0.1, "batch_size": 0}, "batch_size=0"),
         ({"l2": 0.1, "classes": {"a", "b", "c"}}, "set has no order"),
         ({"l2": 0.1, "feature_mean": [float("nan")] * D}, "feature_mean has NaN"),
-        ({"l2": 0.1, "class_counts": {0: 30, 2: 30, 3: 0}}, "no number for class 1"),
+        ({"l2": 0.1, "class_counts": {0: 30, 2: 30, 3: 0}}, "no number for class '1'"),
         ({"l2": 0.1, "loss": nn.HuberLoss()}, "loss=HuberLoss is not a loss of sfu"),
         ({"l2": 0.1, "class_counts": [1, 2]}, r"class_counts=\[1.0, 2.0\] must be 3 numbers"),
         ({"l2": 0.1, "class_counts": [1, 2, 3]}, "whose sum is n_train=60"),
@@ -175,7 +175,10 @@ def test_an_optimiser_that_sfu_does_not_know_has_no_l2():
 
 @pytest.mark.parametrize(
     ("criterion", "of_row"),
-    [(nn.MSELoss(), C / 2), (nn.MSELoss(reduction="sum"), 0.5), (nn.BCEWithLogitsLoss(), C), (nn.CrossEntropyLoss(), 1.0)],
+    [
+        (nn.MSELoss(), C / 2), (nn.MSELoss(reduction="sum"), 0.5), (nn.BCEWithLogitsLoss(), C),
+        (nn.CrossEntropyLoss(), 1.0),
+    ],
 )  # fmt: skip
 def test_the_training_loss_is_that_of_a_row(criterion, of_row):
     record = sfu.TrainingRecord(n_train=N, loss=criterion, l2=0.1, batch_size=7, training_loss=2.0)

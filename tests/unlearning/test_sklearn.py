@@ -159,7 +159,7 @@ def test_a_later_request_continues_from_the_head_of_the_one_before():
         (LinearSVC(penalty="l1", dual=False), NAMES, {}, "LinearSVC has penalty='l1'"),
         (LinearSVC(class_weight="balanced"), NAMES, {"class_counts": [1, 2, 3]}, "LinearSVC, which weighs"),
         (SGDClassifier(), NAMES, {}, "SGDClassifier has loss='hinge'"),
-        (SGDClassifier(loss="log_loss", class_weight=HALF), NAMES, {}, "SGDClassifier, which weighs the positive class"),
+        (SGDClassifier(loss="log_loss", class_weight=HALF), NAMES, {}, "SGDClassifier, which weighs"),
         (RidgeClassifier(class_weight=HALF), NAMES, {"class_counts": {"ant": 400}}, "no number for class 'bee'"),
         (RidgeClassifier(), NAMES, {"weights": 1}, "weights is no argument of forget. Further ones are request"),
         (SGDClassifier(loss="log_loss", penalty="l1"), NAMES, {}, "SGDClassifier has penalty='l1'"),
