@@ -211,29 +211,24 @@ def _trained_more(optimizer: torch.optim.Optimizer, layer: nn.Module) -> bool:
 
 def _weight_decay(optimizer: torch.optim.Optimizer, layer: nn.Linear | nn.Conv2d) -> tuple[float, bool, bool]:
     """Return the decay of the layer's weight, whether it is that of the bias, too, and whether it is an l2."""
-    groups = optimizer.param_groups
-    kind = type(optimizer).__name__
+    groups, kind = optimizer.param_groups, type(optimizer).__name__
 
-    def of(parameter: Tensor, name: str) -> dict[str, Any]:
-        held = [group for group in groups if any(one is parameter for one in group["params"])]
-        if held:
-            return held[0]
-        shapes = {tuple(one.shape) for group in groups for one in group["params"]}
-        if tuple(parameter.shape) not in shapes:
-            raise ConfigError(
-                f"the {kind} holds nothing of the shape of the layer's {name}, {list(parameter.shape)}. Give the "
-                "optimizer that trained this layer, or l2 and penalize_bias."
-            )
-        if len({(group.get("weight_decay", 0.0), group.get("decoupled_weight_decay")) for group in groups}) > 1:
-            raise ConfigError(
-                f"the {kind} does not hold the layer's {name}, and its groups have different weight decays. Give the "
-                "optimizer that trained this layer, or l2 and penalize_bias."
-            )
-        return groups[0]
+    def holds(parameter: Tensor | None) -> dict[str, Any] | None:
+        return next((group for group in groups if any(one is parameter for one in group["params"])), None)
 
-    group = of(layer.weight, "weight")
+    group, own_bias = holds(layer.weight), holds(layer.bias)
+    if group is None:  # the layer may be a copy of the one that was trained
+        remedy = "Give the optimizer that trained this layer, or l2 and penalize_bias."
+        if not any(one.shape == layer.weight.shape for part in groups for one in part["params"]):
+            shape = list(layer.weight.shape)
+            raise ConfigError(f"the {kind} holds nothing of the shape of the layer's weight, {shape}. {remedy}")
+        if len({(part.get("weight_decay", 0.0), part.get("decoupled_weight_decay")) for part in groups}) > 1:
+            raise ConfigError(
+                f"the {kind} does not hold the layer's weight, and its groups have different weight decays. {remedy}"
+            )
+        group = own_bias = groups[0]
     decay = float(group.get("weight_decay", 0.0))
-    of_bias = 0.0 if layer.bias is None else float(of(layer.bias, "bias").get("weight_decay", 0.0))
+    of_bias = 0.0 if layer.bias is None or own_bias is None else float(own_bias.get("weight_decay", 0.0))
     if of_bias not in (0.0, decay):
         raise ConfigError(
             f"the {kind} decays the layer's weight by {decay:g} and its bias by {of_bias:g}. sfu knows one l2 for "

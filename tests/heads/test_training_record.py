@@ -95,6 +95,8 @@ def test_a_copy_of_the_layer_needs_groups_of_one_decay():
     differ = torch.optim.SGD(groups_of(layer, 0.0), lr=0.1)
     with pytest.raises(ConfigError, match=r"the SGD does not hold the layer's weight.*Give the optimizer that trained"):
         sfu.TrainingRecord(**about, optimizer=differ).head(copy)
+    of_weight = torch.optim.SGD([layer.weight], lr=0.1, weight_decay=DECAY)
+    assert not sfu.TrainingRecord(**about, optimizer=of_weight).head(layer).recipe.penalize_bias
     uneven = torch.optim.SGD(groups_of(layer, 0.01), lr=0.1)
     with pytest.raises(ConfigError, match=r"decays the layer's weight by 0.05 and its bias by 0.01"):
         sfu.TrainingRecord(**about, optimizer=uneven).head(layer)
