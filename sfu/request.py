@@ -414,7 +414,8 @@ class ForgetRequest:
             if not bool(gradient_CE.any()):
                 raise ConfigError(
                     "reference=optimum needs the gradient of the training objective at a head that was stopped "
-                    "early, and the head has none. Give from_module the gradient_CE, or leave the reference out."
+                    "early, and the head has none. Give from_module or TrainingRecord.head the gradient_CE, or leave "
+                    "the reference out."
                 )
             return replace(self, head=replace(head, recipe=replace(head.recipe, trained=OPTIMUM)))
         if not bool(gradient_CE.any()):

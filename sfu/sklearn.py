@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sfu.arrays import Array
+from sfu.arrays import Array, as_tensor
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
 from sfu.heads.recipe import EARLY_STOPPED, MEAN, OPTIMUM, SUM
+from sfu.heads.training_record import in_order
 from sfu.losses.base import Loss, make_loss
 from sfu.unlearning.result import TRAINED_STEPS, UnlearningResult
 from sfu.unlearning.unlearn import unlearn
@@ -36,6 +37,9 @@ from sfu.unlearning.unlearn import unlearn
 if TYPE_CHECKING:
     from torch import Tensor
 
+_OPTIONS = (
+    "request", "unlabelled", "curvature", "copies", "reference", "noise_sigma", "steps", "batches", "seed",
+)  # fmt: skip
 _STEPS = "the steps before the estimator ({}) saw these rows, too, and stay as they are"
 
 
@@ -83,17 +87,21 @@ def forget(
         n_train: Number of rows that it was fitted to, these included.
         sample_weight: Their sample weights, if it was fitted with sample weights.
         total_weight: Sum of all training rows' sample weights; needed with them.
-        class_counts: Number of training rows of each class, by label or in the order of ``classes_``; needed for class
-            weights. Balanced ones stay what they were.
+        class_counts: Number of rows of each class that it was fitted to, by label or in the order of ``classes_``;
+            needed for class weights. Balanced ones stay what they were at ``fit``, at a later request, too.
         head: For a later request, the head of the result of the one before, ``forgotten.result.head``.
         ledger: Whether the head keeps sums over forgotten rows for later requests (:mod:`sfu.heads.ledger`).
-        options: Further arguments of :func:`sfu.unlearn`, such as ``request``, ``unlabelled`` and ``seed``.
+        options: ``request``, ``unlabelled``, ``curvature``, ``copies``, ``reference``, ``noise_sigma``, ``steps``,
+            ``batches`` and ``seed``, as for :func:`sfu.unlearn`.
 
     Raises:
         ConfigError: The estimator is of another kind, has a setting that sfu has no objective for, or something that
             its weights need is missing.
         DataError: It is not fitted, ``head`` is not its own, or the rows do not fit it.
     """
+    for name in options:
+        if name not in _OPTIONS:
+            raise ConfigError(f"{name} is no argument of forget. Further ones are {', '.join(_OPTIONS)}.")
     steps, last = _last_step(estimator)
     recipe, coefficients = _recipe(last), _coefficients(last)
     rows_FD, labels = _transformed(steps, X), _labels(last, recipe, y)
@@ -101,7 +109,8 @@ def forget(
     if steps and unlabelled is not None:
         sets = unlabelled if isinstance(unlabelled, list) else [unlabelled]
         options["unlabelled"] = [_transformed(steps, one) for one in sets]
-    weights, total = _weights(last, labels, sample_weight, total_weight, class_counts, n_train)
+    fitted = None if head is not None else n_train
+    weights, total = _weights(last, labels, sample_weight, total_weight, class_counts, fitted)
     own = _head(recipe, *coefficients, n_train, total, ledger)
     result = unlearn(_continued(head, own), rows_FD, labels, weights=weights, **options)
     if steps:
@@ -121,7 +130,14 @@ def _last_step(estimator: Any) -> tuple[list[Any], Any]:
 
 def _transformed(steps: Sequence[Any], X: Any) -> Any:
     for step in steps:
-        X = step.transform(X)
+        try:
+            X = step.transform(X)
+        except (ValueError, TypeError) as error:
+            told = str(error)[:300].rstrip(".")
+            raise DataError(
+                f"{type(step).__name__} of the pipeline does not take the rows ({told}). Give them as they were given "
+                "to fit."
+            ) from error
     return X.toarray() if hasattr(X, "toarray") else X
 
 
@@ -146,6 +162,10 @@ def _with_coefficients(estimator: Any, head: Head) -> Any:
         intercept = np.asarray(last.intercept_)
         shaped = parameters[:, -1].astype(intercept.dtype).reshape(intercept.shape)
         last.intercept_ = shaped if intercept.ndim else shaped.item()
+    for name in ("coef", "intercept"):  # that SGDClassifier goes on from, or takes means of
+        for kind in ("_standard_", "_average_"):
+            if getattr(last, f"{kind}{name}", None) is not None:
+                setattr(last, f"{kind}{name}", np.array(getattr(last, f"{name}_"), ndmin=1))
     return changed
 
 
@@ -155,6 +175,8 @@ def _labels(estimator: Any, recipe: _Recipe, y: Any) -> Tensor:
     Raises:
         DataError: A label is none of the estimator's classes.
     """
+    if y is None:
+        raise DataError("y is missing. Give the labels or targets of the rows to forget, as they were given to fit.")
     given = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     binarizer = getattr(estimator, "_label_binarizer", None)
     multilabel = binarizer is not None and str(getattr(binarizer, "y_type_", "")).startswith("multilabel")
@@ -175,26 +197,33 @@ def _labels(estimator: Any, recipe: _Recipe, y: Any) -> Tensor:
 
 
 def _weights(
-    estimator: Any, labels: Tensor, sample_weight: Any, total: float | None, class_counts: Any, n_train: int
+    estimator: Any, labels: Tensor, sample_weight: Any, total: float | None, class_counts: Any, n_train: int | None
 ) -> tuple[Tensor | None, float | None]:
-    """Return the weights of the rows, sample times class weight, and their sum over all training rows."""
+    """Return the weights of the rows, sample times class weight, and their sum over all rows of ``fit``."""
     class_weight = getattr(estimator, "class_weight", None)
+    if sample_weight is not None:
+        sample_weight = as_tensor(sample_weight, "sample_weight").double()
     if (sample_weight is None) != (total is None):
         raise ConfigError("sample_weight and total_weight belong together. Give both, or neither.")
     if class_weight is None:
-        return None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, np.float64)), total
+        return sample_weight, total
     name, classes = type(estimator).__name__, list(estimator.classes_)
-    if sample_weight is not None or (name == "LinearSVC" and len(classes) > 2):
-        why = "with sample weights" if sample_weight is not None else "LinearSVC, which weighs the positive class alone"
+    one_by_one = name in ("LinearSVC", "SGDClassifier") or getattr(estimator, "solver", "") == "liblinear"
+    if sample_weight is not None or (one_by_one and len(classes) > 2):
+        why = "with sample weights" if sample_weight is not None else f"{name}, which weighs the positive class alone"
         raise ConfigError(f"class_weight and {why}: sfu has no such objective. Fit without class_weight.")
     if class_counts is None:
         raise ConfigError(
             f"class_weight={class_weight!r} needs class_counts, the number of training rows of each class."
         )
-    counts = [class_counts[one] for one in classes] if isinstance(class_counts, Mapping) else list(class_counts)
-    if len(counts) != len(classes) or sum(counts) != n_train:
-        raise ConfigError(f"class_counts={counts} must be {len(classes)} numbers whose sum is n_train={n_train}.")
-    balanced = [n_train / (len(classes) * max(count, 1)) for count in counts]
+    counts = as_tensor(in_order(class_counts, classes), "class_counts").double().reshape(-1).tolist()
+    whole = sum(counts)
+    if len(counts) != len(classes) or (n_train is not None and whole != n_train):
+        raise ConfigError(
+            f"class_counts={counts} must be {len(classes)} numbers whose sum is that of the rows of fit"
+            f"{'' if n_train is None else f', n_train={n_train}'}. Count the labels."
+        )
+    balanced = [whole / (len(classes) * max(count, 1)) for count in counts]
     of_class = balanced if class_weight == "balanced" else [float(class_weight.get(one, 1.0)) for one in classes]
     index_F = labels if labels.ndim == 1 else (labels[:, 0] > 0).long()
     total = math.fsum(weight * count for weight, count in zip(of_class, counts, strict=True))
@@ -224,6 +253,8 @@ def _continued(head: Head | None, made: LinearHead) -> Head:
     """
     if head is None:
         return made
+    if not isinstance(head, Head):
+        raise DataError(f"head={type(head).__name__} is no head. Give forgotten.result.head of the request before.")
     same = head.parameters_CE.shape == made.parameters_CE.shape and torch.allclose(
         head.parameters_CE, made.parameters_CE, rtol=1e-5, atol=1e-7
     )
@@ -284,7 +315,8 @@ def _logistic(estimator: Any) -> _Recipe:
     one_by_one = estimator.solver == "liblinear" or getattr(estimator, "multi_class", "auto") == "ovr"
     binary = len(estimator.classes_) == 2
     loss = make_loss("logistic" if binary or one_by_one else "softmax")
-    return _Recipe(loss, l2, penalize_bias=_has_penalized_bias(estimator, estimator.solver == "liblinear"))
+    penalized = _has_penalized_bias(estimator, estimator.solver == "liblinear")
+    return _Recipe(loss, l2, penalize_bias=penalized, trained=_reached(estimator))
 
 
 def _svc(estimator: Any) -> _Recipe:
@@ -292,7 +324,13 @@ def _svc(estimator: Any) -> _Recipe:
         if getattr(estimator, key) != value:
             raise _refuse(estimator, key, value)
     loss = make_loss("squared_hinge")
-    return _Recipe(loss, 1 / (2 * estimator.C), penalize_bias=_has_penalized_bias(estimator, True))
+    penalized = _has_penalized_bias(estimator, True)
+    return _Recipe(loss, 1 / (2 * estimator.C), penalize_bias=penalized, trained=_reached(estimator))
+
+
+def _reached(estimator: Any) -> str:
+    """Tell whether the solver ended before its largest number of iterations."""
+    return OPTIMUM if np.max(estimator.n_iter_) < estimator.max_iter else EARLY_STOPPED
 
 
 def _has_penalized_bias(estimator: Any, by_liblinear: bool) -> bool:

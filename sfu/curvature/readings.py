@@ -117,6 +117,8 @@ def _telling(request: ForgetRequest) -> float:
 
 def _changes(request: ForgetRequest) -> Iterator[tuple[str, str, str, ForgetRequest]]:
     """Yield each change: what it is of, what it is, what to do if it is right, and the changed request."""
+    kept = replace(request.head.kept, sketch=None, data_hessian=None)  # those of another loss have another shape
+    request = replace(request, head=replace(request.head, kept=kept))
     head, features_FD = request.head, request.features_FD.to(request.head.parameters_CE)
     for name, settings in LOSSES:
         loss = make_loss(name, class_weights=head.loss.class_weights, **settings)

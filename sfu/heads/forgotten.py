@@ -137,6 +137,11 @@ class Forgotten:
                 the number of training rows.
         """
         counted = cls() if about is None else cls(about.requests, about.rows, removed=about.removed)
+        if counted.removed is None and not counted.requests:
+            counted = replace(counted, removed=(0.0, 0.0, 0.0))
+        removed = (0.0, *(counted.removed or ()), float(counted.rows))
+        if list(removed) != sorted(removed):
+            raise ValueError(f"removed {list(removed[1:-1])} are no ascending numbers up to {counted.rows}")
         if about is not None and about.ledger:
             ledger = Ledger.restored(tensors, shape, n_train)
             counted = replace(counted, ledger=None if about.requests and ledger.start is None else ledger)

@@ -11,9 +11,10 @@ from dataclasses import replace
 from sfu.curvature.caution import Assessment
 from sfu.curvature.cross_validation import Validation
 from sfu.curvature.share import PredictedShare, predict_share
-from sfu.curvature.source_fit import expected_gain
+from sfu.curvature.source_fit import expected_gain, noise_factor
 from sfu.heads.base import Head
 from sfu.heads.recipe import OPTIMUM, SUM
+from sfu.lazy import torch
 from sfu.operators.base import DampedInverse
 from sfu.request import ForgetRequest
 from sfu.unlearning.further_steps import Candidate
@@ -86,18 +87,34 @@ def removed_so_far(
     """
     before = (0.0, 0.0, 0.0) if request.earlier is not None else given.forgotten.removed
     optimum = request.head.recipe.trained == OPTIMUM and request.head.feature_weights_CD is not None
-    if before is None or assessment.reasons or not optimum:
+    if before is None or assessment.reasons or not optimum or given.recipe.trained != OPTIMUM:
         return None
     parts = (0.0, 0.0, 1.0) if share is None else (share.interval[0], share.value, share.interval[1])
     low, value, high = (old + request.count * part for old, part in zip(before, parts, strict=True))
     return low, value, high
 
 
-def gains_apart(gain: float | None, chosen: Candidate, request: ForgetRequest, given: Head) -> dict[str, float]:
-    """Divide a predicted gain between forgetting and training that was left undone, if the step finishes it."""
-    if gain is None or given.recipe.trained == OPTIMUM or request.head.recipe.trained != OPTIMUM:
+def gains_apart(
+    gain: float | None, chosen: Candidate, validation: Validation, request: ForgetRequest, given: Head
+) -> dict[str, float]:
+    """Return the gains of forgetting and of training that was left undone, each alone, if a step does both.
+
+    What one of the two brings about for the other is in neither.
+    """
+    folds = validation.folds
+    if gain is None or not folds or given.recipe.trained == OPTIMUM or request.head.recipe.trained != OPTIMUM:
         return {}
-    right_CE = -request.head.gradient_CE
-    step_CE = chosen.solve(right_CE).parameters_CE
-    of_training = 2 * float((step_CE * right_CE).sum()) - float(chosen.operator.quadratic(step_CE))
-    return {"gain_of_training": of_training, "gain_of_forgetting": gain - of_training}
+    nothing_CE = torch.zeros_like(folds[0].signal_CE)
+    noise = noise_factor(len(folds), 1 - request.n_retain / request.head.n_train) if validation.divided else 1.0
+    alone = {
+        "gain_of_training": (1.0, [replace(one, gradient_CE=one.signal_CE, signal_CE=nothing_CE) for one in folds]),
+        "gain_of_forgetting": (
+            noise,
+            [replace(one, gradient_CE=one.gradient_CE - one.signal_CE, signal_CE=nothing_CE) for one in folds],
+        ),
+    }
+    square = request.step_ratio**2
+    return {
+        name: square * expected_gain(parts, chosen.choice, factor, floor=chosen.floor)
+        for name, (factor, parts) in alone.items()
+    }

@@ -118,6 +118,9 @@ def unlearn(
     seed = plain_value(seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
+    for name, value in (("copies", copies), ("in_place", in_place)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r}. Give True or False.")
     method = _method(curvature, noise_sigma, steps, batches, reference)
     about: dict[str, Any] = {"method": method, "seed": seed, "request": request, "weights": weights, "copies": copies}
     if not isinstance(head, torch.nn.Module):
@@ -230,7 +233,7 @@ def _method(
 ) -> Newton:  # fmt: skip
     """Return the method of these settings, which must not need more than the rows to forget."""
     config = curvature_settings(curvature)
-    if reference not in {known.value for known in Reference}:
+    if not isinstance(reference, str) or reference not in {known.value for known in Reference}:
         raise ConfigError(f"reference={reference!r} is unknown. Choose 'same_recipe' or 'optimum'.")
     method = Newton(config, noise_sigma, steps, batches, Reference(reference))
     if method.access is Access.RETAINED:

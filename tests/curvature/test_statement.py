@@ -386,3 +386,12 @@ def test_a_kept_mean_shows_the_scale_where_l2_is_not_known():
     known = replace(request, head=replace(head, kept=sfu.Kept(mean_D=features.mean(0))))
     (found,) = readings(known)
     assert found.what.startswith("with the features multiplied by 0.3")
+
+
+@pytest.mark.parametrize("keep", ["bound", "sketch", "full"])
+def test_what_the_head_keeps_does_not_change_what_is_refused(keep):
+    features = torch.randn(900, 5, generator=torch.Generator().manual_seed(0)).double()
+    labels = (features[:, :3] + 0.5 * torch.randn(900, 3, generator=torch.Generator().manual_seed(1))).argmax(1)
+    head = sfu.fit(features, labels, l2=1e-2, loss="quadratic", keep=keep)
+    with pytest.raises(DataError, match="with the classes renamed"):
+        sfu.unlearn(head, features[:200], (labels[:200] + 1) % 3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import sfu
 from sfu.errors import ArtifactError
 from sfu.files import file_digest
 from sfu.heads.files import load_head
@@ -131,3 +132,17 @@ def test_damaged_digests_are_refused(tmp_path, change):
     save_file(kept, secret, {"head": file_digest(tensors)})
     with pytest.raises(ArtifactError, match=r"forgotten_(key|digests)"):
         load_head(tmp_path / "head")
+
+
+def test_a_file_of_before_there_were_predictions_predicts_from_its_first_request_on(tmp_path):
+    head = sfu.fit(torch.randn(60, 4), torch.arange(60) % 3, l2=0.1, loss="quadratic")
+    head.save(tmp_path / "head")
+    path = tmp_path / "head.json"
+    about = json.loads(path.read_text())
+    del about["forgotten"]["removed"]
+    path.write_text(json.dumps(about))
+    assert sfu.load_head(tmp_path / "head").forgotten.removed == (0, 0, 0)
+    for wrong in ([0, 0, 1e9], [3, 2, 1]):
+        path.write_text(json.dumps(about | {"forgotten": {"requests": 1, "rows": 5, "removed": wrong}}))
+        with pytest.raises(ArtifactError, match="removed"):
+            sfu.load_head(tmp_path / "head")

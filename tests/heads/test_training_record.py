@@ -95,6 +95,8 @@ def test_a_copy_of_the_layer_needs_groups_of_one_decay():
     differ = torch.optim.SGD(groups_of(layer, 0.0), lr=0.1)
     with pytest.raises(ConfigError, match=r"the SGD does not hold the layer's weight.*Give the optimizer that trained"):
         sfu.TrainingRecord(**about, optimizer=differ).head(copy)
+    of_weight = torch.optim.SGD([layer.weight], lr=0.1, weight_decay=DECAY)
+    assert not sfu.TrainingRecord(**about, optimizer=of_weight).head(layer).recipe.penalize_bias
     uneven = torch.optim.SGD(groups_of(layer, 0.01), lr=0.1)
     with pytest.raises(ConfigError, match=r"decays the layer's weight by 0.05 and its bias by 0.01"):
         sfu.TrainingRecord(**about, optimizer=uneven).head(layer)
@@ -108,6 +110,17 @@ def test_a_copy_of_the_layer_needs_groups_of_one_decay():
         ({"l2": 0.1, "loss": nn.CrossEntropyLoss(reduction="sum")}, r"reduction='sum', so its size depends"),
         ({"l2": 0.1, "loss": nn.CrossEntropyLoss(reduction="none"), "batch_size": 8}, "reduction='none'"),
         ({"l2": 0.1, "loss": nn.BCEWithLogitsLoss(pos_weight=WEIGHTS)}, "has a weight or pos_weight"),
+        ({"l2": 0.1, "loss": nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1)}, "a weight and label_smoothing"),
+        ({"optimizer": "AdamW"}, r"optimizer=str is no torch.optim.Optimizer"),
+        (
+            {"optimizer": torch.optim.SGD(nn.Linear(9, 9).parameters())},
+            r"holds nothing of the shape of the layer's weight",
+        ),
+        ({"l2": 0.1, "mixup": "no"}, "mixup='no'. Give True or False"),
+        ({"l2": 0.1, "batch_size": 0}, "batch_size=0"),
+        ({"l2": 0.1, "classes": {"a", "b", "c"}}, "set has no order"),
+        ({"l2": 0.1, "feature_mean": [float("nan")] * D}, "feature_mean has NaN"),
+        ({"l2": 0.1, "class_counts": {0: 30, 2: 30, 3: 0}}, "no number for class '1'"),
         ({"l2": 0.1, "loss": nn.HuberLoss()}, "loss=HuberLoss is not a loss of sfu"),
         ({"l2": 0.1, "class_counts": [1, 2]}, r"class_counts=\[1.0, 2.0\] must be 3 numbers"),
         ({"l2": 0.1, "class_counts": [1, 2, 3]}, "whose sum is n_train=60"),
@@ -150,6 +163,41 @@ def test_the_record_stays_with_the_head_and_is_heeded(tmp_path):
         sfu.unlearn(unnamed, FEATURES[:2], ["ant", "bee"])
     elsewhere = sfu.unlearn(head, FEATURES[:20] + 3, LABELS[:20], curvature={"estimator": "closed_form"})
     assert "the mean of the forget features" in elsewhere.note
+
+
+def test_an_optimiser_that_sfu_does_not_know_has_no_l2():
+    layer = nn.Linear(D, C)
+    optimizer = torch.optim.Adafactor(layer.parameters(), weight_decay=0.1)
+    assert (
+        sfu.TrainingRecord(n_train=N, loss="softmax", optimizer=optimizer, trained="optimum")
+        .head(layer)
+        .recipe.estimate_l2
+    )
+
+
+@pytest.mark.parametrize(
+    ("criterion", "of_row"),
+    [
+        (nn.MSELoss(), C / 2), (nn.MSELoss(reduction="sum"), 0.5), (nn.BCEWithLogitsLoss(), C),
+        (nn.CrossEntropyLoss(), 1.0),
+    ],
+)  # fmt: skip
+def test_the_training_loss_is_that_of_a_row(criterion, of_row):
+    record = sfu.TrainingRecord(n_train=N, loss=criterion, l2=0.1, batch_size=7, training_loss=2.0)
+    assert record.head(nn.Linear(D, C)).recipe.training_loss == pytest.approx(2.0 * of_row)
+
+
+def test_counts_go_by_class_and_a_gradient_asks_for_the_optimum():
+    by_class = {2: int(COUNTS[2]), 0: int(COUNTS[0]), 1: int(COUNTS[1])}
+    layer = nn.Linear(D, C, dtype=torch.float64)
+    record = sfu.TrainingRecord(n_train=N, loss="quadratic", l2=0.1, class_counts=by_class)
+    assert torch.allclose(record.head(layer).kept.shares_C, COUNTS.double() / N)
+    plain = record.head(layer)
+    gradient = plain.objective().gradient(plain.rows(FEATURES, LABELS), plain.parameters_CE)
+    head = record.head(layer, gradient_CE=gradient)
+    assert head.recipe.trained == "early_stopped"
+    about = {"curvature": {"estimator": "closed_form", "force": True}}
+    assert "gain_of_training" in sfu.unlearn(head, FEATURES[:20], LABELS[:20], reference="optimum", **about).details
 
 
 def test_mixed_rows_show_no_l2_of_their_own():

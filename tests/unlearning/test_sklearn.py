@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -158,9 +159,12 @@ def test_a_later_request_continues_from_the_head_of_the_one_before():
         (LinearSVC(penalty="l1", dual=False), NAMES, {}, "LinearSVC has penalty='l1'"),
         (LinearSVC(class_weight="balanced"), NAMES, {"class_counts": [1, 2, 3]}, "LinearSVC, which weighs"),
         (SGDClassifier(), NAMES, {}, "SGDClassifier has loss='hinge'"),
+        (SGDClassifier(loss="log_loss", class_weight=HALF), NAMES, {}, "SGDClassifier, which weighs"),
+        (RidgeClassifier(class_weight=HALF), NAMES, {"class_counts": {"ant": 400}}, "no number for class 'bee'"),
+        (RidgeClassifier(), NAMES, {"weights": 1}, "weights is no argument of forget. Further ones are request"),
         (SGDClassifier(loss="log_loss", penalty="l1"), NAMES, {}, "SGDClassifier has penalty='l1'"),
         (RidgeClassifier(class_weight="balanced"), NAMES, {}, "class_weight='balanced' needs class_counts"),
-        (RidgeClassifier(class_weight=HALF), NAMES, {"class_counts": [1, 2, 3]}, "3 numbers whose sum is n_train=400"),
+        (RidgeClassifier(class_weight=HALF), NAMES, {"class_counts": [1, 2, 3]}, "3 numbers whose sum .* n_train=400"),
         (RidgeClassifier(), NAMES, {"sample_weight": np.ones(F)}, "sample_weight and total_weight belong together"),
     ],
 )  # fmt: skip
@@ -169,7 +173,64 @@ def test_what_cannot_be_translated_is_refused(estimator, y, given, message):
         forget(estimator.fit(X, y), X[:F], y[:F], n_train=N, **given)
 
 
+def test_a_solver_that_ran_out_of_iterations_is_taken_for_stopped_early():
+    for estimator in (LogisticRegression(max_iter=5), LinearSVC(max_iter=2)):
+        with pytest.warns(ConvergenceWarning):
+            estimator.fit(X, NAMES)
+        result = forget(estimator, X[:F], NAMES[:F], n_train=N, curvature={**CLOSED, "force": True}).result
+        assert "early_stopped" in result.reasons
+        assert result.predicted_share is None
+    reached = LogisticRegression(max_iter=1000).fit(X, NAMES)
+    assert "early_stopped" not in forget(reached, X[:F], NAMES[:F], n_train=N, curvature=CLOSED).result.reasons
+
+
+def test_descent_minimises_what_is_taken_for_its_objective():
+    tight = {
+        "max_iter": 3000,
+        "tol": None,
+        "learning_rate": "invscaling",
+        "eta0": 0.5,
+        "random_state": 0,
+        "average": True,
+    }
+    for loss in ("log_loss", "squared_hinge"):
+        fitted = SGDClassifier(loss=loss, alpha=1e-1, **tight).fit(X, TWO)
+        recipe = _recipe(fitted)
+        head = _head(recipe, *_coefficients(fitted), N, None, False)
+        objective, rows = head.objective(), head.rows(torch.from_numpy(X), _labels(fitted, recipe, TWO))
+        size = float((recipe.l2 * head.parameters_CE[:, :-1]).norm())
+        assert float(objective.gradient(rows, head.parameters_CE)[:, :-1].norm()) < 0.05 * size
+        new = forget(fitted, X[:F], TWO[:F], n_train=N, curvature={**CLOSED, "force": True}).estimator
+        assert np.array_equal(new._average_coef.ravel(), new.coef_.ravel())
+        assert np.array_equal(new._standard_coef.ravel(), new.coef_.ravel())
+        assert np.array_equal(new._average_intercept, new.intercept_)
+
+
+def test_balanced_weights_stay_what_they_were_and_counts_go_by_label():
+    counts, fitted = counts_of(NAMES), RidgeClassifier(class_weight="balanced").fit(X, NAMES)
+    about = {"curvature": CLOSED, "class_counts": dict(reversed(counts.items()))}
+    first = forget(fitted, X[:30], NAMES[:30], n_train=N, **about)
+    second = forget(first.estimator, X[30:F], NAMES[30:F], n_train=N - 30, head=first.result.head, **about)
+    weights = {label: N / (3 * count) for label, count in counts.items()}
+    kept = sum(weights[name] for name in NAMES[F:])
+    assert second.result.head.total_weight == pytest.approx(kept)
+    by_order = forget(fitted, X[:30], NAMES[:30], n_train=N, curvature=CLOSED, class_counts=[*counts.values()])
+    assert np.array_equal(by_order.estimator.coef_, first.estimator.coef_)
+
+
+def test_an_infinite_C_is_no_regulariser():
+    fitted = LogisticRegression(C=np.inf, **TIGHT).fit(X, TWO)
+    assert _recipe(fitted).l2 == 0
+
+
 def test_rows_and_estimators_that_do_not_fit_are_refused():
+    pipeline = make_pipeline(StandardScaler(), RidgeClassifier()).fit(X, NAMES)
+    with pytest.raises(DataError, match="StandardScaler of the pipeline does not take the rows"):
+        forget(pipeline, X[:F, :5], NAMES[:F], n_train=N)
+    with pytest.raises(DataError, match="y is missing"):
+        forget(pipeline, X[:F], None, n_train=N)
+    with pytest.raises(DataError, match=r"head=UnlearningResult is no head\. Give forgotten\.result\.head"):
+        forget(pipeline, X[:F], NAMES[:F], n_train=N, head=forget(pipeline, X[:F], NAMES[:F], n_train=N).result)
     with pytest.raises(DataError, match="the RidgeClassifier is not fitted"):
         forget(RidgeClassifier(), X[:F], NAMES[:F], n_train=N)
     fitted = RidgeClassifier().fit(X, NAMES)

@@ -160,7 +160,7 @@ class Newton(UnlearningMethod, name="newton"):
         first = self._first_step(chosen, request)
         decision = self._decide(assessment, validation, chosen, first, request, dropped=whole is not told)
         details = self._details(assessment, validation, chosen, first, request)
-        details |= gains_apart(decision.predicted_distance_gain, chosen, request, given)
+        details |= gains_apart(decision.predicted_distance_gain, chosen, validation, request, given)
         if whole.head.unfinished_CE is not None:
             details["l2"] = whole.head.l2
         if reduction is not None:
@@ -172,9 +172,10 @@ class Newton(UnlearningMethod, name="newton"):
         step_CE = step_CE if reduction is None else reduction.lift(step_CE)
         parameters_CE = self._with_noise(pooled.head.parameters_CE + step_CE, context)
         head = whole.unlearned_head(parameters_CE)
-        if whole.head.unfinished_CE is not None:
-            left = double.at_retained_l2().head
-            head = replace(head, l2=left.l2, gradient_CE=double.head.gradient_CE, unfinished_CE=None)
+        if (undone_CE := whole.head.unfinished_CE) is not None:
+            l2, tilted = double.at_retained_l2().head.l2, whole.head  # the end is an optimum of the tilted objective
+            left_CE = undone_CE + (l2 - tilted.l2) * tilted.regularized_E * parameters_CE
+            head = replace(head, l2=l2, gradient_CE=left_CE, unfinished_CE=None)
         head = head.to(parameters_CE.device, given.parameters_CE.dtype)
         if assessment is not None and not assessment.reasons and self._pools(whole):
             head = replace(head, forgotten=replace(head.forgotten, ledger=_ledger(pooled, assessment, context)))
