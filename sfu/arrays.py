@@ -67,11 +67,11 @@ def numbered(labels: Any, names: Sequence[str] | None) -> Any:
     if not isinstance(values, list | tuple) or not any(isinstance(one, str) for one in values):
         return labels
     known = {name: number for number, name in enumerate(names or ())}
-    strange = next((one for one in values if one not in known), None)
-    if strange is not None:
+    strange = [one for one in values if not isinstance(one, str) or one not in known]
+    if strange:
         which = f"The classes are {', '.join(names)}" if names else "The head has no names of its classes"
         raise DataError(
-            f"the label {reprlib.repr(strange)} is no class of the head. {which}. Give one of them, or class numbers; "
+            f"the label {reprlib.repr(strange[0])} is no class of the head. {which}. Give one of them, or class numbers; "
             "sfu.TrainingRecord(classes=...) names them."
         )
     return [known[one] for one in values]

@@ -158,6 +158,9 @@ def test_the_record_stays_with_the_head_and_is_heeded(tmp_path):
     assert "the backbone was trained" in sfu.unlearn(by_name.head, FEATURES[20:40], LABELS[20:40]).note
     with pytest.raises(DataError, match=r"the label 'dog' is no class of the head\. The classes are ant, bee, cat"):
         sfu.unlearn(head, FEATURES[:2], ["ant", "dog"])
+    for missing, shown in ((None, "None"), (float("nan"), "nan"), (["ant"], r"\['ant'\]")):
+        with pytest.raises(DataError, match=f"the label {shown} is no class of the head"):
+            sfu.unlearn(head, FEATURES[:2], ["ant", missing])
     unnamed = sfu.TrainingRecord(n_train=N, loss="softmax", l2=0.1).head(layer)
     with pytest.raises(DataError, match=r"The head has no names of its classes"):
         sfu.unlearn(unnamed, FEATURES[:2], ["ant", "bee"])
