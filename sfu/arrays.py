@@ -71,8 +71,8 @@ def numbered(labels: Any, names: Sequence[str] | None) -> Any:
     if strange:
         which = f"The classes are {', '.join(names)}" if names else "The head has no names of its classes"
         raise DataError(
-            f"the label {reprlib.repr(strange[0])} is no class of the head. {which}. Give one of them, or class numbers; "
-            "sfu.TrainingRecord(classes=...) names them."
+            f"the label {reprlib.repr(strange[0])} is no class of the head. {which}. Give one of them, or class "
+            "numbers; sfu.TrainingRecord(classes=...) names them."
         )
     return [known[one] for one in values]
 

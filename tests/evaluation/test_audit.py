@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -140,3 +141,16 @@ def test_a_single_output_is_that_of_two_classes():
     assert sfu.evaluate(*layers, forget).scores["forget"] == {
         name: audit.scores["forget"][name] for name in ("old", "new")
     }
+
+
+def test_retrained_has_the_larger_l2_of_a_sum_and_the_attack_sees_the_forgotten_classes_alone():
+    summed = dataclasses.replace(OLD, recipe=dataclasses.replace(OLD.recipe, l2_reduction="sum"))
+    audit = sfu.evaluate(summed, summed, FORGET, retained=RETAINED)
+    retrained = sfu.fit(*RETAINED, l2=1e-2 * 400 / 340, loss="softmax")
+    wanted = nn.functional.cross_entropy(retrained.logits(FORGET[0]), FORGET[1])
+    assert audit.scores["forget"]["retrained"].loss == pytest.approx(float(wanted), abs=1e-7)
+    of_one, alike = LABELS == 1, TEST[1] == 1
+    one_class = FEATURES[of_one], LABELS[of_one]
+    whole = sfu.evaluate(OLD, NEW, one_class, test=TEST)
+    assert whole.membership == sfu.evaluate(OLD, NEW, one_class, test=(TEST[0][alike], TEST[1][alike])).membership
+    assert None not in whole.membership.values()
