@@ -18,6 +18,8 @@ from uuid import uuid4
 
 import pytest
 
+from sfu.experiment.job import _recorded
+from sfu.processes import Stopped
 from sfu.results.run_folder import read_run
 from tests.experiment.cases import sfu, write_folder
 from tests.reporting.scripts import load_script
@@ -88,6 +90,20 @@ def test_jobs_side_by_side_end_with_their_sweep(tmp_path, feature_file, how, cod
         started = len(list(tmp_path.glob("[0-9]/status.json")))  # two, or three if one was about to start
         assert f"0 of {started} runs" in output
         assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("stop", [Stopped(signal.SIGTERM), KeyboardInterrupt()])
+def test_an_error_that_comes_of_being_stopped_is_no_failure(tmp_path, stop):
+    """A signal may arrive within an import, which then fails by itself."""
+    with pytest.raises(ImportError), _recorded(tmp_path, [], None):
+        try:
+            raise stop
+        except BaseException:
+            raise ImportError("cannot import name") from None
+    assert state(tmp_path) == "interrupted"
+    with pytest.raises(ImportError), _recorded(tmp_path, [], None):
+        raise ImportError("cannot import name")
+    assert state(tmp_path) == "failed"
 
 
 def of_rows(mark: str) -> list[int]:

@@ -230,10 +230,14 @@ def _recorded(folder: Path, overrides: list[str], job: int | None) -> Iterator[N
 
 
 def _how_it_ended(error: BaseException) -> dict[str, str]:
-    if isinstance(error, Stopped):
-        return {"state": "interrupted", "error": f"interrupted by {signal.Signals(error.signum).name}"}
-    if isinstance(error, KeyboardInterrupt):
-        return {"state": "interrupted", "error": "interrupted"}
+    """Return state and error; whatever goes wrong because the run is being stopped is no failure."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, Stopped):
+            return {"state": "interrupted", "error": f"interrupted by {signal.Signals(link.signum).name}"}
+        if isinstance(link, KeyboardInterrupt):
+            return {"state": "interrupted", "error": "interrupted"}
+        link = link.__cause__ or link.__context__
     return {"state": "failed", "error": f"{type(error).__name__}: {error}"}
 
 
