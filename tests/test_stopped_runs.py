@@ -95,15 +95,18 @@ def test_jobs_side_by_side_end_with_their_sweep(tmp_path, feature_file, how, cod
 @pytest.mark.parametrize("stop", [Stopped(signal.SIGTERM), KeyboardInterrupt()])
 def test_an_error_that_comes_of_being_stopped_is_no_failure(tmp_path, stop):
     """A signal may arrive within an import, which then fails by itself."""
-    with pytest.raises(ImportError), _recorded(tmp_path, [], None):
+
+    def imported(stopped: bool) -> None:
         try:
-            raise stop
-        except BaseException:
-            raise ImportError("cannot import name") from None
-    assert state(tmp_path) == "interrupted"
-    with pytest.raises(ImportError), _recorded(tmp_path, [], None):
-        raise ImportError("cannot import name")
-    assert state(tmp_path) == "failed"
+            if stopped:
+                raise stop
+        finally:
+            raise ImportError("cannot import name")
+
+    for stopped, wanted in ((True, "interrupted"), (False, "failed")):
+        with pytest.raises(ImportError), _recorded(tmp_path, [], None):
+            imported(stopped)
+        assert state(tmp_path) == wanted
 
 
 def of_rows(mark: str) -> list[int]:
