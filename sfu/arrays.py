@@ -56,15 +56,21 @@ def as_examples(features: Array | Pairs, labels: Array | None) -> tuple[Tensor, 
     return as_tensor(cast("Array", features), "features"), as_tensor(labels, "labels")
 
 
+def values_of(labels: Any) -> Sequence[Any]:
+    """Return labels in Python's own types; none if they are no array, series or list."""
+    given = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
+    values = given.tolist() if hasattr(given, "tolist") else given
+    return values if isinstance(values, list | tuple) else ()
+
+
 def numbered(labels: Any, names: Sequence[str] | None) -> Any:
     """Return class numbers for labels that are names; other labels are returned as they are.
 
     Raises:
         DataError: A name is none of the head's classes, or these have no names.
     """
-    given = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
-    values = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(values, list | tuple) or not any(isinstance(one, str) for one in values):
+    values = values_of(labels)
+    if not any(isinstance(one, str) for one in values):
         return labels
     known = {name: number for number, name in enumerate(names or ())}
     strange = [one for one in values if not isinstance(one, str) or one not in known]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfu import __version__
 from sfu.cli.commands import run_command
+from sfu.data.settings import KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SfuError
 from sfu.files import SECRET, copy_file, folder_lock
 from sfu.lazy import first_imports
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 WITHHELD, ALTERED, REFUSED = 3, 1, 2
-_KINDS = ("random", "class", "person", "selected")
 _OPTIONS = {
     'curvature={"force": True}': "--force", "curvature.force=true": "--force", "copies=True": "--copies",
     'request="selected"': "--request selected", "curvature.unlabelled=": "--unlabelled ",
@@ -89,7 +89,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--apply", action="store_true", help="write; without it, only say what would be done")
     parser.add_argument("--layer", help="name of the layer in the checkpoint, such as fc")
     parser.add_argument("--training", type=Path, metavar="FILE", help="JSON: how that layer was trained")
-    parser.add_argument("--request", choices=_KINDS, default="random", help="what the rows are (default: %(default)s)")
+    parser.add_argument("--request", choices=KINDS, default=RANDOM, help="what the rows are (default: %(default)s)")
     parser.add_argument(
         "--unlabelled", type=Path, action="append", default=[], metavar="FILE",
         help="features of unlabelled rows like the training rows (repeatable)",

@@ -31,7 +31,7 @@ from sfu.models.running import evaluating, placed, run, unwrap
 from sfu.operators.build import build_operator
 from sfu.operators.structure import Structure
 from sfu.request import ForgetRequest, RetainedSet
-from sfu.schema import plain_value
+from sfu.schema import Meta, check_number, plain_value
 
 Model: TypeAlias = Head | nn.Module
 Examples: TypeAlias = "tuple[Array, Array] | Pairs"
@@ -137,8 +137,7 @@ def evaluate(
         ConfigError: The seed is no such number, or the labels are targets of no classifier.
     """
     seed = plain_value(seed)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
+    check_number("seed", seed, Meta(at_least=0), whole=True)
     models: dict[str, Model] = {"old": old, "new": new}
     if retrained is not None:
         models["retrained"] = retrained
@@ -174,8 +173,7 @@ def evaluate(
     if test is not None:
         alike = torch.isin(labels["test"], labels["forget"].unique())
         for name in models:
-            sides = (cross_entropy_per_sample(logits[part][name], labels[part]) for part in ("forget", "test"))
-            own, others = sides
+            own, others = (cross_entropy_per_sample(logits[part][name], labels[part]) for part in ("forget", "test"))
             membership[name] = membership_attack(own, others[alike], n_splits=_SPLITS, seed=seed).mean
     before, after = logits["forget"]["old"], logits["forget"]["new"]
     distance = _distance(models, parts["retained"]) if retained is not None and isinstance(old, Head) else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sfu.arrays import Array, as_tensor, numbered
+from sfu.arrays import Array, as_tensor, numbered, values_of
 from sfu.data.labels import label_problem
 from sfu.errors import ConfigError, DataError, SfuError
 from sfu.heads.linear import LinearHead
@@ -98,9 +98,8 @@ def names_of(labels: Any) -> tuple[str, ...] | None:
     Raises:
         DataError: Some labels are names, and others are not.
     """
-    given = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
-    values = given.tolist() if hasattr(given, "tolist") else given
-    found = {one for one in values if isinstance(one, str)} if isinstance(values, list | tuple) else set()
+    values = values_of(labels)
+    found = {one for one in values if isinstance(one, str)}
     if found and not all(isinstance(one, str) for one in values):
         row = next(row for row, one in enumerate(values) if not isinstance(one, str))
         raise DataError(f"label {row} is {values[row]!r}, where others are names. Give the name of its class.")

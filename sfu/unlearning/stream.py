@@ -163,7 +163,7 @@ class RequestStream:
         return -self._given.loss.slopes(at_zero, labels_F)
 
     def _ridge(self) -> float:
-        """``lambda``."""
+        """Return the weight of the regulariser in the sums."""
         given = self._given
         return given.l2 * (given.total_weight if given.recipe.l2_reduction == SUM else self._weight)
 

@@ -22,7 +22,7 @@ from sfu.losses.targets import class_numbers
 from sfu.models.classifier import Classifier, require_order
 from sfu.names import counted
 from sfu.request import Access, ForgetRequest, MethodContext
-from sfu.schema import plain_value
+from sfu.schema import Meta, check_number, plain_value
 from sfu.seeds import PURPOSES, derive_seed
 from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.result import ALREADY_FORGOTTEN, Remark, UnlearningResult
@@ -116,8 +116,7 @@ def unlearn(
         SolverError: The fit failed.
     """
     seed = plain_value(seed)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed={seed}. Give a whole number of at least 0.")
+    check_number("seed", seed, Meta(at_least=0), whole=True)
     for name, value in (("copies", copies), ("in_place", in_place)):
         if not isinstance(value, bool):
             raise ConfigError(f"{name}={value!r}. Give True or False.")
