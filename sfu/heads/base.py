@@ -30,7 +30,7 @@ from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.readers import Above0, Count, Scalar, Size, Versioned
 from sfu.registry import Registered, add_modules
-from sfu.schema import Meta, check_number, make, plain_value
+from sfu.schema import Meta, check_number, plain_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,18 +60,6 @@ class TrainedRecord(HeadRecord):
 
     loss: dict[str, Scalar | list[float]]
     weight: Above0 | None
-
-    def make_loss(self) -> Loss:
-        """Return the loss.
-
-        Raises:
-            ConfigError: There is no such loss or setting, or a value is of another type or out of range.
-            ValueError: It has no name.
-        """
-        name = self.loss.get("name")
-        if not isinstance(name, str):
-            raise ValueError("loss has no name")
-        return make(Loss.named(name, "loss"), self.loss, f"loss={name}")
 
 
 @dataclass(frozen=True)

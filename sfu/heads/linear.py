@@ -24,7 +24,7 @@ from sfu.heads.ledger import Ledger
 from sfu.heads.plain_layer import check_outputs, require_plain, write_weights
 from sfu.heads.recipe import EARLY_STOPPED, MEAN, OPTIMUM, SUM, Recipe
 from sfu.heads.settings import HeadSettings
-from sfu.losses.base import Layout, Loss, as_loss
+from sfu.losses.base import Layout, Loss, as_loss, read_loss
 from sfu.losses.chunks import outputs_of
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows, design_matrix
@@ -232,4 +232,4 @@ class LinearHead(Head, name="linear"):
             given.residual_bound,
             given.seeded,
         )
-        return cls(*known, about.make_loss(), weight=about.weight, certificate=certificate)
+        return cls(*known, read_loss(about.loss), weight=about.weight, certificate=certificate)

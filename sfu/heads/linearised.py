@@ -21,7 +21,7 @@ from sfu.heads.cores.core import Core
 from sfu.heads.cores.network import load_core, save_core
 from sfu.heads.cores.rows import TangentRows
 from sfu.heads.settings import HeadSettings
-from sfu.losses.base import Layout, Loss
+from sfu.losses.base import Layout, Loss, read_loss
 from sfu.losses.rows import Rows
 from sfu.readers import Count, Record, floats
 
@@ -140,9 +140,8 @@ class LinearisedHead(Head, name="linearised"):
             )
         parameters_CE = floats(tensors, "parameters", 2)
         gradient_CE = floats(tensors, "gradient", 2) if "gradient" in tensors else torch.zeros_like(parameters_CE)
-        return cls(
-            parameters_CE, gradient_CE, about.l2, about.n_train, loss=about.make_loss(), weight=about.weight, core=found
-        )
+        loss = read_loss(about.loss)
+        return cls(parameters_CE, gradient_CE, about.l2, about.n_train, loss=loss, weight=about.weight, core=found)
 
 
 class _Push(torch.autograd.Function):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sfu.errors import ConfigError
 from sfu.registry import add_modules
-from sfu.schema import Choice, plain_value, setting
+from sfu.schema import Choice, make, plain_value, setting
 
 if TYPE_CHECKING:
     import torch
@@ -222,7 +222,7 @@ class Loss(Choice, ABC, kind="loss"):
         return of_class_N if sample_weights_N is None else of_class_N * sample_weights_N.to(of_class_N)
 
     def as_json(self) -> dict[str, Any]:
-        """Return name and settings, from which :func:`make_loss` makes the loss again."""
+        """Return name and settings, from which :func:`read_loss` makes the loss again."""
         return asdict(self)
 
 
@@ -268,3 +268,15 @@ def make_loss(name: str, **settings: Any) -> Loss:
         ConfigError: The name is unknown, the loss has no such setting, or a value is out of range.
     """
     return Loss.make(name, **settings)
+
+
+def read_loss(plain: Mapping[str, Any]) -> Loss:
+    """Return the loss of name and settings as a JSON file holds them (:meth:`Loss.as_json`).
+
+    Raises:
+        ConfigError: There is no name, no such loss or setting, or a value is of another type or out of range.
+    """
+    name = plain.get("name")
+    if not isinstance(name, str):
+        raise ConfigError('loss has no name. Give one, as in {"name": "softmax", "label_smoothing": 0.1}.')
+    return make(Loss.named(name, "loss"), plain, f"loss={name}")

@@ -53,17 +53,9 @@ class TrainingFile(Record):
             ConfigError: The loss is unknown or has no such setting, or a value does not fit the layer.
         """
         from sfu.heads.training_record import TrainingRecord
-        from sfu.losses.base import Loss, make_loss
-        from sfu.schema import make
+        from sfu.losses.base import make_loss, read_loss
 
-        given = self.loss
-        if isinstance(given, str):
-            loss = make_loss(given)
-        else:
-            name = given.get("name")
-            if not isinstance(name, str):
-                raise ConfigError('loss has no name. Give one, as in {"name": "softmax", "label_smoothing": 0.1}.')
-            loss = make(Loss.named(name, "loss"), given, f"loss={name}")
+        loss = make_loss(self.loss) if isinstance(self.loss, str) else read_loss(self.loss)
         about: dict[str, Any] = {**dict(self), "loss": loss}
         bound, ledger = about.pop("bound"), about.pop("ledger")
         return TrainingRecord(**about).head(layer, bound=bound, ledger=ledger)
