@@ -114,7 +114,7 @@ def compare(case: Case, l2: float, tolerance: float) -> Timed:
     }
 
     def step() -> object:
-        return unlearn(head, forget_FD, labels_N[forget_F], curvature={"force": True}, **more)
+        return unlearn(head, forget_FD, labels_N[forget_F], curvature={"on_doubt": "apply"}, **more)
 
     def retrain(train: Callable[..., object]) -> object:
         rows = head.rows(rows_ND[keep_R], labels_N[keep_R], cache=True)

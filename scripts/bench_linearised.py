@@ -98,7 +98,7 @@ def train(arguments: argparse.Namespace, layers: int, count: int, classes: int) 
                 )  # fmt: skip
             else:
                 request = ForgetRequest(head, features[: count // 10], labels[: count // 10])
-                Newton(curvature_settings(estimator="closed_form", force=True)).unlearn(request, MethodContext())
+                Newton(curvature_settings(estimator="closed_form", on_doubt="apply")).unlearn(request, MethodContext())
         print(f"{what}: {time.perf_counter() - start:.0f} s, peak {usage.peak_memory_mb / 1024:.2f} GiB", flush=True)
 
 

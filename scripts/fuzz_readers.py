@@ -686,7 +686,7 @@ def _deletion() -> Format:
     content = {
         "schema": 1, "number": 2, "previous": digest, "time": "2026-11-27T23:08:00Z", "sfu": "0.1", "torch": "2.9",
         "before": files, "after": files,
-        "asked": {"kind": "random", "rows": 5, "unlabelled": [7], "seed": 0, "copies": False, "force": False},
+        "asked": {"kind": "random", "rows": 5, "unlabelled": [7], "seed": 0, "copies": False, "on_doubt": "withhold"},
         "done": {
             "verdict": "applied", "reasons": [], "method": "m", "note": None, "rows": 5, "row_digests": ["0" * 32],
             "n_train": [9, 4], "earlier_requests": 0, "layer": "fc", "rounded": 0.1,

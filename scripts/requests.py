@@ -44,8 +44,8 @@ _UNLABELLED = 1000
 _WORTH = 0.9  # a request is worth serving if the best simple rule ends nearer than this
 _NEAR_BEST, _SHARE_NEAR_BEST, _SHARE_HARMED, _LOST = 1.1, 0.8, 0.01, 0.01
 RULES = {
-    "cross-validated": {"force": True},
-    "mean eigenvalue": {"force": True, "regularization": "mean_eigenvalue"},
+    "cross-validated": {"on_doubt": "apply"},
+    "mean eigenvalue": {"on_doubt": "apply", "regularization": "mean_eigenvalue"},
 }
 
 

@@ -27,6 +27,10 @@ class SolverError(SfuError):
     """An optimisation did not reach its tolerance and the caller required it to."""
 
 
+class TimeLimitError(SfuError):
+    """A call took longer than its time limit; nothing was changed."""
+
+
 class DivergedError(SfuError):
     """An iteration ran away; its weights mean nothing."""
 

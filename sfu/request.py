@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sfu.data.settings import CLASS, KINDS, RANDOM
+from sfu.deadline import check_time
 from sfu.errors import ConfigError, DataError, SourceFreeError
 from sfu.heads.base import Head
 from sfu.heads.ledger import Ledger, Sums
@@ -84,7 +85,8 @@ class MethodContext:
         return cast(Cached, self.memory[key])
 
     def report(self, done: int, total: int) -> None:
-        """Tell :attr:`progress`, if anyone wants to know."""
+        """Tell :attr:`progress`, if anyone wants to know, and stop if there is no time left."""
+        check_time()
         if self.progress is not None:
             self.progress(done, total)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfu import __version__
 from sfu.cli.commands import run_command
+from sfu.curvature.settings import OnDoubt
 from sfu.data.settings import KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SfuError
 from sfu.files import SECRET, copy_file, folder_lock
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 _WIDTH = 80
 WITHHELD, ALTERED, REFUSED = 3, 1, 2
 _OPTIONS = {
-    'curvature={"force": True}': "--force", "curvature.force=true": "--force", "copies=True": "--copies",
+    'on_doubt="apply"': "--on-doubt apply", "curvature.on_doubt=apply": "--on-doubt apply", "copies=True": "--copies",
     'request="selected"': "--request selected", "curvature.unlabelled=": "--unlabelled ",
+    "time_limit=": "--time-limit ",
 }  # fmt: skip
 """What the arguments of :func:`sfu.unlearn` are called here."""
 _DESCRIPTION = """\
@@ -97,7 +99,11 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--copies", action="store_true", help="the training set held equal rows as often as they are given"
     )
-    parser.add_argument("--force", action="store_true", help="take the step even if it is predicted to do harm")
+    parser.add_argument(
+        "--on-doubt", choices=[one.value for one in OnDoubt], default=OnDoubt.withhold.value,
+        help="what to do with a step that is predicted to do harm (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop after so long, with nothing written")
     parser.add_argument("--seed", type=int, default=0, help="of folds and perturbations (default: %(default)s)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write a copy of the record here, too")
     parser.add_argument(
@@ -225,7 +231,7 @@ def _serve(given: Namespace, target: Path | None) -> None:
         result = unlearn(
             source.head, arrays["features"], arrays["labels"], unlabelled=list(unlabelled) or None,
             request=given.request, weights=arrays.get("weights"), copies=given.copies,
-            curvature={"force": True} if given.force else None, seed=given.seed,
+            on_doubt=given.on_doubt, time_limit=given.time_limit, seed=given.seed,
         )  # fmt: skip
     except SfuError as error:
         raise type(error)(_in_options(str(error))) from error
@@ -345,7 +351,7 @@ def _write(
     n_rows = len(arrays["labels"])
     asked = Asked(
         kind=given.request, rows=n_rows, unlabelled=n_unlabelled, seed=given.seed, copies=given.copies,
-        force=given.force,
+        on_doubt=given.on_doubt,
     )  # fmt: skip
     found = _search(arrays["features"]) if given.search_caches else None
     untouched = [

@@ -73,6 +73,13 @@ class Solver(Enum):
     cvxpylayers = "cvxpylayers"
 
 
+class OnDoubt(Enum):
+    """What happens to a step that may do harm, and to rows that contradict what is known of the head."""
+
+    withhold = "withhold"
+    apply = "apply"
+
+
 class Regularization(Enum):
     """How the estimate is damped before it is inverted."""
 
@@ -106,7 +113,9 @@ class CurvatureSettings(Choice, kind="curvature"):
         None, "Folds of the cross-validation; null: 5, or none below 5 rows; 0: none.", at_least=0,
         inherited=True,
     )  # fmt: skip
-    force: bool = setting(False, "Apply a step even if it is predicted to do harm.", inherited=True)
+    on_doubt: OnDoubt = setting(
+        OnDoubt.withhold, "What to do with a step that is predicted to do harm.", inherited=True
+    )
 
     def check_settings(self) -> None:
         """Check the augmentations, the files and the folds."""
@@ -129,6 +138,11 @@ class CurvatureSettings(Choice, kind="curvature"):
             raise ConfigError(
                 "curvature.folds=0 contradicts curvature.regularization=cross_validated. Give at least 2 folds."
             )
+
+    @property
+    def applies_anyway(self) -> bool:
+        """Whether the forget set is taken for a random sample, and the step applied whatever is predicted."""
+        return self.on_doubt is OnDoubt.apply
 
     def files(self) -> list[str]:
         """Return the files of unlabelled rows."""

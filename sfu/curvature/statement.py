@@ -26,7 +26,7 @@ _FEW = 20  # rows; the intervals of fewer were too narrow
 _FEWEST = 100  # fewer rows hide how skewed their values are
 _LOSS_RATIO = 1.05  # rows that were not trained on fit worse by this, even if the head hardly overfits
 _SAME_SUM, _OTHER_SUM = 1e-3, 0.4  # deviations of the sum of a row's outputs, in units of the targets' difference
-_FORCED = 'curvature={"force": True}'
+_FORCED = 'on_doubt="apply"'
 
 
 def check_statement(request: ForgetRequest) -> None:

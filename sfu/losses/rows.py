@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
+from sfu.deadline import check_time
 from sfu.errors import DataError
 from sfu.lazy import torch
 from sfu.losses.base import Loss
@@ -151,6 +152,7 @@ class Rows:
             return
         made, shares_N = [], self.shares_N
         for start in range(0, self.count, self.step):
+            check_time()
             stop = min(start + self.step, self.count)
             share_B = shares_N[start:stop].to(self.device, self.dtype)
             chunk = self._chunk(self.features_ND[start:stop], self.labels_N[start:stop].to(self.device), share_B)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sfu.arrays import as_tensor, numbered
+from sfu.deadline import check_time
 from sfu.errors import DataError
 
 LABEL_KEYS = ("labels", "label")
@@ -46,6 +47,7 @@ class Batch:
         Raises:
             DataError: It fails.
         """
+        check_time()
         try:
             return model(*self.args, **self.keywords)
         except Exception as error:

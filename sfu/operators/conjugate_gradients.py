@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sfu.deadline import check_time
 from sfu.lazy import torch
 from sfu.operators.base import LinearSolution
 
@@ -45,6 +46,7 @@ def conjugate_gradients(
     along = float((residual * preconditioned).sum())
     done = 0
     while done < max_iterations and float(residual.norm()) > tolerance * size:
+        check_time()
         image = product(direction)
         curved = float((direction * image).sum())
         if not curved > 0:
@@ -112,6 +114,7 @@ def multishift_in_coordinates(
     active = torch.arange(len(shifts), device=right.device) if size > 0 else shifts_M.new_empty(0).long()
     residuals_M = torch.ones_like(shifts_M) if size > 0 else torch.zeros_like(shifts_M)
     while active.numel() and done < max_iterations:
+        check_time()
         image, image_K = product(direction, direction_K)
         image, image_K = image + base * direction, image_K + base * direction_K
         curved = float(direction @ image)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from sfu.deadline import check_time
 from sfu.errors import SingularHessianError
 from sfu.lazy import torch
 from sfu.operators.base import NOTHING_UNSEEN, CurvatureOperator, DampedInverse, Unseen
@@ -26,8 +27,10 @@ def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues (ascending) and eigenvectors, falling back to float64 on the CPU if the GPU's solver fails.
 
     Raises:
+        TimeLimitError: There is no time left.
         torch.linalg.LinAlgError: The CPU's solver fails too, because values are not finite.
     """
+    check_time()
     try:
         return torch.linalg.eigh(matrix_DD)
     except torch.linalg.LinAlgError:

@@ -54,7 +54,7 @@ class Asked(_Exact):
         unlabelled: Number of rows of each unlabelled set.
         seed: Seed of folds and perturbations.
         copies: Whether rows that were given several times counted as often.
-        force: Whether a step was to be taken even if it is predicted to do harm.
+        on_doubt: Whether a step that is predicted to do harm was to be withheld (``withhold``) or taken (``apply``).
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Asked(_Exact):
     unlabelled: list[Count]
     seed: Count
     copies: bool
-    force: bool
+    on_doubt: Literal["withhold", "apply"]
 
 
 class Done(_Exact):

@@ -27,7 +27,7 @@ def as_markdown(
     held = f" It had served {counted(done.earlier_requests, 'request')} without a record." * bool(done.earlier_requests)
     again = asked.rows - done.rows
     left_out = f" {counted(again, 'row')} had been forgotten before, or were given twice." if again else ""
-    forced = " It was forced (--force)." if asked.force else ""
+    forced = " It was forced (--on-doubt apply)." if asked.on_doubt == "apply" else ""
     layer = "" if done.layer is None else f" of the layer `{done.layer}`"
     lines = [
         f"# Deletion record {number}",

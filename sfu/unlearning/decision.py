@@ -12,7 +12,7 @@ from sfu.unlearning.further_steps import StepResult
 from sfu.unlearning.result import Remark, UnlearningResult
 
 NO_GAIN = "the step is predicted to be no better than nothing"
-_ALTHOUGH = "applied because curvature.force=true, although "
+_ALTHOUGH = "applied because curvature.on_doubt=apply, although "
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Decision:
         told = "; ".join(one.text for one in self.objections)
         return UnlearningResult(
             head, applied=False, predicted_distance_gain=self.predicted_distance_gain, details=details,
-            note=f"not applied: {told} (curvature.force=true applies it)",
+            note=f"not applied: {told} (curvature.on_doubt=apply applies it)",
             reasons=tuple(one.code for one in self.objections),
         )  # fmt: skip
 

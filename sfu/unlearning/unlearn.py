@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 
 from sfu.arrays import Array, Pairs, as_examples, as_tensor, numbered
-from sfu.curvature.settings import CurvatureSettings, curvature_settings
+from sfu.curvature.settings import CurvatureSettings, OnDoubt, curvature_settings
 from sfu.curvature.statement import check_statement, estimate_l2
 from sfu.data.settings import RANDOM
+from sfu.deadline import limit_time
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.heads.recipe import Reference
@@ -51,6 +52,8 @@ def unlearn(
     steps: int = 1,
     batches: int = 1,
     reference: str = Reference.same_recipe.value,
+    on_doubt: str = OnDoubt.withhold.value,
+    time_limit: float | None = None,
     seed: int = 0,
 ) -> UnlearningResult:
     """Take source-free Newton steps (one by default): ``unlearned_minus`` outside the experiment framework.
@@ -99,6 +102,10 @@ def unlearn(
         reference: Where the step from a head that was stopped early leads: to where the same training would have ended
             without the rows (``same_recipe``), or to the ``optimum``, which finishes the training, too, and needs a
             head with the gradient of its training objective.
+        on_doubt: What to do with a step that is predicted to do harm, or with rows that contradict what is known of the
+            head: ``withhold`` it, or ``apply`` the step all the same.
+        time_limit: Seconds of wall time after which to stop with nothing changed. It is looked at between passes over
+            rows, batches of a model and matrix factorisations, so a call can take that much longer.
         seed: Seed of the perturbations, folds and noise.
 
     Returns:
@@ -114,28 +121,33 @@ def unlearn(
             l2; or the labels are targets, and the request is for a class or the loss has class weights.
         SingularHessianError: The curvature estimate cannot be inverted.
         SolverError: The fit failed.
+        TimeLimitError: The time limit is over.
     """
     seed = plain_value(seed)
     check_number("seed", seed, Meta(at_least=0), whole=True)
     for name, value in (("copies", copies), ("in_place", in_place)):
         if not isinstance(value, bool):
             raise ConfigError(f"{name}={value!r}. Give True or False.")
-    method = _method(curvature, noise_sigma, steps, batches, reference)
+    if time_limit is not None:
+        check_number("time_limit", time_limit, Meta(above=0))
+    method = _method(curvature, noise_sigma, steps, batches, reference, on_doubt)
     about: dict[str, Any] = {"method": method, "seed": seed, "request": request, "weights": weights, "copies": copies}
     if not isinstance(head, torch.nn.Module):
         _require_head(head, record=record, layer=layer, in_place=in_place or None)
         more = _sets_of(unlabelled)
-        return _unlearn(head, cast("Array | Pairs", features), labels, views, more, logits=logits, **about)
+        with limit_time(time_limit):
+            return _unlearn(head, cast("Array | Pairs", features), labels, views, more, logits=logits, **about)
     if logits is not None:
         raise ConfigError(
             "logits are for features of a head: a model's own outputs are compared anyway. Leave them out."
         )
     require_order(features, weights=weights, views=views)
-    model = Classifier.read(head, features, labels, record, layer)
-    sets = unlabelled if isinstance(unlabelled, list) else [] if unlabelled is None else [unlabelled]
-    more = [model.more(rows, "unlabelled") for rows in sets]
-    views = None if views is None else [model.more(view, "views") for view in cast("Sequence[Any]", views)]
-    result = _unlearn(model.head, model.features_FD, model.labels_F, views, more, marks_FB=model.marks_FB, **about)
+    with limit_time(time_limit):
+        model = Classifier.read(head, features, labels, record, layer)
+        sets = unlabelled if isinstance(unlabelled, list) else [] if unlabelled is None else [unlabelled]
+        more = [model.more(rows, "unlabelled") for rows in sets]
+        views = None if views is None else [model.more(view, "views") for view in cast("Sequence[Any]", views)]
+        result = _unlearn(model.head, model.features_FD, model.labels_F, views, more, marks_FB=model.marks_FB, **about)
     details = {"layer": model.name, **result.details}
     return replace(result, details=details, model=model.with_head(result.head, in_place))
 
@@ -189,12 +201,12 @@ def _unlearn(
             remarks.append(Remark("repeated_rows", told))
         made = made.rows(once) if again or equal else made
         if head.recipe.estimate_l2:
-            made, found = estimate_l2(made, force=config.force)
+            made, found = estimate_l2(made, force=config.applies_anyway)
             low, high = found.interval
             details = {"l2": found.value, "l2_interval": found.interval}
             told = f"l2 = {found.value:.3g} ({low:.3g} to {high:.3g}) is estimated from the rows to forget"
             remarks.append(Remark("l2_estimated", told))
-        elif not config.force:
+        elif not config.applies_anyway:
             check_statement(made)
         result = method.unlearn(made.private(), MethodContext(seeds))
     last = [] if head.recipe.frozen_backbone else [Remark("trained_backbone", _BACKBONE)]
@@ -228,10 +240,14 @@ def _require_logits(head: Head, features_FD: torch.Tensor, logits_FC: torch.Tens
 
 def _method(
     curvature: CurvatureSettings | Mapping[str, Any] | None, noise_sigma: float, steps: int, batches: int,
-    reference: str,
+    reference: str, on_doubt: str,
 ) -> Newton:  # fmt: skip
     """Return the method of these settings, which must not need more than the rows to forget."""
     config = curvature_settings(curvature)
+    if not isinstance(on_doubt, str) or on_doubt not in {known.value for known in OnDoubt}:
+        raise ConfigError(f"on_doubt={on_doubt!r} is unknown. Choose 'withhold' or 'apply'.")
+    if on_doubt == OnDoubt.apply.value:
+        config = replace(config, on_doubt=OnDoubt.apply)
     if not isinstance(reference, str) or reference not in {known.value for known in Reference}:
         raise ConfigError(f"reference={reference!r} is unknown. Choose 'same_recipe' or 'optimum'.")
     method = Newton(config, noise_sigma, steps, batches, Reference(reference))

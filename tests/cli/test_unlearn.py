@@ -83,7 +83,7 @@ def test_apply_writes_the_head_that_unlearn_returns_and_a_record(tmp_path, capsy
     assert record.text == digests["new/record-1.md"]
     assert (tmp_path / "copy.json").read_bytes() == (new / "record-1.json").read_bytes()
     assert record.asked.model_dump() == {
-        "kind": "random", "rows": 40, "unlabelled": [], "seed": 3, "copies": False, "force": False,
+        "kind": "random", "rows": 40, "unlabelled": [], "seed": 3, "copies": False, "on_doubt": "withhold",
     }  # fmt: skip
     assert (record.done.verdict, record.done.rows, record.done.n_train) == ("applied", 40, (400, 360))
     assert record.estimated.share == result.predicted_share
@@ -135,7 +135,7 @@ def test_caches_are_searched_if_asked_and_left_as_they_are(tmp_path, monkeypatch
     np.savez(other, features=rows()[0][:40].numpy() + 1e-3, labels=rows()[1][:40].numpy())
     head, found = write_head(tmp_path), {}
     for name, file in (("a", gone), ("b", str(other))):
-        assert run(head, file, "--out", str(tmp_path / name), "--apply", "--search-caches", "--force") == 0
+        assert run(head, file, "--out", str(tmp_path / name), "--apply", "--search-caches", "--on-doubt", "apply") == 0
         record = read_deletion_record(tmp_path / name / "record-1.json")
         assert record.caches is not None
         assert list(record.caches) == ["results", "cores", "training"]
@@ -162,12 +162,12 @@ def test_a_step_that_is_withheld_exits_with_3_and_writes_nothing(tmp_path, capsy
         assert re.search(r"^verdict +withheld$", shown, re.M)
         assert shown.endswith("Nothing was written, because the step is withheld.\n")
         assert everything(tmp_path) == before
-    assert run(*given, "--apply", "--force") == 0
+    assert run(*given, "--apply", "--on-doubt", "apply") == 0
     record = read_deletion_record(tmp_path / "new" / "record-1.json")
-    assert (record.done.verdict, record.asked.force) == ("applied_with_reservations", True)
+    assert (record.done.verdict, record.asked.on_doubt) == ("applied_with_reservations", "apply")
     assert "forced" in record.done.reasons
     text = (tmp_path / "new" / "record-1.md").read_text()
-    assert "It was forced (--force)." in text
+    assert "It was forced (--on-doubt apply)." in text
     assert "- `forced`: The step was applied although" in text
 
 
@@ -496,9 +496,9 @@ def test_what_contradicts_the_head_is_refused_in_the_words_of_the_command(tmp_pa
     assert run(*given) == 2
     said = message_of(capsys)
     assert "--request selected" in said
-    assert "--force goes on all the same" in said
+    assert "--on-doubt apply goes on all the same" in said
     assert "curvature" not in said
-    assert run(*given, "--force") == 0
+    assert run(*given, "--on-doubt", "apply") == 0
 
 
 def test_requests_from_before_the_first_record_are_counted(tmp_path):

@@ -180,7 +180,7 @@ def test_without_a_bound_an_alarm_withholds_the_step_and_names_a_remedy():
     assert "unlabelled rows like the training rows" in withheld.note
     rows = torch.from_numpy(make_arrays(n_train=1200)["test_features"])
     for remedy in (
-        {"bound": 10.0}, {"unlabelled": rows}, {"curvature": {"estimator": "closed_form", "force": True}}
+        {"bound": 10.0}, {"unlabelled": rows}, {"curvature": {"estimator": "closed_form", "on_doubt": "apply"}}
     ):  # fmt: skip
         result = unbounded(**remedy)
         assert result.applied, remedy

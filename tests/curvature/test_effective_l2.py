@@ -160,7 +160,7 @@ def test_a_wrong_l2_is_an_error_with_both_numbers():
     check_l2(request_of(replace(head, l2=10 * L2), random_set(99, 0)))
     served = request_of(head, random_set(300, 1)).unlearned_head(head.parameters_CE)
     check_l2(request_of(replace(served, l2=10 * L2), random_set(300, 0)))  # it is near an optimum only
-    forced = sfu.unlearn(replace(head, l2=10 * L2), features, labels, curvature={**CLOSED, "force": True})
+    forced = sfu.unlearn(replace(head, l2=10 * L2), features, labels, curvature={**CLOSED, "on_doubt": "apply"})
     assert forced.applied
 
 
@@ -235,7 +235,7 @@ def test_only_a_random_sample_shows_an_l2():
     easiest = head.loss.values(head.logits(features), labels).sum(1).argsort()[:200]
     with pytest.raises(DataError, match=r"only a random sample .*, and the gradient of the forget rows deviates"):
         sfu.unlearn(head, features[easiest], labels[easiest], curvature=CLOSED)
-    forced = sfu.unlearn(head, features[easiest], labels[easiest], curvature={**CLOSED, "force": True})
+    forced = sfu.unlearn(head, features[easiest], labels[easiest], curvature={**CLOSED, "on_doubt": "apply"})
     assert forced.applied
     with pytest.raises(DataError, match="a head whose weights are all 0"):
         sfu.unlearn(replace(head, parameters_CE=0 * head.parameters_CE), features[index], labels[index])

@@ -16,6 +16,7 @@ from sfu.curvature.settings import (
     GradientTerm,
     LowerBound,
     Measurement,
+    OnDoubt,
     Pairs,
     Prior,
     Regularization,
@@ -180,7 +181,7 @@ def test_a_fit_that_does_not_converge_is_said_and_one_that_fails_is_an_error():
 
 def test_fits_to_folds_that_do_not_converge_reach_the_reader():
     request, _, _ = situation()
-    result = Newton(dataclasses.replace(UNFINISHED, force=True)).unlearn(request, CONTEXT)
+    result = Newton(dataclasses.replace(UNFINISHED, on_doubt=OnDoubt.apply)).unlearn(request, CONTEXT)
     assert "5 of the fits to 5 folds did not converge, so the choice may be off" in result.note
     assert "the fit did not converge" in result.note
 
@@ -322,7 +323,7 @@ def test_a_forget_hessian_of_rank_one_still_gives_a_step():
     one = type(request)(request.head, request.features_FD[:1] * scales, request.labels_F)
     assert int(torch.linalg.matrix_rank(second_moments(one.features_FD))) == 1
     for kind in ("closed_form", "psd_fit", "oas"):
-        result = Newton(curvature_settings(estimator=kind, force=True)).unlearn(one, CONTEXT)
+        result = Newton(curvature_settings(estimator=kind, on_doubt="apply")).unlearn(one, CONTEXT)
         assert result.applied
         assert torch.isfinite(result.head.parameters_CE).all()
 

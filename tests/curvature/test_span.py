@@ -94,7 +94,7 @@ def test_the_step_stays_what_it_was(loss, bias, rows, views, weights, seed, rule
     views = views if 3 * rows <= 20 else 0
     bias = bias and loss != "huber_hinge"  # which may have no curvature along biases
     request = made(loss, bias=bias, rows=rows, views=views, weights=weights, seed=seed)
-    config = curvature_settings(estimator=estimator, regularization=rule, force=True)
+    config = curvature_settings(estimator=estimator, regularization=rule, on_doubt="apply")
     method, results = Newton(config, noise_sigma=1e-3, steps=steps), []
     for reduce in (reduce_request, lambda request: None):
         with pytest.MonkeyPatch.context() as patch:

@@ -119,7 +119,7 @@ def test_wrong_labels_are_refused_by_name(loss, change, named):
     check_readings(ForgetRequest(stopped, features, labels))
     served = request_of(head).unlearned_head(head.parameters_CE)
     check_statement(ForgetRequest(served, features, labels))
-    assert sfu.unlearn(head, features, labels, curvature={**CLOSED, "force": True}).applied
+    assert sfu.unlearn(head, features, labels, curvature={**CLOSED, "on_doubt": "apply"}).applied
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -251,7 +251,7 @@ def test_squared_error_is_known_by_the_sums_of_its_outputs(loss, total, wrong):
     with pytest.raises(ConfigError, match=rf"outputs of every row sum to {total}, .*Give loss=.*quadratic'") as caught:
         sfu.unlearn(head, features[:3], labels[:3], request="person", curvature=CLOSED)
     assert described(LOSSES[loss]) in str(caught.value)
-    assert sfu.unlearn(head, features[:300], labels[:300], curvature={**CLOSED, "force": True}).applied
+    assert sfu.unlearn(head, features[:300], labels[:300], curvature={**CLOSED, "on_doubt": "apply"}).applied
 
 
 @pytest.mark.parametrize(("loss", "wrong"), [("softmax", "one-hot"), ("+-1", "one-hot"), ("one-hot", "+-1")])
@@ -342,7 +342,7 @@ def test_the_loss_is_compared_where_l2_was_estimated():
     with pytest.raises(DataError, match="the mean loss of the rows to forget is"):
         sfu.unlearn(knowing(head, low), features[:300], labels[:300], curvature=CLOSED)
     about = {"features": features[:300], "labels": labels[:300]}
-    assert sfu.unlearn(knowing(head, low), **about, curvature={**CLOSED, "force": True}).applied
+    assert sfu.unlearn(knowing(head, low), **about, curvature={**CLOSED, "on_doubt": "apply"}).applied
 
 
 def test_a_request_whose_gradient_gives_it_away_is_left_to_the_short_step():

@@ -297,7 +297,7 @@ def test_views_enter_the_curvature_and_nothing_else(arrays):
     step = torch.linalg.solve(hessian, request.newton_gradient().T).T
     torch.testing.assert_close(stepped, head.parameters_CE + 60 / 340 * step)
     for estimator in ("psd_fit", "ledoit_wolf", "oas"):
-        fitted = unlearn(head, rows, labels[:60], views=views, curvature={"estimator": estimator, "force": True})
+        fitted = unlearn(head, rows, labels[:60], views=views, curvature={"estimator": estimator, "on_doubt": "apply"})
         assert fitted.details["weight_forget"] + fitted.details["weight_views"] == pytest.approx(1)
 
 
@@ -307,7 +307,7 @@ def test_a_forget_set_with_more_copies_than_there_were_rows_is_fine(arrays):
 
     head = LinearHead(torch.ones(4, 12), torch.zeros(4, 12), 1e-2, 100)
     rows, labels = torch.from_numpy(arrays["train_features"][:60]), torch.from_numpy(arrays["train_labels"][:60])
-    given = {"estimator": "closed_form", "force": True}
+    given = {"estimator": "closed_form", "on_doubt": "apply"}
     result = unlearn(head, rows, labels, views=rows.repeat(3, 1, 1), curvature=given)
     assert result.applied
     assert result.details["weight_forget"] + result.details["weight_views"] == pytest.approx(1)

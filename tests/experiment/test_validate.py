@@ -110,4 +110,4 @@ def test_the_paper_row_takes_the_runs_perturbations_and_keeps_its_own_rules():
     paper = make_methods(config_for())["unlearned_minus_paper"].curvature
     assert paper.perturbations == 60
     assert (paper.measurement.value, paper.lower_bound.value, paper.gradient_term.value) == ("loss", "zero", "paper")
-    assert paper.force
+    assert paper.applies_anyway

@@ -199,7 +199,7 @@ def test_counts_go_by_class_and_a_gradient_asks_for_the_optimum():
     gradient = plain.objective().gradient(plain.rows(FEATURES, LABELS), plain.parameters_CE)
     head = record.head(layer, gradient_CE=gradient)
     assert head.recipe.trained == "early_stopped"
-    about = {"curvature": {"estimator": "closed_form", "force": True}}
+    about = {"curvature": {"estimator": "closed_form", "on_doubt": "apply"}}
     assert "gain_of_training" in sfu.unlearn(head, FEATURES[:20], LABELS[:20], reference="optimum", **about).details
 
 

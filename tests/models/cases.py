@@ -16,7 +16,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(N, 4, generator=GENERATOR).double()
 LABELS = (INPUTS[:, :C] + torch.randn(N, C, generator=GENERATOR)).argmax(1)
 RECORD = sfu.TrainingRecord(n_train=N, loss="quadratic", l2=1e-2)
-CLOSED = {"estimator": "closed_form", "force": True}
+CLOSED = {"estimator": "closed_form", "on_doubt": "apply"}
 
 
 class Output(dict):

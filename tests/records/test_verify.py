@@ -89,7 +89,7 @@ records = st.fixed_dictionaries({
     "before": files, "after": files,
     "asked": st.fixed_dictionaries({
         "kind": words, "rows": counts, "unlabelled": st.lists(counts, max_size=3), "seed": counts,
-        "copies": st.booleans(), "force": st.booleans(),
+        "copies": st.booleans(), "on_doubt": st.sampled_from(["withhold", "apply"]),
     }),
     "done": st.fixed_dictionaries({
         "verdict": st.sampled_from(["applied", "applied_with_reservations"]), "reasons": st.lists(words, max_size=3),

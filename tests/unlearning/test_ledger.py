@@ -137,7 +137,7 @@ def test_with_a_fixed_damping_the_step_is_that_of_one_request(folds):
 
 def test_what_was_gained_by_force_or_from_unlabelled_rows_is_not_lost_with_the_next_row():
     made, rows, last = Made(), slice(0, 60), slice(60, 61)
-    forced = made.forget(made.head, rows, curvature={**CURVATURE, "force": True}).head
+    forced = made.forget(made.head, rows, curvature={**CURVATURE, "on_doubt": "apply"}).head
     assert made.distance(made.forget(forced, last).head) < 1.1 * made.distance(forced)
     more = made.features[F:]
     first = made.forget(made.head, rows, unlabelled=more).head

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from sfu.curvature.sampling import sampling_ratio
-from sfu.curvature.settings import LowerBound, Measurement, Pairs, Prior, Regularization, curvature_settings
+from sfu.curvature.settings import LowerBound, Measurement, OnDoubt, Pairs, Prior, Regularization, curvature_settings
 from sfu.errors import ConfigError, SourceFreeError
 from sfu.evaluation.measures import squared_norm
 from sfu.heads.kept import Kept
@@ -225,9 +225,9 @@ def test_a_step_predicted_to_do_harm_is_withheld_unless_forced():
     assert withheld.predicted_distance_gain < 0
     assert "no better than nothing" in withheld.note
     assert torch.equal(withheld.head.parameters_CE, request.head.parameters_CE)
-    forced = Newton(dataclasses.replace(harmful, force=True)).unlearn(request, CONTEXT)
+    forced = Newton(dataclasses.replace(harmful, on_doubt=OnDoubt.apply)).unlearn(request, CONTEXT)
     assert forced.applied
-    assert "curvature.force=true" in forced.note
+    assert "curvature.on_doubt=apply" in forced.note
     assert distance(forced.head, request, retained, config) > 1
 
 
@@ -255,9 +255,9 @@ def test_a_forget_set_unlike_a_random_sample_is_noticed():
         assert "so short that it can do" in careful.note
         assert careful.details["unseen_share"] == 1
         assert distance(careful.head, request, retained, config) < 1
-        forced = Newton(dataclasses.replace(curvature, force=True)).unlearn(request, CONTEXT)
+        forced = Newton(dataclasses.replace(curvature, on_doubt=OnDoubt.apply)).unlearn(request, CONTEXT)
         assert forced.applied
-        assert "curvature.force=true, although the forget set is no random sample" in forced.note
+        assert "curvature.on_doubt=apply, although the forget set is no random sample" in forced.note
         assert forced.details["unseen_share"] == 0
     assert (
         distance(Newton(RETAINED_CURVATURE).unlearn(request, CONTEXT, retained).head, request, retained, config) < 1e-6
@@ -369,7 +369,7 @@ def test_the_authors_notebook_bound_is_subtracted():
 
 def test_noise_has_the_size_asked_for_and_follows_its_seed():
     request, _, _ = situation()
-    forced = dataclasses.replace(FORGET_CURVATURE, force=True)  # so much noise is predicted to do harm
+    forced = dataclasses.replace(FORGET_CURVATURE, on_doubt=OnDoubt.apply)  # so much noise is predicted to do harm
     plain = Newton(forced).unlearn(request, CONTEXT).head.parameters_CE
     noisy = [Newton(forced, noise_sigma=0.5).unlearn(request, CONTEXT).head.parameters_CE for _ in range(2)]
     other = (

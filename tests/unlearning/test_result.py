@@ -71,7 +71,7 @@ def test_requests_get_the_codes_that_fit():
     assert unlearned(request="selected").reasons == ("not_random",)
     assert unlearned(noise_sigma=1e3).reasons == ("no_gain",)
     assert unlearned(noise_sigma=1e3).verdict == "withheld"
-    assert unlearned(request="person", curvature={**CLOSED, "force": True}).reasons == ("forced",)
+    assert unlearned(request="person", curvature={**CLOSED, "on_doubt": "apply"}).reasons == ("forced",)
     assert unlearned(batches=2).reasons == ("sequence",)
     recipe = dataclasses.replace(request.head.recipe, trained="early_stopped", frozen_backbone=False)
     stopped = unlearned(head=dataclasses.replace(request.head, recipe=recipe))

@@ -162,7 +162,9 @@ def test_a_step_that_is_withheld_is_not_remembered():
     withheld = sfu.unlearn(given, features[one_class], labels[one_class], curvature=CURVATURE)
     assert not withheld.applied
     assert (withheld.head.n_train, withheld.head.forgotten.requests) == (1437, 0)
-    forced = sfu.unlearn(withheld.head, features[one_class], labels[one_class], curvature={**CURVATURE, "force": True})
+    forced = sfu.unlearn(
+        withheld.head, features[one_class], labels[one_class], curvature={**CURVATURE, "on_doubt": "apply"}
+    )
     assert forced.head.forgotten.requests == 1
     first = sfu.unlearn(given, features[~one_class][:40], labels[~one_class][:40], curvature=CURVATURE)
     second = sfu.unlearn(first.head, features[one_class], labels[one_class], curvature=CURVATURE)

@@ -120,7 +120,7 @@ def test_a_pipeline_is_applied_and_says_that_its_steps_saw_the_rows():
 def test_descent_is_taken_for_stopped_early_and_sample_weights_count():
     for loss, y in (("log_loss", NAMES), ("squared_hinge", TWO)):
         fitted = SGDClassifier(loss=loss, alpha=1e-2, random_state=0).fit(X, y)
-        forgotten = forget(fitted, X[:F], y[:F], n_train=N, curvature={**CLOSED, "force": True})
+        forgotten = forget(fitted, X[:F], y[:F], n_train=N, curvature={**CLOSED, "on_doubt": "apply"})
         assert "early_stopped" in forgotten.result.reasons
         assert forgotten.estimator.coef_.shape == fitted.coef_.shape
     weights = RNG.uniform(0.5, 2, N)
@@ -177,7 +177,7 @@ def test_a_solver_that_ran_out_of_iterations_is_taken_for_stopped_early():
     for estimator in (LogisticRegression(max_iter=5), LinearSVC(max_iter=2)):
         with pytest.warns(ConvergenceWarning):
             estimator.fit(X, NAMES)
-        result = forget(estimator, X[:F], NAMES[:F], n_train=N, curvature={**CLOSED, "force": True}).result
+        result = forget(estimator, X[:F], NAMES[:F], n_train=N, curvature={**CLOSED, "on_doubt": "apply"}).result
         assert "early_stopped" in result.reasons
         assert result.predicted_share is None
     reached = LogisticRegression(max_iter=1000).fit(X, NAMES)
@@ -200,7 +200,7 @@ def test_descent_minimises_what_is_taken_for_its_objective():
         objective, rows = head.objective(), head.rows(torch.from_numpy(X), _labels(fitted, recipe, TWO))
         size = float((recipe.l2 * head.parameters_CE[:, :-1]).norm())
         assert float(objective.gradient(rows, head.parameters_CE)[:, :-1].norm()) < 0.05 * size
-        new = forget(fitted, X[:F], TWO[:F], n_train=N, curvature={**CLOSED, "force": True}).estimator
+        new = forget(fitted, X[:F], TWO[:F], n_train=N, curvature={**CLOSED, "on_doubt": "apply"}).estimator
         assert np.array_equal(new._average_coef.ravel(), new.coef_.ravel())
         assert np.array_equal(new._standard_coef.ravel(), new.coef_.ravel())
         assert np.array_equal(new._average_intercept, new.intercept_)

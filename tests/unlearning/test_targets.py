@@ -252,7 +252,7 @@ def test_a_head_of_one_output_moves_as_two_mirrored_outputs_do(loss, curvature):
     found, unlabelled = [], FEATURES[-300:] + 0.01
     for of_head, labels in ((parameters, ONE.float()), (torch.cat([-parameters, parameters]), ONE)):
         head = sfu.LinearHead(of_head, torch.zeros_like(of_head), 2e-3, N, bias=True, loss=loss, kept=Kept(bound=10.0))
-        further = {"curvature": curvature | {"force": True}, "unlabelled": unlabelled}
+        further = {"curvature": curvature | {"on_doubt": "apply"}, "unlabelled": unlabelled}
         result = sfu.unlearn(head, FEATURES[:F], labels[:F], **further)
         l2 = sfu.effective_l2(ForgetRequest(head, FEATURES[:F], labels[:F]))
         found.append((result, l2, examine(ForgetRequest(head, FEATURES[:F], labels[:F]))["gradient"]))
@@ -320,7 +320,8 @@ def test_one_hot_rows_and_class_numbers_are_the_same_request():
     for loss in ("logistic", "softmax", "quadratic"):
         head = multi_label_head(loss=loss)
         by_number, by_row = (
-            sfu.unlearn(head, FEATURES[:F], labels[:F], curvature=CLOSED | {"force": True}) for labels in (classes, hot)
+            sfu.unlearn(head, FEATURES[:F], labels[:F], curvature=CLOSED | {"on_doubt": "apply"})
+            for labels in (classes, hot)
         )
         assert torch.equal(by_number.head.parameters_CE, by_row.head.parameters_CE)
         among_others = ForgetRequest(head, FEATURES[:F], hot[:F])  # as they are beside rows of several classes
@@ -330,7 +331,7 @@ def test_one_hot_rows_and_class_numbers_are_the_same_request():
 
 
 def test_rows_with_targets_are_recognised_and_their_copies_count_once():
-    head, force = multi_label_head(), CLOSED | {"force": True}
+    head, force = multi_label_head(), CLOSED | {"on_doubt": "apply"}
     first = sfu.unlearn(head, FEATURES[:40], MULTI_HOT[:40], curvature=force)
     assert first.head.forgotten.rows == 40
     one_hot = MULTI_HOT[:40].sum(1) == 1
@@ -360,7 +361,7 @@ def test_the_memory_of_a_regression_is_in_its_files(tmp_path):
         assert "nothing left to do" in sfu.unlearn(back, FEATURES[:60], same, curvature=CLOSED).note
     others = targets[:60].clone()
     others[0], others[1] = 0.0, 1.0  # not the class number 0 of a row of ones
-    assert sfu.unlearn(back, FEATURES[:60], others, curvature=CLOSED | {"force": True}).head.forgotten.rows == 62
+    assert sfu.unlearn(back, FEATURES[:60], others, curvature=CLOSED | {"on_doubt": "apply"}).head.forgotten.rows == 62
 
 
 @pytest.mark.parametrize("targets", [REAL, REAL[:, :1]], ids=["three outputs", "one output"])
@@ -402,19 +403,19 @@ def test_what_counts_classes_leaves_rows_with_targets_out():
 def test_every_form_of_targets_gives_the_same_head():
     head = multi_label_head()
     features, targets = FEATURES[:F], MULTI_HOT[:F]
-    wanted = sfu.unlearn(head, features, targets, curvature=CLOSED | {"force": True}).head.parameters_CE
+    wanted = sfu.unlearn(head, features, targets, curvature=CLOSED | {"on_doubt": "apply"}).head.parameters_CE
     rows = TensorDataset(features, targets)
     for form in (
         (features.numpy(), targets.numpy().astype(np.float32)), (features.tolist(), targets.bool().tolist()),
         (rows,), (DataLoader(rows, batch_size=32),), ([*rows],),
     ):  # fmt: skip
-        found = sfu.unlearn(head, *form, curvature=CLOSED | {"force": True})
+        found = sfu.unlearn(head, *form, curvature=CLOSED | {"on_doubt": "apply"})
         assert torch.equal(found.head.parameters_CE, wanted)
     one = replace(head, parameters_CE=head.parameters_CE[:1], gradient_CE=head.gradient_CE[:1])
-    wanted = sfu.unlearn(one, features, targets[:, 0], curvature=CLOSED | {"force": True}).head.parameters_CE
+    wanted = sfu.unlearn(one, features, targets[:, 0], curvature=CLOSED | {"on_doubt": "apply"}).head.parameters_CE
     for rows in (TensorDataset(features, targets[:, 0]), TensorDataset(features, targets[:, :1].float())):
         for form in (rows, DataLoader(rows, batch_size=32)):
-            found = sfu.unlearn(one, form, curvature=CLOSED | {"force": True})
+            found = sfu.unlearn(one, form, curvature=CLOSED | {"on_doubt": "apply"})
             assert torch.equal(found.head.parameters_CE, wanted)
 
 
@@ -426,12 +427,12 @@ def test_views_folds_batches_and_weights_go_with_targets():
     part = request.rows(torch.tensor([3, 2]))
     assert torch.equal(part.labels_F, MULTI_HOT[[3, 2]].double())
     assert part.partners_VF.tolist() == [[1, 1], [1, 1]]
-    curvature = curvature_settings(**CLOSED, force=True)
+    curvature = curvature_settings(**CLOSED, on_doubt="apply")
     result = Newton(curvature).unlearn(request, MethodContext())
     assert result.applied
     assert 0 < result.details["weight_views"] < 1
     whole = sfu.unlearn(
-        head, FEATURES[:F], MULTI_HOT[:F], weights=weights, batches=3, curvature=CLOSED | {"force": True}
+        head, FEATURES[:F], MULTI_HOT[:F], weights=weights, batches=3, curvature=CLOSED | {"on_doubt": "apply"}
     )
     assert (whole.applied, whole.head.forgotten.rows, whole.head.n_train) == (True, F, N - F)
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sfu
 from sfu.curvature.settings import Regularization
-from sfu.errors import ConfigError, DataError
+from sfu.errors import ConfigError, DataError, TimeLimitError
 from sfu.losses.base import make_loss
 from sfu.losses.logistic import Logistic
 from sfu.losses.softmax import Softmax
@@ -103,6 +105,9 @@ def test_settings_by_name_mean_what_they_say():
         ({"curvature": {"estimator": "best"}}, ConfigError, r"curvature=best is unknown\. Choose one of closed_form"),
         ({"curvature": {"perturbations": 10.5}}, ConfigError, "perturbations|10.5"),
         ({"curvature": "closed_form"}, ConfigError, "curvature must be settings or a mapping of them, not str"),
+        ({"on_doubt": "raise"}, ConfigError, r"on_doubt='raise' is unknown\. Choose 'withhold' or 'apply'\."),
+        ({"time_limit": 0}, ConfigError, r"time_limit=0\. Give a finite number above 0\."),
+        ({"time_limit": "soon"}, ConfigError, r"time_limit=soon"),
         ({"noise_sigma": float("nan")}, ConfigError, "noise_sigma=nan"),
         ({"noise_sigma": -1.0}, ConfigError, r"noise_sigma=-1"),
         ({"seed": -1}, ConfigError, "seed=-1"),
@@ -246,6 +251,61 @@ def test_examples_and_head_may_be_on_different_devices():
         found = sfu.unlearn(head, *given)
         torch.testing.assert_close(found.head.parameters_CE.cpu(), wanted.head.parameters_CE, rtol=1e-8, atol=1e-10)
         found.head.copy_to(layer)
+
+
+def test_a_step_in_doubt_is_applied_on_request_alone():
+    layer, features, labels, _ = trained_layer(False)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
+    given = (head, features[labels == 0], labels[labels == 0])
+    withheld = sfu.unlearn(*given, request="class")
+    assert (withheld.verdict, withheld.reasons) == ("withheld", ("unbounded",))
+    assert withheld.note.endswith("(curvature.on_doubt=apply applies it)")
+    applied = sfu.unlearn(*given, request="class", on_doubt="apply")
+    same = sfu.unlearn(*given, request="class", curvature={"on_doubt": "apply"})
+    assert applied.applied
+    assert "forced" in applied.reasons
+    assert torch.equal(applied.head.parameters_CE, same.head.parameters_CE)
+
+
+class SlowModel(torch.nn.Module):
+    """A classifier that takes 20 ms for a batch."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.calls = layer, 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        time.sleep(0.02)
+        return self.layer(inputs)
+
+
+def test_a_time_limit_stops_every_stage_and_changes_nothing():
+    layer, features, labels, _ = trained_layer(False)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss="quadratic")
+    before = head.parameters_CE.clone()
+    with pytest.raises(TimeLimitError, match=r"time_limit=1e-06 seconds are over.*Nothing was changed\."):
+        sfu.unlearn(head, features[:80], labels[:80], time_limit=1e-6)
+    assert torch.equal(head.parameters_CE, before)
+    free = sfu.unlearn(head, features[:80], labels[:80])
+    timed = sfu.unlearn(head, features[:80], labels[:80], time_limit=600)
+    assert torch.equal(free.head.parameters_CE, timed.head.parameters_CE)
+    record = sfu.TrainingRecord(n_train=400, loss="quadratic", l2=1e-3)
+    model, batches = SlowModel(layer), DataLoader(TensorDataset(features[:80], labels[:80]), batch_size=1)
+    with pytest.raises(TimeLimitError, match=r"time_limit=0\.1 seconds"):
+        sfu.unlearn(model, batches, record=record, in_place=True, time_limit=0.1)
+    assert 0 < model.calls < 80
+    assert torch.equal(layer.weight.detach(), before[:, : layer.in_features])
+
+
+@pytest.mark.parametrize("estimator", ["psd_fit", "closed_form"])
+@pytest.mark.parametrize("loss", ["quadratic", "softmax"])
+def test_the_steps_of_every_estimator_look_at_the_time(estimator, loss):
+    layer, features, labels, _ = trained_layer(False)
+    head = sfu.LinearHead.from_module(layer, l2=1e-3, n_train=400, loss=loss)
+    with mock.patch("sfu.operators.spectral.check_time") as look:
+        sfu.unlearn(head, features[:80], labels[:80], curvature={"estimator": estimator, "on_doubt": "apply"})
+    assert look.call_count >= 5  # once a fold at least
 
 
 def test_features_that_are_not_the_layers_inputs_are_refused():

@@ -119,8 +119,8 @@ class Newton(UnlearningMethod, name="newton"):
         The less the forget set is like a random sample of the training data, the more cautious is the step, up to one
         that can do no harm (:mod:`sfu.curvature.caution`). It is skipped, and the head returned untouched and without
         noise, if the forget set is no random sample and nothing is known that bounds the step, if noise or a fixed
-        damping make it no better than nothing, or if the solver failed. ``curvature.force`` takes the forget set for a
-        random sample and applies the step in any case.
+        damping make it no better than nothing, or if the solver failed. ``curvature.on_doubt=apply`` takes the forget
+        set for a random sample and applies the step in any case.
 
         Raises:
             SingularHessianError: The estimate cannot be inverted.
@@ -147,10 +147,12 @@ class Newton(UnlearningMethod, name="newton"):
         whole = self._without_unlabelled(told)
         pooled, assessment = whole.rewound() if self._pools(whole) else whole, None
         if self.estimator.needs_validation:
-            assessment = self._cached("assessment", context, partial(assess, pooled, force=self.curvature.force))
+            assessment = self._cached(
+                "assessment", context, partial(assess, pooled, force=self.curvature.applies_anyway)
+            )
             if assessment.reasons and pooled is not whole:  # such rows are no further part of a random sample
-                pooled, assessment = whole, assess(whole, force=self.curvature.force)
-            if (refused := withheld(assessment, self.curvature.force)) is not None:
+                pooled, assessment = whole, assess(whole, force=self.curvature.applies_anyway)
+            if (refused := withheld(assessment, self.curvature.applies_anyway)) is not None:
                 return refused.skipped(given, {"sampling_ratio": assessment.ratio})
         reducible = pooled.earlier is None and self.estimator.is_forget_hessian(whole)
         reduction = reduce_request(whole) if reducible else None
@@ -221,7 +223,7 @@ class Newton(UnlearningMethod, name="newton"):
         if not request.unlabelled or request.head.recipe.trained == OPTIMUM or not self.estimator.needs_validation:
             return request
         alone = replace(request, unlabelled=())
-        found = assess(alone, force=self.curvature.force)
+        found = assess(alone, force=self.curvature.applies_anyway)
         return request if found.reasons or not found.enough else alone
 
     def _with_unlabelled(self, request: ForgetRequest, context: MethodContext) -> ForgetRequest:
@@ -317,7 +319,7 @@ class Newton(UnlearningMethod, name="newton"):
         if validation.failed_fits:
             fits = f"{validation.failed_fits} of the fits to {len(validation.folds)} folds"
             remarks.append(Remark("estimate", f"{fits} did not converge, so the choice may be off"))
-        return decide(assessment, gain, first, remarks, self.curvature.force)
+        return decide(assessment, gain, first, remarks, self.curvature.applies_anyway)
 
     def _details(
         self, assessment: Assessment | None, validation: Validation, chosen: Candidate, first: StepResult,

@@ -56,7 +56,7 @@ def newton_by_algebra(case, H, head, rho=0.0, scale=1.0):
 
 def newton(case, context=None, **curvature):
     estimator = curvature.pop("estimator")
-    config = curvature_settings(estimator=estimator, force=True, **curvature)
+    config = curvature_settings(estimator=estimator, on_doubt="apply", **curvature)
     request = case.request()
     needs = estimator in ("exact", "hutchinson")
     return Newton(config).unlearn(
@@ -296,7 +296,7 @@ def test_the_diagonal_by_random_signs_and_its_step(case):
 @pytest.mark.parametrize("estimator", ["ledoit_wolf", "oas"])
 def test_estimators_that_need_feature_rows_say_so(case, estimator):
     with pytest.raises(ConfigError, match=rf"{estimator} shrinks the covariance of feature rows"):
-        Newton(curvature_settings(estimator=estimator, force=True)).unlearn(case.request(), MethodContext(SEEDS))
+        Newton(curvature_settings(estimator=estimator, on_doubt="apply")).unlearn(case.request(), MethodContext(SEEDS))
 
 
 def test_structures_with_matrices_are_refused(case):
