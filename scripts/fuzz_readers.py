@@ -686,15 +686,19 @@ def _deletion() -> Format:
     content = {
         "schema": 1, "number": 2, "previous": digest, "time": "2026-11-27T23:08:00Z", "sfu": "0.1", "torch": "2.9",
         "before": files, "after": files,
-        "asked": {"kind": "random", "rows": 5, "unlabelled": [7], "seed": 0, "copies": False, "on_doubt": "withhold"},
+        "event": "request", "layer": "fc", "undone": None, "purged": None,
+        "asked": {
+            "kind": "random", "files": 1, "rows": 5, "unlabelled": [7], "seed": 0, "copies": False,
+            "on_doubt": "withhold",
+        },
         "done": {
             "verdict": "applied", "reasons": [], "method": "m", "note": None, "rows": 5, "row_digests": ["0" * 32],
-            "n_train": [9, 4], "earlier_requests": 0, "layer": "fc", "rounded": 0.1,
+            "n_train": [9, 4], "earlier_requests": 0, "kept": False, "rounded": 0.1,
         },
         "estimated": {
             "share": 0.5, "share_interval": [0.4, 0.6], "distance": 0.7, "l2": 1e-3, "l2_interval": None,
         },
-        "caches": {"results": {"made_of_them": 1, "unknown": 0}}, "not_touched": ["x"], "text": digest,
+        "not_touched": ["x"], "text": digest,
     }  # fmt: skip
     body = as_text({**content, "hash": hash_of(content)}).encode()
     return Format({"a.json": body}, {"a.json": on_json}, lambda folder: read_deletion_record(folder / "a.json"), 4)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import textwrap
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfu import __version__
 from sfu.cli.commands import run_command
+from sfu.cli.records import COMMANDS
 from sfu.curvature.settings import OnDoubt
 from sfu.data.settings import KINDS, RANDOM
 from sfu.errors import ConfigError, DataError, SfuError
@@ -22,14 +22,11 @@ from sfu.lazy import first_imports
 from sfu.names import counted, visible
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from sfu.records.head_folder import Source
-    from sfu.records.record import Searched
     from sfu.unlearning.result import UnlearningResult
 
 _WIDTH = 80
-WITHHELD, ALTERED, REFUSED = 3, 1, 2
+WITHHELD, REFUSED = 3, 2
 _OPTIONS = {
     'on_doubt="apply"': "--on-doubt apply", "curvature.on_doubt=apply": "--on-doubt apply", "copies=True": "--copies",
     'request="selected"': "--request selected", "curvature.unlabelled=": "--unlabelled ",
@@ -43,6 +40,8 @@ head with a deletion record. Without --apply, only say what would be done.
   sfu-unlearn head forget.npz --out forgotten --apply
   sfu-unlearn model.safetensors forget.npz --layer fc --training training.json
   sfu-unlearn forgotten more.npz --in-place --apply
+  sfu-unlearn undo forgotten
+  sfu-unlearn purge forgotten forget.npz --runs outputs --apply
   sfu-unlearn verify forgotten
 """
 _EPILOG = """\
@@ -53,21 +52,20 @@ _NOT_TOUCHED = (
     "The training rows themselves, the file of this request, features of them in other files, and backups.",
     "Earlier copies of the head and of the model, among them the one that the step started from.",
     "Run folders, and what loggers have written or uploaded (W&B, TensorBoard).",
+    "The caches of sfu. `sfu-unlearn purge` removes what caches and run folders hold that was made of these rows.",
 )
 _BACKBONE = (
     "The backbone below the head: it was trained on these rows, too, and keeps what it learned from them.",
     "The backbone below the head: no training on these rows was declared. If there was any, it keeps what it learned.",
 )
 _REST = "The rest of the checkpoint: all other layers, and optimiser states and averages if it holds any."
-_NOT_SEARCHED = "The caches of sfu: not searched. `sfu-features forget` and `sfu-results forget` search them."
-_FEATURES = "The cache of features: not searched, because it knows images and not rows (`sfu-features forget --files`)."
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; the exit codes are those of the help, and 1 for a record that fails its check."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["verify"]:
-        run_command(_verify_parser(), given[1:], failed=REFUSED)
+    if given and given[0] in COMMANDS:
+        run_command(COMMANDS[given[0]](), given[1:], failed=REFUSED)
     else:
         run_command(_parser(), given, failed=REFUSED)
 
@@ -82,12 +80,15 @@ def _parser() -> ArgumentParser:
         "whole model (.safetensors, or .pt with weights alone)",
     )  # fmt: skip
     parser.add_argument(
-        "forget", type=Path, metavar="FORGET",
+        "forget", type=Path, nargs="+", metavar="FORGET",
         help="the rows to forget: .npz or .safetensors with features [F, D], labels [F] and, if the head was trained "
-        "with sample weights, weights [F]",
+        "with sample weights, weights [F]; several files are one request",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="NEW", help="folder to make for the new head and the record")
     parser.add_argument("--in-place", action="store_true", help="replace the folder HEAD in one step")
+    parser.add_argument(
+        "--keep-old", action="store_true", help="with --in-place, keep the old head until the next request"
+    )
     parser.add_argument("--apply", action="store_true", help="write; without it, only say what would be done")
     parser.add_argument("--layer", help="name of the layer in the checkpoint, such as fc")
     parser.add_argument("--training", type=Path, metavar="FILE", help="JSON: how that layer was trained")
@@ -106,56 +107,16 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop after so long, with nothing written")
     parser.add_argument("--seed", type=int, default=0, help="of folds and perturbations (default: %(default)s)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write a copy of the record here, too")
-    parser.add_argument(
-        "--search-caches", action="store_true", help="record what the caches of sfu hold that was made of these rows"
-    )
     parser.set_defaults(run=_unlearn)
     return parser
-
-
-def _verify_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="sfu-unlearn verify",
-        description="Check deletion records: whether one was altered or is missing, and whether the head is that of "
-        "the last. Exits with 0 if all is well, 1 if not, and 2 if there is no record.",
-    )
-    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="records, or folders of sfu-unlearn")
-    parser.add_argument("--expect", type=_hash, metavar="HASH", help="the hash that the last record must have")
-    parser.set_defaults(run=_verify)
-    return parser
-
-
-def _hash(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise ArgumentTypeError(f"{text!r} is no hash. Give the 64 hexadecimal digits that an earlier check printed.")
-    return text
-
-
-def _verify(given: Namespace) -> None:
-    from sfu.records.chain import verify
-
-    found = verify([path.expanduser() for path in given.records], given.expect)
-    for record in found.records:
-        asked = f"{counted(record.done.rows, 'row')}, {record.done.verdict.replace('_', ' ')}"
-        print(f"record {record.number}  {record.time}  {asked}")
-    for sentence in (*found.problems, *found.remarks):
-        print(textwrap.fill(visible(sentence), _WIDTH, break_long_words=False, break_on_hyphens=False))
-    if found.problems:
-        print(f"Not verified: {counted(len(found.problems), 'problem')}.")
-        sys.exit(ALTERED)
-    print(f"Verified. The last hash is\n{found.records[-1].hash}")
-    if given.expect is None:
-        print(
-            "Keep this hash where nobody can change it. Records that were cut off at the end\n"
-            "show only against it: sfu-unlearn verify ... --expect HASH."
-        )
 
 
 def _unlearn(given: Namespace) -> None:
     from sfu.records.layout import folder_of
 
     paths = {key: value.expanduser() for key, value in vars(given).items() if isinstance(value, Path)}
-    given = Namespace(**{**vars(given), **paths, "unlabelled": [path.expanduser() for path in given.unlabelled]})
+    lists = {key: [path.expanduser() for path in getattr(given, key)] for key in ("forget", "unlabelled")}
+    given = Namespace(**{**vars(given), **paths, **lists})
     given.head = folder_of(given.head)
     _check_output(given)
     target: Path | None = given.head.resolve() if given.in_place else given.out
@@ -175,7 +136,10 @@ def _check_output(given: Namespace) -> None:
 
     if given.seed < 0:
         raise ConfigError(f"--seed {given.seed} is below 0. Give a whole number of at least 0.")
-    for option, path in (("FORGET", given.forget), *(("--unlabelled", path) for path in given.unlabelled)):
+    for option, path in (
+        *(("FORGET", path) for path in given.forget),
+        *(("--unlabelled", path) for path in given.unlabelled),
+    ):
         if not path.is_file():
             raise DataError(f"{option} {path} is no file (relative paths start at {Path.cwd()}). Give its path.")
         if path.suffix not in SUFFIXES:
@@ -190,6 +154,8 @@ def _check_output(given: Namespace) -> None:
         raise ConfigError(
             "--apply needs a place to write to. Give --out NEW, or --in-place for a folder of sfu-unlearn."
         )
+    if given.keep_old and not given.in_place:
+        raise ConfigError("--keep-old is for --in-place: with --out, HEAD stays as it is. Leave it out.")
     if given.out is not None and given.out.resolve() == given.head.resolve():
         raise ConfigError(f"--out {given.out} is HEAD itself. Give --in-place in place of --out, or another folder.")
     if given.in_place and not is_head_folder(given.head):
@@ -207,6 +173,7 @@ def _check_output(given: Namespace) -> None:
 
 
 def _serve(given: Namespace, target: Path | None) -> None:
+    from sfu.records.forget_files import read_rows
     from sfu.records.head_folder import fit_layer, read_source
     from sfu.records.layout import is_head_folder, records_in
     from sfu.records.record import read_deletion_record
@@ -219,7 +186,7 @@ def _serve(given: Namespace, target: Path | None) -> None:
     from sfu.curvature.unlabelled import read_unlabelled
     from sfu.unlearning.result import ALREADY_FORGOTTEN
 
-    source, arrays, served = read_source(path, given.layer, training), _rows(given.forget), None
+    source, arrays, served = read_source(path, given.layer, training), read_rows(given.forget), None
     if target is not None and not given.in_place and is_head_folder(target):
         served = read_source(target)
         if read_deletion_record(served.records[-1]).before != source.files:
@@ -241,7 +208,7 @@ def _serve(given: Namespace, target: Path | None) -> None:
     if served is not None and not done:
         raise _exists(target)
     if done:
-        print(_line("", f"{given.forget}: all rows had been forgotten before. There is nothing left to do."))
+        print(_line("", f"{_names(given)}: all rows had been forgotten before. There is nothing left to do."))
     else:
         print(_report(given, source, result, n_rows))
     if not (done or result.applied):
@@ -256,6 +223,10 @@ def _serve(given: Namespace, target: Path | None) -> None:
         copy_file(records_in(target)[-1], given.record)
 
 
+def _names(given: Namespace) -> str:
+    return ", ".join(map(str, given.forget))
+
+
 def _in_options(text: str) -> str:
     """Return what :func:`sfu.unlearn` says with its arguments as options of this command."""
     for argument, option in _OPTIONS.items():
@@ -267,23 +238,6 @@ def _exists(target: Path | None) -> ConfigError:
     return ConfigError(
         f"--out {target} exists and was made by another request, and sfu-unlearn replaces nothing. Choose another path."
     )
-
-
-def _rows(path: Path) -> dict[str, Any]:
-    """Return the arrays of a file of rows.
-
-    Raises:
-        DataError: It cannot be read, or lacks one.
-    """
-    from sfu.data.datasets.features import read_feature_file
-
-    arrays = read_feature_file(path, ("features", "labels", "weights"), "FORGET")
-    for key in ("features", "labels"):
-        if key not in arrays:
-            raise DataError(
-                f"FORGET={path} has no array '{key}'. Save the rows with numpy.savez(FILE, features=..., labels=...)."
-            )
-    return arrays
 
 
 def _stem(path: Path) -> Path:
@@ -323,7 +277,7 @@ def _report(given: Namespace, source: Source, result: UnlearningResult, n_rows: 
     would = "" if given.apply or not result.applied else "would be "
     lines = {
         "head": f"{given.head}{layer}: {source.head!r}",
-        "forget": f"{given.forget}: {counted(n_rows, 'row')}, request={given.request}",
+        "forget": f"{_names(given)}: {counted(n_rows, 'row')}, request={given.request}",
         "method": result.method or "",
         "verdict": would + result.verdict.replace("_", " "),
         **({"reasons": ", ".join(result.reasons)} if result.reasons else {}),
@@ -345,46 +299,25 @@ def _write(
     given: Namespace, source: Source, result: UnlearningResult, rounded: float | None, arrays: dict[str, Any],
     n_unlabelled: list[int], target: Path,
 ) -> None:  # fmt: skip
-    from sfu.records.head_folder import write_head
+    from sfu.records.head_folder import write_request
     from sfu.records.record import Asked
 
     n_rows = len(arrays["labels"])
     asked = Asked(
-        kind=given.request, rows=n_rows, unlabelled=n_unlabelled, seed=given.seed, copies=given.copies,
-        on_doubt=given.on_doubt,
+        kind=given.request, files=len(given.forget), rows=n_rows, unlabelled=n_unlabelled, seed=given.seed,
+        copies=given.copies, on_doubt=given.on_doubt,
     )  # fmt: skip
-    found = _search(arrays["features"]) if given.search_caches else None
     untouched = [
-        _BACKBONE[source.head.recipe.frozen_backbone], *([] if source.model is None else [_REST]), *_NOT_TOUCHED,
-        *([_NOT_SEARCHED] if found is None else [*map(_told, found, found.values()), _FEATURES]),
-    ]  # fmt: skip
-    record = write_head(
-        source, result, rounded, asked, found, untouched, target, version=__version__, in_place=given.in_place
-    )
+        _BACKBONE[source.head.recipe.frozen_backbone],
+        *([] if source.model is None else [_REST]),
+        *_NOT_TOUCHED,
+    ]
+    record = write_request(
+        source, result, rounded, asked, untouched, target, version=__version__, in_place=given.in_place,
+        keep=given.keep_old,
+    )  # fmt: skip
     print(
         f"Wrote {given.head if given.in_place else given.out} with record {record.number}. Its hash is\n{record.hash}"
-    )
-
-
-def _search(features: np.ndarray) -> dict[str, Searched]:
-    """Return what the caches of results, cores and checkpoints hold that was made of some feature rows."""
-    from sfu.cli.results import caches
-    from sfu.data.examples import find_entries, row_digests
-    from sfu.records.record import Searched
-    from sfu.store import cache_dir
-
-    rows = [frozenset([digest]) for digest in row_digests(features)]
-    purges = {cache.root.name: find_entries(cache.entries, rows) for cache in caches(cache_dir("results"))}
-    return {
-        name: Searched(made_of_them=len(purge.made_of_them), unknown=len(purge.unknown))
-        for name, purge in purges.items()
-    }
-
-
-def _told(cache: str, found: Searched) -> str:
-    return (
-        f"The cache of {cache}: {found.made_of_them:,} entries were made of these rows, and {found.unknown:,} do not "
-        "say what they were made of. `sfu-results forget` removes them."
     )
 
 

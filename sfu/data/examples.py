@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sfu.errors import ArtifactError
+from sfu.files import replacing
 from sfu.readers import require_regular
 from sfu.store import Entry, Store
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = "examples.bin"
 """File of the digests of all examples that an entry was made of."""
+RUN_EXAMPLES = "examples.secret"
+"""The same in a run folder, for its owner alone."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 _KEY = re.compile(r"[0-9a-f]{32}")
 
@@ -52,6 +55,25 @@ def image_digests(images: Images) -> list[list[bytes]]:
 def write_digests(path: Path, digests: Iterable[bytes]) -> None:
     """Write digests one after the other, 32 bytes each."""
     path.write_bytes(b"".join(sorted(set(digests))))
+
+
+def write_run_examples(folder: Path, digests: Iterable[bytes]) -> None:
+    """Write the digests of the examples of a run to its folder, where its owner alone can read them."""
+    with replacing(folder / RUN_EXAMPLES) as temporary:
+        temporary.touch(0o600)
+        write_digests(temporary, digests)
+
+
+def read_digests(path: Path) -> frozenset[bytes] | None:
+    """Return the digests in a file; ``None`` if it is missing or no list of digests."""
+    try:
+        require_regular(path)
+        body = path.read_bytes()
+    except (OSError, ValueError):
+        return None
+    if not body or len(body) % DIGEST_BYTES:
+        return None
+    return frozenset(body[start : start + DIGEST_BYTES] for start in range(0, len(body), DIGEST_BYTES))
 
 
 def note_examples(store: Store, key: str, digests: Callable[[], Iterable[bytes]]) -> dict[str, object]:
@@ -93,7 +115,8 @@ def find_entries(entries: Iterable[Entry], examples: Sequence[frozenset[bytes]],
         if not path.exists() and isinstance(named, str) and _KEY.fullmatch(named):
             path = entry.folder.parent / named / list_file
         if path not in lists:
-            lists[path] = _numbers_in(path, examples)
+            digests = read_digests(path)
+            lists[path] = None if digests is None else numbers_in(digests, examples)
         found = lists[path]
         if found is None:
             purge.unknown.append(entry)
@@ -103,13 +126,6 @@ def find_entries(entries: Iterable[Entry], examples: Sequence[frozenset[bytes]],
     return purge
 
 
-def _numbers_in(path: Path, examples: Sequence[frozenset[bytes]]) -> set[int] | None:
-    try:
-        require_regular(path)
-        body = path.read_bytes()
-    except (OSError, ValueError):
-        return None
-    if not body or len(body) % DIGEST_BYTES:
-        return None
-    digests = {body[start : start + DIGEST_BYTES] for start in range(0, len(body), DIGEST_BYTES)}
+def numbers_in(digests: Collection[bytes], examples: Sequence[frozenset[bytes]]) -> set[int]:
+    """Return the numbers of the examples that one of the digests stands for."""
     return {number for number, example in enumerate(examples) if not example.isdisjoint(digests)}

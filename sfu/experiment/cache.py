@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sfu.data.examples import note_examples
+from sfu.data.examples import EXAMPLES, note_examples, read_digests, write_run_examples
 from sfu.errors import ArtifactError
 from sfu.experiment.keys import StageKeys
 from sfu.files import copy_file
@@ -97,6 +97,8 @@ class StageCache:
         if metrics is None or len(heads) < len(entries):
             return None
         _copy_run_files(self.store.root / self.keys.run, folder)
+        if (listed := self.examples()) is not None:
+            write_run_examples(folder, listed)
         for name, entry in heads.items():
             for path in entry.glob("*.*"):
                 if path.stem == HEAD:
@@ -120,6 +122,10 @@ class StageCache:
         """Cache the digests of the run's examples, unless they are; all entries name them."""
         with self.store.optional():
             note_examples(self.store, self.keys.examples, digests)
+
+    def examples(self) -> frozenset[bytes] | None:
+        """Return the digests that :meth:`note_examples` has cached; ``None`` if there are none."""
+        return read_digests(self.store.root / self.keys.examples / EXAMPLES)
 
     @property
     def _about(self) -> dict[str, object]:

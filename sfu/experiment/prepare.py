@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sfu.data.copies import tell_of_copies
 from sfu.data.datasets.base import FeatureDataset, ImageDataset
+from sfu.data.examples import row_digests, write_run_examples
 from sfu.data.features.store import cache_root
 from sfu.data.load import dataset_digests, extract_features, load_dataset, load_image_parts
 from sfu.data.seal import real_places
@@ -122,7 +123,7 @@ def train(run: RunContext) -> None:
         run.display.say(str(preflight(run.core, data.n_train)))
         checkpoint = checkpoint_of(run.core, data.fingerprint(), config.head.l2, config.loss, run.dtype)
     if run.cache is not None:
-        run.cache.note_examples(lambda: dataset_digests(config.dataset, config.backbone.name, run.seeds["split"]))
+        run.cache.note_examples(lambda: _digests(run))
     with run.display.stage("training the original head") as tick:
         make = partial(
             train_head, data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
@@ -144,13 +145,22 @@ def train(run: RunContext) -> None:
 
 
 def save_inputs(run: RunContext) -> None:
-    """Write the split, the names of the images to forget, and the original head."""
+    """Write the split, the names of the images to forget, the original head, and the digests of all examples."""
     save_split(run.folder / "split.safetensors", run.split)
     images = run.data.train_images
     if images is not None and images.images.paths:
         names = images.names()
         write_text(run.folder / "forget_files.txt", "".join(f"{names[row]}\n" for row in run.split.forget_F.tolist()))
     run.request.head.save(run.folder / "heads" / "original")
+    listed = None if run.cache is None else run.cache.examples()
+    write_run_examples(run.folder, _digests(run) if listed is None else listed)
+
+
+def _digests(run: RunContext) -> list[bytes]:
+    """Return digests of all examples of the run's data: as they are stored, and as the head sees them."""
+    rows = [row_digests(features.numpy()) for features in (run.data.train_features_ND, run.data.test_features_TD)]
+    stored = dataset_digests(run.config.dataset, run.config.backbone.name, run.seeds["split"])
+    return [*stored, *(digest for part in rows for digest in part)]
 
 
 def discard(run: RunContext) -> None:

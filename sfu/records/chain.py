@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sfu.errors import ArtifactError
 from sfu.files import file_digest
-from sfu.records.layout import HEAD, digests_of, is_head_folder, model_in, records_in
+from sfu.records.layout import BEFORE, HEAD, digests_of, is_head_folder, model_in, records_in
 from sfu.records.record import DeletionRecord, FileDigests, read_deletion_record
 
 _FILES = ("tensors", "settings", "secret", "model")
@@ -110,3 +110,9 @@ def _check_head(
             remarks.append(f"The {key} of the head is not in {folder}, so it was not checked.")
         elif digest != wanted:
             problems.append(f"the {key} of the head in {folder} is not that of record {last.number}, the last there.")
+    before = folder / BEFORE
+    kept = last.done is not None and last.done.kept
+    if kept and digests_of(before / HEAD, model_in(before)) != last.before:
+        problems.append(f"{before} is not the head before record {last.number}, which was kept.")
+    elif not kept and is_head_folder(before):
+        problems.append(f"{before} is there, but record {last.number} kept no head.")

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sfu.errors import ArtifactError, DataError
-from sfu.files import file_digest, write_folder, write_text
+from sfu.files import copy_file, file_digest, write_folder, write_text
 from sfu.records.chain import verify
-from sfu.records.layout import HEAD, MODELS, digests_of, is_head_folder, model_in, records_in
+from sfu.records.layout import BEFORE, HEAD, MODELS, digests_of, head_files, is_head_folder, model_in, records_in
 from sfu.records.record import (
     SCHEMA,
     Asked,
     DeletionRecord,
     Done,
     Estimated,
+    Event,
     FileDigests,
-    Searched,
+    Purged,
     as_text,
     hash_of,
     read_deletion_record,
@@ -83,9 +85,9 @@ def read_source(path: Path, layer: str | None = None, training: TrainingFile | N
     if wrong := [*found.problems, *found.remarks]:
         raise ArtifactError(f"{path} is not as sfu-unlearn left it: {wrong[0]} Put back the files that differ.")
     last, model = found.records[-1], model_in(path)
-    layer = last.done.layer
-    module_or_none = None if model is None or layer is None else read_layer(model, layer)
-    return Source(_linear(load_head(path / HEAD)), last.after, model, layer, module_or_none, tuple(records_in(path)))
+    module_or_none = None if model is None or last.layer is None else read_layer(model, last.layer)
+    head, records = _linear(load_head(path / HEAD)), tuple(records_in(path))
+    return Source(head, last.after, model, last.layer, module_or_none, records)
 
 
 def _linear(head: Head) -> Head:
@@ -122,9 +124,9 @@ def fit_layer(source: Source, result: UnlearningResult) -> tuple[UnlearningResul
     return replace(result, reasons=(*result.reasons, remark.code), note=note), lost
 
 
-def write_head(
-    source: Source, result: UnlearningResult, rounded: float | None, asked: Asked,
-    caches: dict[str, Searched] | None, not_touched: list[str], folder: Path, *, version: str, in_place: bool = False,
+def write_request(
+    source: Source, result: UnlearningResult, rounded: float | None, asked: Asked, not_touched: list[str],
+    folder: Path, *, version: str, in_place: bool = False, keep: bool = False,
 ) -> DeletionRecord:  # fmt: skip
     """Write the unlearned head, the model and all records to a folder that appears complete or not at all.
 
@@ -133,33 +135,101 @@ def write_head(
         result: What came of it; the step was applied.
         rounded: What :func:`fit_layer` returned for it.
         asked: What was asked.
-        caches: Caches that were searched for the rows, by their name.
         not_touched: What was not changed, sentence by sentence.
         folder: The folder; hold its lock (:func:`sfu.files.folder_lock`).
         version: That of sfu.
         in_place: Whether it takes the place of the one that is there.
+        keep: Whether the head that is there is kept in the new folder, so that :func:`undo` finds it.
 
     Raises:
         ArtifactError: Something cannot be written.
     """
     from sfu.heads.checkpoint import write_layer
 
-    made: list[DeletionRecord] = []
-
     def write(temporary: Path) -> None:
         result.head.save(temporary / HEAD)
-        model = None
         if source.model is not None and source.layer is not None and source.module is not None:
             model = temporary / MODELS[source.model.suffix != ".safetensors"]
             write_layer(source.model, source.layer, source.module, model)
-        for path in source.records:
-            for part in (path, path.with_suffix(".md")):
-                if part.is_file():
-                    shutil.copyfile(part, temporary / part.name)
-        files = source.files, digests_of(temporary / HEAD, model)
+        if keep:
+            (temporary / BEFORE).mkdir()
+            _take(head_files(folder), temporary / BEFORE, link=in_place)
+
+    event = Event(event="request", asked=asked, done=_done(source, result, rounded, keep), estimated=_estimated(result))
+    return _write(source, event, not_touched, folder, write, version, in_place)
+
+
+def undo(folder: Path, version: str) -> DeletionRecord:
+    """Put back the head that :func:`write_request` kept, with a record of that.
+
+    Args:
+        folder: The folder; hold its lock.
+        version: That of sfu.
+
+    Raises:
+        ArtifactError: The folder is not as sfu left it, holds no such head, or cannot be written.
+    """
+    source = read_source(folder)
+    last = read_deletion_record(source.records[-1])
+    if not is_head_folder(folder / BEFORE):
+        raise ArtifactError(
+            f"{folder} does not hold the head before its last request, so nothing can be undone. A request keeps it "
+            "with --keep-old."
+        )
+
+    def write(temporary: Path) -> None:
+        _take(head_files(folder / BEFORE), temporary, link=True)
+
+    return _write(source, Event(event="undo", undone=last.number), [], folder, write, version, in_place=True)
+
+
+def write_purge(source: Source, purged: Purged, not_touched: list[str], folder: Path, version: str) -> DeletionRecord:
+    """Write the record of a purge, and the folder without the head before and without a ledger.
+
+    Args:
+        source: What the folder holds.
+        purged: What was removed elsewhere, and whether the head before and the ledger go now.
+        not_touched: What was not searched, sentence by sentence.
+        folder: The folder; hold its lock.
+        version: That of sfu.
+
+    Raises:
+        ArtifactError: Something cannot be written.
+    """
+
+    def write(temporary: Path) -> None:
+        _take(head_files(folder), temporary, link=True)
+        if purged.ledger:
+            source.head.without_ledger().save(temporary / HEAD)
+
+    return _write(source, Event(event="purge", purged=purged), not_touched, folder, write, version, in_place=True)
+
+
+def _take(files: Sequence[Path], folder: Path, *, link: bool) -> None:
+    """Copy files to a folder; a link saves the time and the space where the first of them is to go."""
+    for file in files:
+        try:
+            if not link:
+                raise OSError
+            os.link(file, folder / file.name)
+        except OSError:
+            copy_file(file, folder / file.name)
+
+
+def _write(
+    source: Source, event: Event, not_touched: list[str], folder: Path, write_files: Callable[[Path], None],
+    version: str, in_place: bool,
+) -> DeletionRecord:  # fmt: skip
+    """Write a folder of what ``write_files`` writes, the records so far, and a record of the event."""
+    made: list[DeletionRecord] = []
+
+    def write(temporary: Path) -> None:
+        write_files(temporary)
+        parts = [part for path in source.records for part in (path, path.with_suffix(".md")) if part.is_file()]
+        _take(parts, temporary, link=in_place)
         last = read_deletion_record(source.records[-1]) if source.records else None
-        done, estimated = _done(source, result, rounded), _estimated(result)
-        content, text = _record(last, files, asked, done, estimated, caches, not_touched, version)
+        after = digests_of(temporary / HEAD, model_in(temporary))
+        content, text = _record(last, (source.files, after), event, source.layer, not_touched, version)
         path = temporary / f"record-{content['number']}.json"
         write_text(path.with_suffix(".md"), text)
         write_text(path, as_text(content))
@@ -169,13 +239,14 @@ def write_head(
     return made[0]
 
 
-def _done(source: Source, result: UnlearningResult, rounded: float | None) -> Done:
+def _done(source: Source, result: UnlearningResult, rounded: float | None, kept: bool) -> Done:
     before, after = source.head.forgotten, result.head.forgotten
+    served = sum({"request": 1, "undo": -1}.get(read_deletion_record(path).event, 0) for path in source.records)
     return Done(
         verdict=cast(Any, result.verdict), reasons=list(result.reasons), method=result.method or "", note=result.note,
         rows=after.rows - before.rows, row_digests=sorted(one.hex() for one in after.digests - before.digests),
-        n_train=(source.head.n_train, result.head.n_train), layer=source.layer, rounded=rounded,
-        earlier_requests=before.requests - len(source.records),
+        n_train=(source.head.n_train, result.head.n_train), rounded=rounded, kept=kept,
+        earlier_requests=before.requests - served,
     )  # fmt: skip
 
 
@@ -189,21 +260,19 @@ def _estimated(result: UnlearningResult) -> Estimated:
 
 
 def _record(
-    last: DeletionRecord | None, files: tuple[FileDigests, FileDigests], asked: Asked, done: Done, estimated: Estimated,
-    caches: dict[str, Searched] | None, not_touched: list[str], version: str,
+    last: DeletionRecord | None, files: tuple[FileDigests, FileDigests], event: Event, layer: str | None,
+    not_touched: list[str], version: str,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Return the content of a record, and its Markdown form."""
     import torch
 
     number, time = (1 if last is None else last.number + 1), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     versions = f"sfu {version} and PyTorch {torch.__version__}"
-    text = as_markdown(number, time, versions, files, asked, done, estimated, not_touched)
+    text = as_markdown(number, time, versions, files, event, layer, not_touched)
     content = {
         "schema": SCHEMA, "number": number, "previous": None if last is None else last.hash, "time": time,
         "sfu": version, "torch": str(torch.__version__), "before": files[0].model_dump(),
-        "after": files[1].model_dump(), "asked": asked.model_dump(), "done": done.model_dump(mode="json"),
-        "estimated": estimated.model_dump(mode="json"),
-        "caches": None if caches is None else {name: found.model_dump() for name, found in caches.items()},
-        "not_touched": not_touched, "text": hashlib.sha256(text.encode()).hexdigest(),
+        "after": files[1].model_dump(), "layer": layer, **event.model_dump(mode="json"), "not_touched": not_touched,
+        "text": hashlib.sha256(text.encode()).hexdigest(),
     }  # fmt: skip
     return {**content, "hash": hash_of(content)}, text

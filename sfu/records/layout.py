@@ -2,7 +2,8 @@
 
 ``head.safetensors``, ``head.json`` and ``head.secret`` are the head (``sfu.load_head("FOLDER/head")``), and
 ``model.safetensors`` or ``model.pt`` is the model it belongs to, if it came from a checkpoint. ``record-1.json``,
-``record-1.md``, ``record-2.json`` and so on are the records, one a request. No PyTorch is imported.
+``record-1.md``, ``record-2.json`` and so on are the records, one an event. The folder ``before`` has the head and the
+model before the last request, if that kept them. No PyTorch is imported.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sfu.files import SECRET, file_digest
 from sfu.records.record import FileDigests
 
 HEAD = "head"
+BEFORE = "before"
 MODELS = ("model.safetensors", "model.pt")
 _RECORD = re.compile(r"record-([1-9]\d*)\.json")
 
@@ -44,9 +46,18 @@ def model_in(folder: Path) -> Path | None:
     return next((folder / name for name in MODELS if (folder / name).is_file()), None)
 
 
-def digests_of(stem: Path, model: Path | None = None) -> FileDigests:
-    """Return the digests of the files of a head at a stem, and of the model it belongs to."""
+def head_files(folder: Path) -> list[Path]:
+    """Return the files of the head in a folder, and the model it belongs to."""
+    return [*_parts(folder / HEAD).values(), *filter(None, [model_in(folder)])]
+
+
+def _parts(stem: Path) -> dict[str, Path]:
     suffixes = {"tensors": ".safetensors", "settings": ".json", "secret": SECRET}
     files = {key: stem.with_name(stem.name + suffix) for key, suffix in suffixes.items()}
-    digests = {key: file_digest(path) for key, path in files.items() if path.is_file()}
+    return {key: path for key, path in files.items() if path.is_file()}
+
+
+def digests_of(stem: Path, model: Path | None = None) -> FileDigests:
+    """Return the digests of the files of a head at a stem, and of the model it belongs to."""
+    digests = {key: file_digest(path) for key, path in _parts(stem).items()}
     return FileDigests(**digests, model=None if model is None else file_digest(model))

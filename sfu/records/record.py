@@ -1,4 +1,4 @@
-"""The deletion record: what was asked of a head, what was done, and what was not, without any content of an example.
+"""The deletion record: what was done to a head, on whose request, and what was not, without any content of an example.
 
 A record is JSON whose ``hash`` is the SHA-256 of all else in it, as canonical JSON (:func:`hash_of`), and whose
 ``previous`` is the ``hash`` of the record before it. No PyTorch is imported.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from sfu.errors import ArtifactError
 from sfu.readers import Count, Record, Size, Versioned, parse_record, read_bytes, refusing
@@ -50,7 +50,8 @@ class Asked(_Exact):
 
     Attributes:
         kind: What the rows were declared to be: ``random``, ``class``, ``person`` or ``selected``.
-        rows: Number of rows in the file.
+        files: Number of files of rows; they were served as one request.
+        rows: Number of rows in them.
         unlabelled: Number of rows of each unlabelled set.
         seed: Seed of folds and perturbations.
         copies: Whether rows that were given several times counted as often.
@@ -58,6 +59,7 @@ class Asked(_Exact):
     """
 
     kind: str
+    files: Annotated[Count, Field(gt=0)]
     rows: Count
     unlabelled: list[Count]
     seed: Count
@@ -77,7 +79,7 @@ class Done(_Exact):
         row_digests: Keyed digests of these rows, sorted. The key is in ``head.secret`` alone.
         n_train: Number of training rows before and after.
         earlier_requests: Requests that the head had served before the first record.
-        layer: The layer of the checkpoint, if there is one.
+        kept: Whether the head before is kept beside the new one, until the next request.
         rounded: Share of the change that is lost to the dtype of the checkpoint.
     """
 
@@ -89,7 +91,7 @@ class Done(_Exact):
     row_digests: list[RowDigest]
     n_train: tuple[Count, Count]
     earlier_requests: Count
-    layer: str | None
+    kept: bool
     rounded: Size | None
 
 
@@ -111,20 +113,69 @@ class Estimated(_Exact):
     l2_interval: Interval | None
 
 
-class Searched(_Exact):
-    """What a search of a cache found.
+class Removed(_Exact):
+    """What was removed of one kind.
 
     Attributes:
-        made_of_them: Entries whose data held one of the rows.
-        unknown: Entries that do not say what they were made of.
+        made_of_them: Entries or folders whose data held one of the rows.
+        unknown: Those that do not say what they were made of.
     """
 
     made_of_them: Count
     unknown: Count
 
 
-class DeletionRecord(Versioned):
-    """One request that was served.
+class Purged(_Exact):
+    """What was removed from the disk because it was made of the rows.
+
+    Attributes:
+        rows: Number of rows that were looked for.
+        caches: Entries of the caches, by the name of the cache.
+        runs: Heads of run folders.
+        kept_head: Whether the head before the last request was removed.
+        ledger: Whether the head lost its sums over forgotten rows.
+    """
+
+    rows: Count
+    caches: dict[str, Removed]
+    runs: Removed
+    kept_head: bool
+    ledger: bool
+
+
+class Event(_Exact):
+    """What happened: one of the four is there, with ``estimated`` for a request.
+
+    Attributes:
+        event: ``request``: a step was taken. ``undo``: the step of the last request was taken back. ``purge``: files
+            that were made of rows were removed.
+        asked: What was asked, if it is a request.
+        done: What was done for it.
+        estimated: What is estimated.
+        undone: Number of the record whose step was taken back.
+        purged: What was removed.
+    """
+
+    event: Literal["request", "undo", "purge"]
+    asked: Asked | None = None
+    done: Done | None = None
+    estimated: Estimated | None = None
+    undone: Count | None = None
+    purged: Purged | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        there = {name for name in _PARTS if getattr(self, name) is not None}
+        if there != {name for name, event in _PARTS.items() if event == self.event}:
+            raise ValueError(f"a record of the event {self.event} cannot have {', '.join(sorted(there)) or 'nothing'}")
+        return self
+
+
+_PARTS = {"asked": "request", "done": "request", "estimated": "request", "undone": "undo", "purged": "purge"}
+
+
+class DeletionRecord(Event, Versioned):
+    """One event in the life of a head.
 
     Attributes:
         number: 1 for the first record of a head, 2 for the next.
@@ -134,10 +185,7 @@ class DeletionRecord(Versioned):
         torch: Version of PyTorch.
         before: Digests of the files that the head came from.
         after: Digests of the files that were written.
-        asked: What was asked.
-        done: What was done.
-        estimated: What is estimated.
-        caches: Caches of sfu that were searched for the rows, by their name; ``None`` if none was.
+        layer: The layer of the checkpoint, if there is one.
         not_touched: What was not changed, sentence by sentence.
         text: SHA-256 of the Markdown form.
         hash: SHA-256 of all else, as canonical JSON.
@@ -153,10 +201,7 @@ class DeletionRecord(Versioned):
     torch: str
     before: FileDigests
     after: FileDigests
-    asked: Asked
-    done: Done
-    estimated: Estimated
-    caches: dict[str, Searched] | None
+    layer: str | None
     not_touched: list[str]
     text: Digest
     hash: Digest

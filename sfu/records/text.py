@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sfu.names import counted
-from sfu.records.record import Asked, Done, Estimated, FileDigests
+from sfu.records.layout import BEFORE
+from sfu.records.record import Asked, Done, Estimated, Event, FileDigests, Purged
 from sfu.unlearning.result import REASONS
 
 _MUCH_ROUNDED = 1e-3
@@ -19,52 +20,29 @@ _FILES = {
 
 
 def as_markdown(
-    number: int, time: str, versions: str, files: tuple[FileDigests, FileDigests], asked: Asked, done: Done,
-    estimated: Estimated, not_touched: list[str],
+    number: int, time: str, versions: str, files: tuple[FileDigests, FileDigests], event: Event, layer: str | None,
+    not_touched: list[str],
 ) -> str:  # fmt: skip
     """Return the text of a record, whose arguments are the parts of :class:`~sfu.records.record.DeletionRecord`."""
-    before, after = done.n_train
-    held = f" It had served {counted(done.earlier_requests, 'request')} without a record." * bool(done.earlier_requests)
-    again = asked.rows - done.rows
-    left_out = f" {counted(again, 'row')} had been forgotten before, or were given twice." if again else ""
-    forced = " It was forced (--on-doubt apply)." if asked.on_doubt == "apply" else ""
-    layer = "" if done.layer is None else f" of the layer `{done.layer}`"
+    what, certain, estimates = _of_event(event, layer)
     lines = [
         f"# Deletion record {number}",
         "",
         f"Made on {time} (UTC) by {versions}. `record-{number}.json` beside this page holds the same, for programs.",
         "",
-        "## What was asked",
-        "",
-        f"To remove the influence of {counted(asked.rows, 'training row')} from a classifier head. The rows were "
-        f"declared to be {_KINDS.get(asked.kind, asked.kind)}.{left_out}",
-        "",
-        "## What was done",
-        "",
-        f"The weights{layer} were changed by one step that was computed from the weights and the rows alone: "
-        f"{done.method}. The head counted {before:,} training rows before, and counts {after:,} now.{held}{forced}",
-        "",
-        f"Verdict: **{done.verdict.replace('_', ' ')}**. {_sentence(done.note)}".rstrip(),
-        *(f"- `{code}`: {REASONS.get(code, code)}" for code in done.reasons),
+        *what,
         "",
         "## What is certain",
         "",
         "The files before and after, by their SHA-256:",
         "",
         *_digests(*files),
-        "",
-        f"The record holds a keyed digest of each of the {counted(done.rows, 'row')}. Whoever has `head.secret` and a "
-        "row can tell whether that row was forgotten. The digests alone tell nothing.",
-        "",
-        "## What is estimated",
-        "",
-        *_estimates(estimated, done.rounded),
-        "",
-        "This is no certificate: nothing here proves that the head is the one that retraining would give.",
+        *certain,
+        *estimates,
         "",
         "## What was not touched",
         "",
-        *(f"- {one}" for one in not_touched),
+        *(f"- {one}" for one in not_touched or ["Everything else."]),
         "",
         "## How to check this record",
         "",
@@ -72,6 +50,69 @@ def as_markdown(
         "is missing.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _of_event(event: Event, layer: str | None) -> tuple[list[str], list[str], list[str]]:
+    """Return what happened, what is certain beyond the files, and what is estimated."""
+    if event.purged is not None:
+        return _of_purge(event.purged), [], []
+    if event.asked is None or event.done is None or event.estimated is None:
+        back = f"The step of record {event.undone} was taken back. The head and the model are those before it."
+        return ["## What was done", "", back], [], []
+    certain = (
+        f"The record holds a keyed digest of each of the {counted(event.done.rows, 'row')}. Whoever has `head.secret` "
+        "and a row can tell whether that row was forgotten. The digests alone tell nothing."
+    )
+    no_proof = "This is no certificate: nothing here proves that the head is the one that retraining would give."
+    estimates = _estimates(event.estimated, event.done.rounded)
+    told = ["", "## What is estimated", "", *estimates, "", no_proof]
+    return _of_request(event.asked, event.done, layer), ["", certain], told
+
+
+def _of_request(asked: Asked, done: Done, layer: str | None) -> list[str]:
+    before, after = done.n_train
+    held = f" It had served {counted(done.earlier_requests, 'request')} without a record." * bool(done.earlier_requests)
+    again = asked.rows - done.rows
+    left_out = f" {counted(again, 'row')} had been forgotten before, or were given twice." if again else ""
+    files = f" They came in {asked.files:,} files, and were served as one request." if asked.files > 1 else ""
+    forced = " It was forced (--on-doubt apply)." if asked.on_doubt == "apply" else ""
+    kept = f" The head before is kept in the folder `{BEFORE}`, until the next request." if done.kept else ""
+    of_layer = "" if layer is None else f" of the layer `{layer}`"
+    return [
+        "## What was asked",
+        "",
+        f"To remove the influence of {counted(asked.rows, 'training row')} from a classifier head. The rows were "
+        f"declared to be {_KINDS.get(asked.kind, asked.kind)}.{files}{left_out}",
+        "",
+        "## What was done",
+        "",
+        f"The weights{of_layer} were changed by one step that was computed from the weights and the rows alone: "
+        f"{done.method}. The head counted {before:,} training rows before, and counts {after:,} now.{held}{forced}"
+        f"{kept}",
+        "",
+        f"Verdict: **{done.verdict.replace('_', ' ')}**. {_sentence(done.note)}".rstrip(),
+        *(f"- `{code}`: {REASONS.get(code, code)}" for code in done.reasons),
+    ]
+
+
+def _of_purge(purged: Purged) -> list[str]:
+    found = {f"the cache of {name}": removed for name, removed in purged.caches.items()}
+    lines = ["| where | made of the rows | unknown |", "|---|---|---|"]
+    for name, removed in (found | {"heads of run folders": purged.runs}).items():
+        lines.append(f"| {name} | {removed.made_of_them:,} | {removed.unknown:,} |")
+    further = [
+        f"The head before the last request, kept in the folder `{BEFORE}`, was removed." if purged.kept_head else "",
+        "The head lost its sums over forgotten rows (its ledger)." if purged.ledger else "",
+    ]  # fmt: skip
+    return [
+        "## What was done",
+        "",
+        f"Files that were made of {counted(purged.rows, 'row')}, or that do not say of what they were made, were "
+        "searched for and removed:",
+        "",
+        *lines,
+        *(part for one in further if one for part in ("", one)),
+    ]
 
 
 def _sentence(note: str | None) -> str:

@@ -3,6 +3,7 @@
 config.yaml          the resolved configuration
 status.json          running, finished, interrupted or failed (with the error), and the process that runs it
 split.safetensors    forget_indices, retain_indices (training row numbers, int64)
+examples.secret      digests of all examples of the data, by which a purge knows the run; for its owner alone
 forget_files.txt     the files of the images to forget, if they are files
 heads/NAME.*         Original and every row's head, safetensors + JSON; NAME.secret, for its owner: noise and Hessian
 metrics.json         the result (schema 1), also as metrics.csv, table.md, figure.png
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 METRICS_SCHEMA = 1
 FILES = (
-    *("config.yaml", "status.json", "split.safetensors", "forget_files.txt"),
+    *("config.yaml", "status.json", "split.safetensors", "examples.secret", "forget_files.txt"),
     *("metrics.json", "metrics.csv", "table.md", "figure.png", "trade_off.json", "trade_off.png"),
 )
 

@@ -70,7 +70,7 @@ def test_apply_writes_the_head_that_unlearn_returns_and_a_record(tmp_path, capsy
     assert stat.S_IMODE((new / "head.secret").stat().st_mode) == 0o600
     record = read_deletion_record(new / "record-1.json")
     assert shown.splitlines()[-1] == record.hash
-    assert (record.number, record.previous, record.caches) == (1, None, None)
+    assert (record.number, record.previous, record.event, record.layer) == (1, None, "request", None)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in everything(tmp_path).items()}
     assert record.before.model_dump() == {
         "tensors": digests["old.safetensors"], "settings": digests["old.json"], "secret": digests.get("old.secret"),
@@ -83,7 +83,7 @@ def test_apply_writes_the_head_that_unlearn_returns_and_a_record(tmp_path, capsy
     assert record.text == digests["new/record-1.md"]
     assert (tmp_path / "copy.json").read_bytes() == (new / "record-1.json").read_bytes()
     assert record.asked.model_dump() == {
-        "kind": "random", "rows": 40, "unlabelled": [], "seed": 3, "copies": False, "on_doubt": "withhold",
+        "kind": "random", "files": 1, "rows": 40, "unlabelled": [], "seed": 3, "copies": False, "on_doubt": "withhold",
     }  # fmt: skip
     assert (record.done.verdict, record.done.rows, record.done.n_train) == ("applied", 40, (400, 360))
     assert record.estimated.share == result.predicted_share
@@ -113,40 +113,9 @@ def test_the_page_for_a_person_says_what_was_asked_done_and_not_touched(tmp_path
     assert record.after.tensors in text
     for sentence in record.not_touched:
         assert f"- {sentence}" in text
-    assert any("caches of sfu: not searched" in sentence for sentence in record.not_touched)
+    assert any("`sfu-unlearn purge` removes" in sentence for sentence in record.not_touched)
     for digest in record.done.row_digests:
         assert digest not in text
-
-
-def test_caches_are_searched_if_asked_and_left_as_they_are(tmp_path, monkeypatch):
-    from sfu.experiment.cache import StageCache
-    from sfu.experiment.keys import stage_keys
-    from sfu.experiment.result_store import result_store
-    from tests.conftest import make_arrays
-    from tests.experiment.cases import config_for
-    from tests.experiment.cases import run as run_pipeline
-
-    np.savez(tmp_path / "features.npz", **make_arrays(400))
-    config = config_for(tmp_path / "features.npz")
-    config.methods = ["original", "retrained"]
-    run_pipeline(config, tmp_path / "run", cache=StageCache(result_store(), stage_keys(config)))
-    cached = {entry.key for entry in result_store().entries()}
-    gone, other = write_rows(tmp_path / "gone.npz"), tmp_path / "other.npz"
-    np.savez(other, features=rows()[0][:40].numpy() + 1e-3, labels=rows()[1][:40].numpy())
-    head, found = write_head(tmp_path), {}
-    for name, file in (("a", gone), ("b", str(other))):
-        assert run(head, file, "--out", str(tmp_path / name), "--apply", "--search-caches", "--on-doubt", "apply") == 0
-        record = read_deletion_record(tmp_path / name / "record-1.json")
-        assert record.caches is not None
-        assert list(record.caches) == ["results", "cores", "training"]
-        found[name] = record.caches["results"]
-        assert (
-            f"The cache of results: {found[name].made_of_them} entries" in (tmp_path / name / "record-1.md").read_text()
-        )
-    assert len(cached) > 3
-    assert (found["a"].made_of_them, found["a"].unknown) == (len(cached), 0)
-    assert (found["b"].made_of_them, found["b"].unknown) == (0, 0)
-    assert {entry.key for entry in result_store().entries()} == cached
 
 
 def test_a_step_that_is_withheld_exits_with_3_and_writes_nothing(tmp_path, capsys):
@@ -244,14 +213,14 @@ def test_a_checkpoint_keeps_dtype_and_every_other_tensor(tmp_path, name, dtype):
     )
     lost = float((found["fc.weight"].double() - result.head.parameters_CE).norm()) / change
     assert record.done.rounded == pytest.approx(lost)
-    assert (record.done.layer, exact > 0) == ("fc", True)
+    assert (record.layer, exact > 0) == ("fc", True)
     assert record.after.model == hashlib.sha256((new / name).read_bytes()).hexdigest()
     # a later request starts from the head, which was not rounded, and needs no layer or training
     more = write_rows(tmp_path / "more.npz", 40, 80)
     assert run(str(new), more, "--in-place", "--apply") == 0
     later = sfu.unlearn(result.head, features[40:80], labels[40:80]).head.parameters_CE
     assert torch.equal(read(new / name)["fc.weight"], later.to(dtype))
-    assert read_deletion_record(new / "record-2.json").done.layer == "fc"
+    assert read_deletion_record(new / "record-2.json").layer == "fc"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])

@@ -83,29 +83,37 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 sizes = st.floats(0, 1e300)
 files = st.fixed_dictionaries({key: st.none() | digests for key in ("tensors", "settings", "secret", "model")})
 counts, words = st.integers(0, 2**63 - 1), st.text(max_size=20)
-records = st.fixed_dictionaries({
+removed = st.fixed_dictionaries({"made_of_them": counts, "unknown": counts})
+asked = st.fixed_dictionaries({
+    "kind": words, "files": st.integers(1, 9), "rows": counts, "unlabelled": st.lists(counts, max_size=3),
+    "seed": counts, "copies": st.booleans(), "on_doubt": st.sampled_from(["withhold", "apply"]),
+})  # fmt: skip
+done = st.fixed_dictionaries({
+    "verdict": st.sampled_from(["applied", "applied_with_reservations"]), "reasons": st.lists(words, max_size=3),
+    "method": words, "note": st.none() | words, "rows": counts, "row_digests": st.lists(hex_rows, max_size=3),
+    "n_train": st.lists(counts, min_size=2, max_size=2), "earlier_requests": counts, "kept": st.booleans(),
+    "rounded": st.none() | sizes,
+})  # fmt: skip
+estimated = st.fixed_dictionaries({
+    "share": st.none() | st.floats(-1, 1), "share_interval": st.none() | st.lists(finite, min_size=2, max_size=2),
+    "distance": st.none() | sizes, "l2": sizes, "l2_interval": st.none(),
+})  # fmt: skip
+purged = st.fixed_dictionaries({
+    "rows": counts, "caches": st.dictionaries(words, removed, max_size=2), "runs": removed,
+    "kept_head": st.booleans(), "ledger": st.booleans(),
+})  # fmt: skip
+NOTHING = dict.fromkeys(("asked", "done", "estimated", "undone", "purged"))
+events = st.one_of(
+    st.fixed_dictionaries({"event": st.just("request"), "asked": asked, "done": done, "estimated": estimated}),
+    st.fixed_dictionaries({"event": st.just("undo"), "undone": counts}),
+    st.fixed_dictionaries({"event": st.just("purge"), "purged": purged}),
+)
+records = st.builds(lambda common, event: NOTHING | common | event, st.fixed_dictionaries({
     "schema": st.just(1), "number": st.integers(1, 10**6), "previous": st.none() | digests,
     "time": st.datetimes().map(lambda time: f"{time.year:04}-{time:%m-%dT%H:%M:%S}Z"), "sfu": words, "torch": words,
-    "before": files, "after": files,
-    "asked": st.fixed_dictionaries({
-        "kind": words, "rows": counts, "unlabelled": st.lists(counts, max_size=3), "seed": counts,
-        "copies": st.booleans(), "on_doubt": st.sampled_from(["withhold", "apply"]),
-    }),
-    "done": st.fixed_dictionaries({
-        "verdict": st.sampled_from(["applied", "applied_with_reservations"]), "reasons": st.lists(words, max_size=3),
-        "method": words, "note": st.none() | words, "rows": counts, "row_digests": st.lists(hex_rows, max_size=3),
-        "n_train": st.lists(counts, min_size=2, max_size=2), "earlier_requests": counts, "layer": st.none() | words,
-        "rounded": st.none() | sizes,
-    }),
-    "estimated": st.fixed_dictionaries({
-        "share": st.none() | st.floats(-1, 1), "share_interval": st.none() | st.lists(finite, min_size=2, max_size=2),
-        "distance": st.none() | sizes, "l2": sizes, "l2_interval": st.none(),
-    }),
-    "caches": st.none() | st.dictionaries(
-        words, st.fixed_dictionaries({"made_of_them": counts, "unknown": counts}), max_size=2
-    ),
-    "not_touched": st.lists(words, max_size=3), "text": digests,
-})  # fmt: skip
+    "before": files, "after": files, "layer": st.none() | words, "not_touched": st.lists(words, max_size=3),
+    "text": digests,
+}), events)  # fmt: skip
 
 
 @given(records)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -210,6 +210,17 @@ def cached_features(root: Path) -> list[Entry]:
     """Return the entries of a feature cache, the last used first."""
     entries = [*Store(root).entries(), *Store(root / VIEWS).entries()]
     return sorted(entries, key=lambda entry: entry.used, reverse=True)
+
+
+def chunks_of(entry: Entry) -> Iterator[Tensor]:
+    """Yield the features of each chunk of an entry that is there, ``[M, D]``.
+
+    Raises:
+        ArtifactError: A chunk cannot be read.
+        ValueError: A chunk holds something else.
+    """
+    for chunk in Store(entry.folder).entries():
+        yield floats(read_tensors(chunk.folder / _FEATURES, _REMEDY), "features", 2)
 
 
 def count_chunks(entry: Entry) -> tuple[int, int]:
