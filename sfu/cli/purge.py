@@ -16,8 +16,9 @@ import numpy as np
 
 from sfu.cli.commands import remove_entries
 from sfu.cli.results import caches
-from sfu.data.examples import EXAMPLES, RUN_EXAMPLES, Purge, find_entries, numbers_in, read_digests, row_digests
+from sfu.data.examples import RUN_EXAMPLES, Purge, find_entries, read_digests, row_digests
 from sfu.errors import ArtifactError, DataError
+from sfu.lazy import torch
 from sfu.records.record import Removed
 from sfu.store import Entry, Store, cache_dir
 
@@ -76,8 +77,7 @@ class Found:
 def find(features_FD: np.ndarray, runs: Sequence[Path]) -> Found:
     """Find what was made of some rows: in the caches of features, results, cores and checkpoints, and in run folders.
 
-    A cache of features is searched by content. What was made of the images whose features it holds is found by the
-    digests of all of these images.
+    A cache of features is searched by content; all else names the digests of its examples.
 
     Raises:
         DataError: A folder of runs does not exist.
@@ -85,18 +85,15 @@ def find(features_FD: np.ndarray, runs: Sequence[Path]) -> Found:
     for folder in runs:
         if not folder.is_dir():
             raise DataError(f"--runs {folder} is no folder (relative paths start at {Path.cwd()}). Give its path.")
-    digests = frozenset(row_digests(features_FD))
-    features = _in_features(digests)
-    lists = [read_digests(entry.folder / EXAMPLES) or frozenset() for entry in features.made_of_them]
-    examples = [digests, *lists]
-    found = {cache_dir("features"): features}
-    found |= {cache.root: find_entries(cache.entries, examples) for cache in caches(cache_dir("results"))}
+    digests = frozenset(digest for rows in _forms(torch.from_numpy(features_FD)) for digest in row_digests(rows))
+    found = {cache_dir("features"): _in_features(digests)}
+    found |= {cache.root: find_entries(cache.entries, [digests]) for cache in caches(cache_dir("results"))}
     made, unknown = list[Path](), list[Path]()
     for folder in dict.fromkeys(folder for root in runs for folder in _run_folders(root)):
         listed = read_digests(folder / RUN_EXAMPLES)
         if listed is None:
             unknown.append(folder)
-        elif numbers_in(listed, examples):
+        elif not digests.isdisjoint(listed):
             made.append(folder)
     return Found(found, made, unknown)
 
@@ -125,9 +122,8 @@ def _holds(entry: Entry, digests: frozenset[bytes]) -> bool | None:
 
 
 def _forms(features_MD: Tensor) -> list[np.ndarray]:
-    from torch.nn.functional import normalize
-
-    return [features_MD.numpy(), normalize(features_MD, dim=1).numpy()]
+    """Rows as they are, and with norm 1 as ``dataset.normalize_rows`` computes it."""
+    return [features_MD.numpy(), torch.nn.functional.normalize(features_MD.float(), dim=1).numpy()]
 
 
 def _run_folders(root: Path) -> list[Path]:

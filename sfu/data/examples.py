@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +116,11 @@ def find_entries(entries: Iterable[Entry], examples: Sequence[frozenset[bytes]],
             path = entry.folder.parent / named / list_file
         if path not in lists:
             digests = read_digests(path)
-            lists[path] = None if digests is None else numbers_in(digests, examples)
+            lists[path] = (
+                digests
+                if digests is None
+                else {number for number, example in enumerate(examples) if not example.isdisjoint(digests)}
+            )
         found = lists[path]
         if found is None:
             purge.unknown.append(entry)
@@ -124,8 +128,3 @@ def find_entries(entries: Iterable[Entry], examples: Sequence[frozenset[bytes]],
             purge.made_of_them.append(entry)
             purge.found.update(found)
     return purge
-
-
-def numbers_in(digests: Collection[bytes], examples: Sequence[frozenset[bytes]]) -> set[int]:
-    """Return the numbers of the examples that one of the digests stands for."""
-    return {number for number, example in enumerate(examples) if not example.isdisjoint(digests)}

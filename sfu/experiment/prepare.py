@@ -151,9 +151,9 @@ def save_inputs(run: RunContext) -> None:
     if images is not None and images.images.paths:
         names = images.names()
         write_text(run.folder / "forget_files.txt", "".join(f"{names[row]}\n" for row in run.split.forget_F.tolist()))
-    run.request.head.save(run.folder / "heads" / "original")
     listed = None if run.cache is None else run.cache.examples()
     write_run_examples(run.folder, _digests(run) if listed is None else listed)
+    run.request.head.save(run.folder / "heads" / "original")
 
 
 def _digests(run: RunContext) -> list[bytes]:
