@@ -82,7 +82,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "forget", type=Path, nargs="+", metavar="FORGET",
         help="the rows to forget: .npz or .safetensors with features [F, D], labels [F] and, if the head was trained "
-        "with sample weights, weights [F]; several files are one request",
+        "with sample weights, weights [F]; with --backbone, a folder with a folder of images for each class; several "
+        "are one request",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="NEW", help="folder to make for the new head and the record")
     parser.add_argument("--in-place", action="store_true", help="replace the folder HEAD in one step")
@@ -92,6 +93,11 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--apply", action="store_true", help="write; without it, only say what would be done")
     parser.add_argument("--layer", help="name of the layer in the checkpoint, such as fc")
     parser.add_argument("--training", type=Path, metavar="FILE", help="JSON: how that layer was trained")
+    parser.add_argument(
+        "--backbone", nargs="+", default=[], metavar=("NAME", "KEY=VALUE"),
+        help="FORGET are folders of images: the network below the head, as for sfu, and settings of it, such as "
+        "backbone.size=224; its weights are those of the checkpoint, if HEAD is one",
+    )  # fmt: skip
     parser.add_argument("--request", choices=KINDS, default=RANDOM, help="what the rows are (default: %(default)s)")
     parser.add_argument(
         "--unlabelled", type=Path, action="append", default=[], metavar="FILE",
@@ -136,16 +142,17 @@ def _check_output(given: Namespace) -> None:
 
     if given.seed < 0:
         raise ConfigError(f"--seed {given.seed} is below 0. Give a whole number of at least 0.")
-    for option, path in (
-        *(("FORGET", path) for path in given.forget),
-        *(("--unlabelled", path) for path in given.unlabelled),
-    ):
+    files = {"FORGET": [] if given.backbone else given.forget, "--unlabelled": given.unlabelled}
+    for path in given.forget if given.backbone else ():
+        if not path.is_dir():
+            raise DataError(f"FORGET {path} is no folder. With --backbone, give a folder of one folder for each class.")
+    for option, path in ((option, path) for option, paths in files.items() for path in paths):
         if not path.is_file():
             raise DataError(f"{option} {path} is no file (relative paths start at {Path.cwd()}). Give its path.")
         if path.suffix not in SUFFIXES:
             raise DataError(
-                f"{option} {path} ends in '{path.suffix}'. sfu-unlearn reads {' and '.join(SUFFIXES)}: pass images "
-                "through the backbone, read tables with pandas, and save the rows with numpy.savez(FILE, "
+                f"{option} {path} ends in '{path.suffix}'. sfu-unlearn reads {' and '.join(SUFFIXES)}: give images "
+                "with --backbone, read tables with pandas, and save the rows with numpy.savez(FILE, "
                 "features=..., labels=...)."
             )
     if given.in_place and given.out is not None:
@@ -183,15 +190,17 @@ def _serve(given: Namespace, target: Path | None) -> None:
     path = given.head if is_head_folder(given.head) or training else _stem(given.head)
     with first_imports():
         from sfu.unlearning.unlearn import unlearn
+    from sfu.cli.forget_images import read_images
     from sfu.curvature.unlabelled import read_unlabelled
     from sfu.unlearning.result import ALREADY_FORGOTTEN
 
-    source, arrays, served = read_source(path, given.layer, training), read_rows(given.forget), None
+    source, served = read_source(path, given.layer, training), None
     if target is not None and not given.in_place and is_head_folder(target):
         served = read_source(target)
         if read_deletion_record(served.records[-1]).before != source.files:
             raise _exists(target)
         source = served
+    arrays = read_images(given.forget, given.backbone, source) if given.backbone else read_rows(given.forget)
     n_rows = len(arrays["labels"])
     try:
         unlabelled = read_unlabelled([str(path) for path in given.unlabelled], source.head.n_features)

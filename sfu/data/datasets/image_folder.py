@@ -47,7 +47,7 @@ class ImageFolder(ImageDataset, name="image_folder"):
             return read_labels_csv(csv_file, folder, self.n_classes)
         parts = [folder / _TRAIN, folder / _TEST] if _has_parts(folder) else [folder]
         walk = Walk(folder)
-        folders = [_class_folders(part, walk) for part in parts]
+        folders = [class_folders(part, walk) for part in parts]
         classes = list(folders[0])
         if len(classes) < 2:
             inner = parts[0] / classes[0]
@@ -57,7 +57,7 @@ class ImageFolder(ImageDataset, name="image_folder"):
         if strangers:
             raise DataError(f"{parts[-1]} has classes that {parts[0]} lacks: {', '.join(strangers)}.")
         left_out: list[str] = []
-        found = [_labelled(part, mine, classes, walk, left_out) for part, mine in zip(parts, folders, strict=True)]
+        found = [labelled(part, mine, classes, walk, left_out) for part, mine in zip(parts, folders, strict=True)]
         _warn(folder, parts, classes, walk.repeated, endings(left_out))
         samples = [sample for part in found for sample in part]
         labels_N = np.array([label for _, label in samples], dtype=np.int64)
@@ -102,7 +102,7 @@ def _has_parts(folder: Path) -> bool:
     return bool(there)
 
 
-def _class_folders(part: Path, walk: Walk) -> dict[str, Path]:
+def class_folders(part: Path, walk: Walk) -> dict[str, Path]:
     """Folders by the name of their class, in torchvision's order; a link back to the dataset is no class.
 
     Raises:
@@ -130,7 +130,7 @@ def _class_folders(part: Path, walk: Walk) -> dict[str, Path]:
     return folders
 
 
-def _labelled(
+def labelled(
     part: Path, folders: Mapping[str, Path], classes: list[str], walk: Walk, left_out: list[str]
 ) -> list[tuple[str, int]]:
     """Paths and class indices of one part, in torchvision's order; files without an image's ending are ``left_out``."""
