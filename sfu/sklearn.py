@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sfu.arrays import Array, as_tensor
+from sfu.arrays import Array, as_tensor, numpy_of
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
@@ -177,12 +177,12 @@ def _labels(estimator: Any, recipe: _Recipe, y: Any) -> Tensor:
     """
     if y is None:
         raise DataError("y is missing. Give the labels or targets of the rows to forget, as they were given to fit.")
-    given = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     binarizer = getattr(estimator, "_label_binarizer", None)
     multilabel = binarizer is not None and str(getattr(binarizer, "y_type_", "")).startswith("multilabel")
     if not hasattr(estimator, "classes_") or multilabel:
-        return torch.from_numpy(given.astype(np.float64).reshape(len(given), -1))
-    given, classes = given.reshape(-1), list(estimator.classes_)
+        targets = as_tensor(y, "y").double()
+        return targets.reshape(len(targets), -1)
+    given, classes = numpy_of(y).reshape(-1), list(estimator.classes_)
     numbers = {label: number for number, label in enumerate(classes)}
     strange = next((label for label in given.tolist() if label not in numbers), None)
     if strange is not None:
