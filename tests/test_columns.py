@@ -176,8 +176,9 @@ def test_whole_models_take_a_dataset(form):
     assert torch.cat([batch.labels_B for batch in read]).tolist() == LABELS[:F].tolist()
     if form is None:
         made = made.rename_column("x", "inputs")
-        found = sfu.unlearn(Dense(), made, record=RECORD, curvature=CLOSED)
-        apart = sfu.unlearn(Dense(), (made["inputs"], made["label"]), record=RECORD, curvature=CLOSED)
-        wanted = sfu.unlearn(Dense(), (INPUTS[:F], LABELS[:F]), record=RECORD, curvature=CLOSED)
+        model = Dense()
+        found = sfu.unlearn(model, made, record=RECORD, curvature=CLOSED)
+        apart = sfu.unlearn(model, (made["inputs"], made["label"]), record=RECORD, curvature=CLOSED)
+        wanted = sfu.unlearn(model, (INPUTS[:F], LABELS[:F]), record=RECORD, curvature=CLOSED)
         for one in (found, apart):
             torch.testing.assert_close(one.head.parameters_CE, wanted.head.parameters_CE, rtol=1e-4, atol=1e-6)

@@ -81,8 +81,8 @@ def _parser() -> ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "forget", type=Path, metavar="FORGET",
-        help="the rows to forget: .npz or .safetensors with features [F, D], labels [F] and, if the head was trained "
-        "with sample weights, weights [F]",
+        help="the rows to forget: .npz, .safetensors, .parquet, .arrow or .feather with features [F, D], labels [F] "
+        "and, if the head was trained with sample weights, weights [F]",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="NEW", help="folder to make for the new head and the record")
     parser.add_argument("--in-place", action="store_true", help="replace the folder HEAD in one step")
@@ -164,7 +164,7 @@ def _check_output(given: Namespace) -> None:
         ConfigError: Arguments contradict each other, or what would be written is there already.
         DataError: A file is missing or of another type.
     """
-    from sfu.data.datasets.features import SUFFIXES
+    from sfu.data.tables import ROW_SUFFIXES, require_rows
     from sfu.records.layout import is_head_folder
 
     if given.seed < 0:
@@ -172,12 +172,13 @@ def _check_output(given: Namespace) -> None:
     for option, path in (("FORGET", given.forget), *(("--unlabelled", path) for path in given.unlabelled)):
         if not path.is_file():
             raise DataError(f"{option} {path} is no file (relative paths start at {Path.cwd()}). Give its path.")
-        if path.suffix not in SUFFIXES:
+        if path.suffix not in ROW_SUFFIXES:
             raise DataError(
-                f"{option} {path} ends in '{path.suffix}'. sfu-unlearn reads {' and '.join(SUFFIXES)}: pass images "
-                "through the backbone, read tables with pandas, and save the rows with numpy.savez(FILE, "
-                "features=..., labels=...)."
+                f"{option} {path} ends in '{path.suffix}'. sfu-unlearn reads {', '.join(ROW_SUFFIXES)}: pass images "
+                "through the backbone, and save the rows with numpy.savez(FILE, features=..., labels=...), or as "
+                "Parquet with these columns."
             )
+        require_rows(path, option)
     if given.in_place and given.out is not None:
         raise ConfigError("--in-place writes to HEAD, and --out to another folder. Give one of them.")
     if given.apply and not (given.in_place or given.out):
@@ -269,13 +270,14 @@ def _rows(path: Path) -> dict[str, Any]:
     Raises:
         DataError: It cannot be read, or lacks one.
     """
-    from sfu.data.datasets.features import read_feature_file
+    from sfu.data.tables import held, read_rows
 
-    arrays = read_feature_file(path, ("features", "labels", "weights"), "FORGET")
+    arrays = read_rows(path, ("features", "labels", "weights"), "FORGET")
     for key in ("features", "labels"):
         if key not in arrays:
             raise DataError(
-                f"FORGET={path} has no array '{key}'. Save the rows with numpy.savez(FILE, features=..., labels=...)."
+                f"FORGET={path} has no '{key}', but {held(path)}. Save the rows with numpy.savez(FILE, features=..., "
+                "labels=...), or as Parquet with these columns."
             )
     return arrays
 

@@ -6,7 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import sfu
+from sfu.data.tables import read_rows
 from sfu.records.record import Asked, DeletionRecord, Done, Estimated, FileDigests, Searched
 from sfu.records.training import TrainingFile
 from tests.records.cases import run
@@ -39,6 +43,17 @@ def test_the_walk_through_can_be_walked(tmp_path, monkeypatch, capsys):
     named = {path.name.replace("2", "1") for path in Path("forgotten").iterdir()}
     for name in named:
         assert f"`{name}`" in PAGE
+
+
+def test_a_table_holds_the_same_rows_as_the_arrays(tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    snippet = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)[1]
+    arrays = {"features": np.random.default_rng(0).standard_normal((5, 3)), "labels": np.arange(5)}
+    np.savez("forget.npz", **arrays)
+    exec(snippet, {"np": np})
+    read = read_rows(Path("forget.parquet"), ("features", "labels", "weights"), "FORGET")
+    assert {key: value.tolist() for key, value in read.items()} == {key: one.tolist() for key, one in arrays.items()}
 
 
 def test_it_names_every_key():
