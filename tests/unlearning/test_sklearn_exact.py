@@ -52,9 +52,7 @@ def test_neighbours_are_those_of_a_fit_without_the_rows(estimator, rows, y):
     assert (result.verdict, result.rows, result.n_train, result.note) == ("applied", 90, 510, None)
     assert "90 rows were forgotten" in result.explain()
     assert result.to_dict()["predicted_distance"] == 0
-    with pytest.raises(
-        DataError, match=r"has other rows: 90 rows of X are not in it .*, first row 0\. Give rows"
-    ):
+    with pytest.raises(DataError, match=r"has other rows: 90 rows of X are not in it .*, first row 0\. Give rows"):
         forget(new, rows[GONE], y[GONE])
 
 
@@ -132,7 +130,7 @@ COUNTS = np.unique(NAMES, return_counts=True)[1].tolist()
         (KNN, X[:2], NAMES[:3], {}, DataError, r"there are 2 rows and 3 labels\. Give one for each row"),
         (KNN, X[:2], SEVERAL[:2], {}, DataError, r"y has 2 labels a row, and fit had 1"),
         (KNN, X[:2], None, {}, DataError, r"y is missing"), (KNN, X[:0], NAMES[:0], {}, DataError, "at least one row"),
-        (KNN, X, NAMES, {}, DataError, rr"0 rows would be left, fewer than n_neighbors=5"),
+        (KNN, X, NAMES, {}, DataError, r"0 rows would be left, fewer than n_neighbors=5"),
         (KNN, X[:2], NAMES[:2], {"n_train": 599}, DataError, r"n_train=599, but the .* holds 600 rows"),
         (KNN, X[:2], NAMES[:2], {"unlabelled": X}, ConfigError, r"forgets exactly, and has no use for unlabelled"),
         (KNN, X[:2], NAMES[:2], {"class_counts": COUNTS}, ConfigError, r"has no use for class_counts\. Leave it out"),
