@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from sfu.errors import DataError
+from sfu.names import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,7 +144,7 @@ def _as_array(given: Any, argument: str) -> np.ndarray:
         raise DataError(f"{argument} are a masked array with masked values. Remove those rows.")
     nulls = getattr(given, "null_count", 0)  # a method in Polars
     if isinstance(nulls := nulls() if callable(nulls) else nulls, int) and nulls:
-        raise DataError(f"{argument} have {nulls:,} nulls in {len(given):,} rows. Remove those rows.")
+        raise DataError(f"{argument} have {counted(nulls, 'null')} in {len(given):,} rows. Remove those rows.")
     try:
         array = numpy_of(given)
     except (ValueError, TypeError, RuntimeError) as error:

@@ -104,7 +104,7 @@ def refused():
     return [
         (arrow.array(ragged), r"rows 0 and 1 of features have 2 and 1 values\. Give rows of one length"),
         (pandas.Series(ragged), r"rows 0 and 1 of features have 2 and 1 values"),
-        (arrow.array([*lists, None]), r"features have 1 nulls in 3 rows\. Remove those rows"),
+        (arrow.array([*lists, None]), r"features have 1 null in 3 rows\. Remove those rows"),
         (pandas.Series([*lists, None]), r"row 2 of features is None, not a list of numbers\. Remove it"),
         (pandas.Series([[1.0, None], [1.0, 2.0]]), r"row 0 of features hold None, which is no number"),
         (arrow.array([["a"], ["b"]]), r"features hold 'a', which is no number"),
@@ -124,7 +124,7 @@ def test_what_is_no_array_is_named():
         sfu.unlearn(head, arrow.array(ROWS.reshape(30, 2, 2).tolist()), NUMBERS)
     with pytest.raises(DataError, match=r"features .*NaN"):
         sfu.unlearn(head, arrow.array([[1.0, None, 2.0, 3.0]]), [0])
-    with pytest.raises(DataError, match=r"labels have 1 nulls in 2 rows"):
+    with pytest.raises(DataError, match=r"labels have 1 null in 2 rows"):
         sfu.unlearn(head, ROWS[:2], arrow.array([0, None]))
 
 

@@ -277,7 +277,7 @@ def _rows(path: Path) -> dict[str, Any]:
         if key not in arrays:
             raise DataError(
                 f"FORGET={path} has no '{key}', but {held(path)}. Save the rows with numpy.savez(FILE, features=..., "
-                "labels=...), or as Parquet with these columns."
+                "labels=...), or as Parquet with a list of numbers in each row of 'features'."
             )
     return arrays
 

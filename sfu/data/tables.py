@@ -7,6 +7,7 @@ the lengths that stand before each compressed buffer.
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ import numpy as np
 
 from sfu.data.datasets.features import SUFFIXES, read_feature_file, require_suffix
 from sfu.errors import ConfigError, DataError
+from sfu.names import counted
 from sfu.readers import array_names, refusing, require_modest_size, require_regular
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 ROW_SUFFIXES = (*SUFFIXES, ".parquet", ".arrow", ".feather")
 """Files in which rows to forget and unlabelled rows may be."""
 _OTHER_NAMES = {"label": "labels"}
+_SHOWN = 8  # names in a message
 _VALUE = 8  # bytes that a number or an offset takes at most
 
 
@@ -62,9 +65,10 @@ def read_rows(path: Path, keys: tuple[str, ...], setting: str) -> dict[str, np.n
 
 
 def held(path: Path) -> str:
-    """Return the names of the arrays or columns of a file that :func:`read_rows` has read."""
+    """Return some names of the arrays or columns of a file that :func:`read_rows` has read."""
     names = array_names(path) if path.suffix in SUFFIXES else _columns(path)
-    return ", ".join(map(repr, names)) or "nothing"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(map(reprlib.repr, names[:_SHOWN])) or "nothing") + more
 
 
 def _columns(path: Path) -> list[str]:
@@ -218,7 +222,7 @@ def _array(column: pyarrow.ChunkedArray, key: str) -> np.ndarray:
     from pyarrow import types
 
     if column.null_count:
-        raise ValueError(f"column {key} has {column.null_count:,} nulls; remove those rows")
+        raise ValueError(f"column {key} has {counted(column.null_count, 'null')}; remove those rows")
     kind = column.type
     texts = kind.value_type if types.is_dictionary(kind) else kind
     if key == "labels" and str(texts) in ("string", "large_string", "string_view"):
@@ -254,7 +258,7 @@ def _rows(chunk: pyarrow.Array, key: str) -> np.ndarray:
 
     values = chunk.flatten()
     if values.null_count:
-        raise ValueError(f"rows of column {key} have {values.null_count:,} nulls; remove those rows")
+        raise ValueError(f"rows of column {key} have {counted(values.null_count, 'null')}; remove those rows")
     if types.is_fixed_size_list(chunk.type):
         width = chunk.type.list_size
     else:
