@@ -597,6 +597,33 @@ def _features(suffix: str, coded: bool = False) -> Format:
     )  # fmt: skip
 
 
+def _table(suffix: str, **options: Any) -> Format:
+    import pyarrow
+    from pyarrow import feather, ipc, parquet
+
+    from sfu.data.tables import read_rows
+
+    arrays = _arrays(False)
+    names = pyarrow.array(["ant", "bee", "cow", "dog"] * 10)
+    columns = {"features": pyarrow.array(list(arrays["train_features"])), "label": names, "weights": np.ones(40)}
+    table = pyarrow.table(columns | ({} if suffix == ".parquet" else {"label": names.dictionary_encode()}))
+
+    def write(folder: Path) -> None:
+        path = folder / f"a{suffix}"
+        if suffix == ".parquet":
+            parquet.write_table(table, path, row_group_size=15, **options)
+        elif suffix == ".feather":
+            feather.write_feather(table, path, chunksize=15, **options)
+        else:
+            with ipc.new_stream(path, table.schema, options=ipc.IpcWriteOptions(**options)) as stream:
+                stream.write_table(table, 15)
+
+    def read(folder: Path) -> object:
+        return read_rows(folder / f"a{suffix}", ("features", "labels", "weights"), "FORGET")
+
+    return Format(_written(write), {f"a{suffix}": mutated_bytes}, read, 3)
+
+
 def _indices(suffix: str) -> Format:
     from sfu.data.settings import ForgetSettings
     from sfu.data.split import make_split
@@ -888,6 +915,9 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "runs": _runs, "metrics": _metrics, "yaml": _yaml, "trade_off": _steps, "head": _heads, "linearised": _linearised,
     "npz": lambda: _features(".npz"), "safetensors": lambda: _features(".safetensors"),
     "npz_coded": lambda: _features(".npz", True), "safetensors_coded": lambda: _features(".safetensors", True),
+    "parquet": lambda: _table(".parquet"), "feather": lambda: _table(".feather", compression="uncompressed"),
+    "feather_zstd": lambda: _table(".feather", compression="zstd"),
+    "arrow_lz4": lambda: _table(".arrow", compression="lz4"), "arrow": lambda: _table(".arrow"),
     "indices_npy": lambda: _indices(".npy"), "indices_json": lambda: _indices(".json"),
     "indices_txt": lambda: _indices(".txt"), "forget_files": _forget_files, "labels_csv": _labels,
     "weights_safetensors": lambda: _weights(".safetensors"), "weights_torch": lambda: _weights(".pt"),

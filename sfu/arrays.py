@@ -1,6 +1,7 @@
-"""Take what people hold in Python (tensors, arrays, lists, data frames, loaders) and return tensors.
+"""Take what people hold in Python (tensors, arrays, lists, data frames, columns, loaders) and return tensors.
 
-Only the form is changed here. Shapes, ranges and whether the examples fit the head are checked where they are used.
+Only the form is changed here. Arrow, pandas, Polars and Hugging Face's ``datasets`` are known by their methods, and
+none is imported. Shapes, ranges and whether the examples fit the head are checked where they are used.
 PyTorch and NumPy are imported where they are needed, because heads import this module and configurations import heads.
 Shapes: N rows, D features.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from sfu.errors import DataError
+from sfu.names import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ToNumpy(Protocol):
-    """A data frame or series of pandas, Polars or another library."""
+    """A data frame, a series or a column of pandas, Polars, Arrow or another library."""
 
     def to_numpy(self) -> Any:
         """Return the values as an array."""
@@ -58,7 +60,8 @@ def as_examples(features: Array | Pairs, labels: Array | None) -> tuple[Tensor, 
 
 def values_of(labels: Any) -> Sequence[Any]:
     """Return labels in Python's own types; none if they are no array, series or list."""
-    given = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
+    given = column_values(labels)
+    given = numpy_of(given) if hasattr(given, "to_numpy") else given
     values = given.tolist() if hasattr(given, "tolist") else given
     return values if isinstance(values, list | tuple) else ()
 
@@ -87,7 +90,8 @@ def as_tensor(given: Array, argument: str) -> Tensor:
     """Return numbers as a tensor without gradient: floats in 32 bits or more, whole numbers in 64.
 
     Args:
-        given: A tensor, an array, nested lists, a list of tensors, or anything with ``to_numpy()``.
+        given: A tensor, an array, nested lists, a list of tensors, or a data frame or column of another library, whose
+            cells may be lists or arrays of one length.
         argument: How messages name it.
 
     Raises:
@@ -95,6 +99,7 @@ def as_tensor(given: Array, argument: str) -> Tensor:
     """
     import torch
 
+    given = column_values(given)
     if isinstance(given, torch.Tensor):
         return _dense(given, argument)
     if isinstance(given, list | tuple) and given and all(isinstance(one, torch.Tensor) for one in given):
@@ -105,14 +110,43 @@ def as_tensor(given: Array, argument: str) -> Tensor:
     return _from_numpy(_as_array(given, argument), argument)
 
 
+def is_column(given: Any) -> bool:
+    """Return whether it is no array of NumPy or PyTorch, but says how to make one."""
+    return _is_of_datasets(given) or hasattr(given, "to_numpy")
+
+
+def column_values(given: Any) -> Any:
+    """Return the values of a column of ``datasets``, which NumPy would read row by row; return anything else as it is.
+
+    A column without a format comes as an Arrow array, and others as their format has them.
+    """
+    if not _is_of_datasets(given):
+        return given
+    return given.source.with_format("arrow")[:][given.column_name] if given.source.format["type"] is None else given[:]
+
+
+def _is_of_datasets(given: Any) -> bool:
+    return hasattr(given, "column_name") and hasattr(getattr(given, "source", None), "with_format")
+
+
+def numpy_of(given: Any) -> np.ndarray:
+    """Return what NumPy makes of it. Arrow's ``to_numpy()`` refuses to copy, so ``__array__`` comes first."""
+    import numpy as np
+
+    given = column_values(given)
+    return np.asarray(given if hasattr(given, "__array__") or not hasattr(given, "to_numpy") else given.to_numpy())
+
+
 def _as_array(given: Any, argument: str) -> np.ndarray:
     import numpy as np
 
     if np.ma.is_masked(given):
         raise DataError(f"{argument} are a masked array with masked values. Remove those rows.")
-    convert = getattr(given, "to_numpy", None)
+    nulls = getattr(given, "null_count", 0)  # a method in Polars
+    if isinstance(nulls := nulls() if callable(nulls) else nulls, int) and nulls:
+        raise DataError(f"{argument} have {counted(nulls, 'null')} in {len(given):,} rows. Remove those rows.")
     try:
-        array = np.asarray(given if convert is None else convert())
+        array = numpy_of(given)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{argument} are a {type(given).__name__} that is no array of numbers ({str(error)[:200].rstrip('.')}). "
@@ -120,12 +154,36 @@ def _as_array(given: Any, argument: str) -> np.ndarray:
         ) from error
     if array.dtype != object:
         return array
-    # columns of several types, or of a type with missing values: numbers all the same, if nothing else is in them
     values = array.reshape(-1).tolist()
+    if any(map(_is_row, values)):
+        rows = _stacked(values, argument)
+        return rows if array.ndim == 1 or array.shape[1:] == (1,) else rows.reshape(array.shape + rows.shape[1:])
+    # columns of several types, or of a type with missing values: numbers all the same, if nothing else is in them
     for value in values:
         if not isinstance(value, int | float | np.number):
             raise _no_number(argument, value)
     return array.astype(np.int64 if all(isinstance(value, int | np.integer) for value in values) else np.float64)
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list | tuple) or bool(getattr(value, "shape", ()))
+
+
+def _stacked(values: list[Any], argument: str) -> np.ndarray:
+    """Return the rows of a column whose cells are lists or arrays."""
+    import numpy as np
+
+    rows = []
+    for number, value in enumerate(values):
+        if not _is_row(value):
+            raise DataError(f"row {number} of {argument} is {reprlib.repr(value)}, not a list of numbers. Remove it.")
+        rows.append(_as_array(value, f"row {number} of {argument}"))
+        if rows[-1].shape != rows[0].shape:
+            first, this = (len(row) if row.ndim == 1 else list(row.shape) for row in (rows[0], rows[-1]))
+            raise DataError(
+                f"rows 0 and {number} of {argument} have {first} and {this} values. Give rows of one length."
+            )
+    return np.stack(rows)
 
 
 def _from_numpy(array: np.ndarray, argument: str) -> Tensor:
@@ -144,8 +202,8 @@ def _from_numpy(array: np.ndarray, argument: str) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=wanted.get(kind, np.int64), order="C"))
 
 
-def _no_number(argument: str, value: object) -> DataError:
-    value = value.item() if hasattr(value, "item") else value
+def _no_number(argument: str, value: Any) -> DataError:
+    value = value.item() if getattr(value, "size", 0) == 1 else value
     remedy = "Give the class indices 0 .. C-1" if argument.endswith("labels") else "Give numbers alone"
     return DataError(f"{argument} hold {reprlib.repr(value)}, which is no number. {remedy}.")
 

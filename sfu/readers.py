@@ -296,7 +296,16 @@ def require_modest(members: Sequence[zipfile.ZipInfo], path: Path, *, packed: bo
             raise ValueError(f"{info.filename} has compression {info.compress_type}; sfu reads deflate only")
         if info.compress_size > own:
             raise ValueError(f"{info.filename} claims {human_size(info.compress_size)} of a file of {human_size(own)}")
-    size = sum(info.file_size for info in members)
+    require_modest_size(sum(info.file_size for info in members), path, packed=packed)
+
+
+def require_modest_size(size: int, path: Path, *, packed: bool = True) -> None:
+    """Refuse a file whose content takes far more bytes than it has, or more at all unless it may be ``packed``.
+
+    Raises:
+        ValueError: It does.
+    """
+    own = path.stat().st_size
     if size > (max(_SMALL, _RATIO * own) if packed else own):
         raise ValueError(
             f"it has {human_size(own)} and unpacks to {human_size(size)}, which may be meant to fill the memory; write "

@@ -57,20 +57,6 @@ def broken(page: Path, text: str | None = None) -> list[str]:
     return wrong
 
 
-def test_the_ten_minutes_are_what_the_page_says(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text("utf-8"), re.S)
-    for block in blocks:
-        exec(block, names)
-    shown = capsys.readouterr().out
-    assert shown.startswith("verdict: applied\n")
-    result, audit = names["result"], names["audit"]
-    low, high = result.predicted_share_interval
-    assert low <= 1 - audit.distance**2 <= high
-    assert "188 rows in 2 requests" in shown
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []

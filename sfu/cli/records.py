@@ -125,7 +125,7 @@ def _undo(given: Namespace) -> None:
 
 def _purge(given: Namespace) -> None:
     from sfu.cli.purge import find
-    from sfu.records.forget_files import read_rows
+    from sfu.records.forget_files import read_forget_files
     from sfu.records.head_folder import read_source, write_purge
     from sfu.records.layout import BEFORE, is_head_folder
     from sfu.records.record import Purged
@@ -133,7 +133,7 @@ def _purge(given: Namespace) -> None:
     folder, runs = _folder(given), [path.expanduser() for path in given.runs]
     with folder_lock(folder) if given.apply else nullcontext():
         source = read_source(folder)
-        features = read_rows([path.expanduser() for path in given.forget])["features"]
+        features = read_forget_files([path.expanduser() for path in given.forget])["features"]
         found = find(features, runs)
         has_ledger, has_old = source.head.forgotten.ledger is not None, is_head_folder(folder / BEFORE)
         _print_found(found)

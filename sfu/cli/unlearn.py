@@ -81,9 +81,9 @@ def _parser() -> ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "forget", type=Path, nargs="+", metavar="FORGET",
-        help="the rows to forget: .npz or .safetensors with features [F, D], labels [F] and, if the head was trained "
-        "with sample weights, weights [F]; with --backbone, a folder with a folder of images for each class; several "
-        "are one request",
+        help="the rows to forget: .npz, .safetensors, .parquet, .arrow or .feather with features [F, D], labels [F] "
+        "and, if the head was trained with sample weights, weights [F]; with --backbone, a folder with a folder of "
+        "images for each class; several are one request",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="NEW", help="folder to make for the new head and the record")
     parser.add_argument("--in-place", action="store_true", help="replace the folder HEAD in one step")
@@ -137,7 +137,7 @@ def _check_output(given: Namespace) -> None:
         ConfigError: Arguments contradict each other, or what would be written is there already.
         DataError: A file is missing or of another type.
     """
-    from sfu.data.datasets.features import SUFFIXES
+    from sfu.data.tables import ROW_SUFFIXES, require_rows
     from sfu.records.layout import is_head_folder
 
     if given.seed < 0:
@@ -149,12 +149,13 @@ def _check_output(given: Namespace) -> None:
     for option, path in ((option, path) for option, paths in files.items() for path in paths):
         if not path.is_file():
             raise DataError(f"{option} {path} is no file (relative paths start at {Path.cwd()}). Give its path.")
-        if path.suffix not in SUFFIXES:
+        if path.suffix not in ROW_SUFFIXES:
             raise DataError(
-                f"{option} {path} ends in '{path.suffix}'. sfu-unlearn reads {' and '.join(SUFFIXES)}: give images "
-                "with --backbone, read tables with pandas, and save the rows with numpy.savez(FILE, "
-                "features=..., labels=...)."
+                f"{option} {path} ends in '{path.suffix}'. sfu-unlearn reads {', '.join(ROW_SUFFIXES)}: give images "
+                "with --backbone, and save the rows with numpy.savez(FILE, features=..., labels=...), or as Parquet "
+                "with these columns."
             )
+        require_rows(path, option)
     if given.in_place and given.out is not None:
         raise ConfigError("--in-place writes to HEAD, and --out to another folder. Give one of them.")
     if given.apply and not (given.in_place or given.out):
@@ -180,7 +181,7 @@ def _check_output(given: Namespace) -> None:
 
 
 def _serve(given: Namespace, target: Path | None) -> None:
-    from sfu.records.forget_files import read_rows
+    from sfu.records.forget_files import read_forget_files
     from sfu.records.head_folder import fit_layer, read_source
     from sfu.records.layout import is_head_folder, records_in
     from sfu.records.record import read_deletion_record
@@ -200,7 +201,7 @@ def _serve(given: Namespace, target: Path | None) -> None:
         if read_deletion_record(served.records[-1]).before != source.files:
             raise _exists(target)
         source = served
-    arrays = read_images(given.forget, given.backbone, source) if given.backbone else read_rows(given.forget)
+    arrays = read_images(given.forget, given.backbone, source) if given.backbone else read_forget_files(given.forget)
     n_rows = len(arrays["labels"])
     try:
         unlabelled = read_unlabelled([str(path) for path in given.unlabelled], source.head.n_features)

@@ -126,8 +126,8 @@ class CurvatureSettings(Choice, kind="curvature"):
             isinstance(files, list) and all(isinstance(file, str) and file for file in files)
         ):
             raise ConfigError(
-                f"curvature.unlabelled={given} names no files. Give the path of an .npz or .safetensors file, or a "
-                "list of paths."
+                f"curvature.unlabelled={given} names no files. Give the path of an .npz, .safetensors, .parquet or "
+                ".arrow file, or a list of paths."
             )
         object.__setattr__(self, "unlabelled", files or None)
         if self.folds == 1:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfu.data.datasets.features import read_feature_file, require_suffix
 from sfu.data.raw_arrays import check_features
+from sfu.data.tables import held, read_rows, require_rows
 from sfu.errors import DataError
 from sfu.lazy import torch
 
@@ -33,11 +33,11 @@ def check_unlabelled(files: Sequence[str]) -> None:
     for file in files:
         if not Path(file).expanduser().is_file():
             raise DataError(f"{_KEY}={file} does not exist (relative paths start at {Path.cwd()}). Give its path.")
-        require_suffix(Path(file), _KEY)
+        require_rows(Path(file), _KEY)
 
 
 def read_unlabelled(files: Sequence[str], n_features: int, *, normalize_rows: bool = False) -> tuple[Tensor, ...]:
-    """Return the array ``features`` (or else ``test_features``) of each file, ``[U, D]``.
+    """Return the array or column ``features`` (or else ``test_features``) of each file, ``[U, D]``.
 
     ``normalize_rows`` scales rows to norm 1, as those of the dataset were.
 
@@ -50,10 +50,12 @@ def read_unlabelled(files: Sequence[str], n_features: int, *, normalize_rows: bo
 
 
 def _read(path: Path, n_features: int, normalize_rows: bool) -> Tensor:
-    arrays = read_feature_file(path, _KEYS, _KEY)
+    arrays = read_rows(path, _KEYS, _KEY)
     key = next((key for key in _KEYS if key in arrays), None)
     if key is None:
-        raise DataError(f"{_KEY}={path} has no array 'features'. Save the rows [rows, {n_features}] under that name.")
+        raise DataError(
+            f"{_KEY}={path} has no 'features', but {held(path)}. Save the rows [rows, {n_features}] under that name."
+        )
     features = torch.from_numpy(check_features(arrays[key], f"{_KEY}={path}: {key}"))
     if features.shape[1] != n_features:
         raise DataError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from sfu.arrays import as_tensor, numbered
+from sfu.arrays import as_tensor, is_column, numbered
 from sfu.deadline import check_time
 from sfu.errors import DataError
 
@@ -96,9 +96,10 @@ def read_batches(
     """Return the batches of some examples, and how many there are, if that is known.
 
     Args:
-        data: A ``DataLoader``; a ``Dataset``, or what has its ``__len__`` and ``__getitem__``; a pair (inputs, labels);
-            a mapping of inputs; an array of inputs; or an iterator or list of batches. A batch is a pair (inputs,
-            labels) or a mapping with ``labels``; inputs are a tensor, a tuple of arguments, or a mapping of keywords.
+        data: A ``DataLoader``; a ``Dataset``, or what has its ``__len__`` and ``__getitem__``; a ``Dataset`` of Hugging
+            Face; a pair (inputs, labels); a mapping of inputs; an array or column of inputs; or an iterator or list of
+            batches. A batch is a pair (inputs, labels) or a mapping with ``labels``; inputs are a tensor, a tuple of
+            arguments, or a mapping of keywords.
         labels: The labels, if ``data`` are inputs alone.
         name: How messages name the examples.
         labelled: Whether labels are needed. Otherwise they are ignored.
@@ -131,7 +132,9 @@ def read_batches(
     if isinstance(data, list | tuple) and labels is None and _is_pair(data):
         data, labels = data
     loader: Iterable[Any] | None = None
-    if isinstance(data, DataLoader | Iterator) or (isinstance(data, list | tuple) and labels is None):
+    if hasattr(data, "with_format") and not isinstance(data, Mapping):  # of Hugging Face
+        loader = DataLoader(_in_tensors(data), batch_size=_ROWS)
+    elif isinstance(data, DataLoader | Iterator) or (isinstance(data, list | tuple) and labels is None):
         loader = data
     elif not isinstance(data, Mapping | list | tuple) and not hasattr(data, "shape") and _is_dataset(data):
         loader = DataLoader(data, batch_size=_ROWS)
@@ -149,8 +152,18 @@ def read_batches(
     return (batch(item, f"batch {number} of {kind}") for number, item in enumerate(loader)), total
 
 
+def _in_tensors(data: Any) -> Any:
+    """Return a data set of Hugging Face whose rows are tensors; one that makes tensors or arrays stays as it is."""
+    form = getattr(data, "format", None)  # a stream has none
+    if form is None:
+        return data.with_format("torch")
+    own = form["type"] in ("torch", "numpy", "custom")
+    return data if own else data.with_format("torch", columns=form["columns"])
+
+
 def _is_dataset(data: Any) -> bool:
-    return isinstance(data, IterableDataset | Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+    has_rows = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_column(data)
+    return isinstance(data, IterableDataset | Dataset) or has_rows
 
 
 def _is_pair(item: Sequence[Any]) -> bool:
@@ -163,7 +176,7 @@ def _is_pair(item: Sequence[Any]) -> bool:
 def _split(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
     """Return arguments, keywords and labels of what a loader gives."""
     if isinstance(item, Mapping):
-        inputs = {key: value for key, value in item.items() if key not in LABEL_KEYS}
+        inputs = {key: _array(value) for key, value in item.items() if key not in LABEL_KEYS}
         return (), inputs, next((item[key] for key in LABEL_KEYS if key in item), None)
     if isinstance(item, list | tuple) and len(item) == 2:
         return _arguments(item[0], item[1])
@@ -172,9 +185,12 @@ def _split(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
 
 def _arguments(inputs: Any, labels: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
     if isinstance(inputs, Mapping):
-        return (), {key: value for key, value in inputs.items() if key not in LABEL_KEYS}, labels
-    given = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return tuple(as_tensor(one, "inputs") if hasattr(one, "to_numpy") else one for one in given), {}, labels
+        return (), {key: _array(value) for key, value in inputs.items() if key not in LABEL_KEYS}, labels
+    return tuple(map(_array, inputs if isinstance(inputs, list | tuple) else [inputs])), {}, labels
+
+
+def _array(one: Any) -> Any:
+    return as_tensor(one, "inputs") if is_column(one) else one
 
 
 def _chunks(whole: Batch) -> tuple[Iterator[Batch], int]:

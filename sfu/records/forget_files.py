@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sfu.data.datasets.features import read_feature_file
+from sfu.data.tables import held, read_rows
 from sfu.errors import DataError
 
 _NEEDED, _KEYS = ("features", "labels"), ("features", "labels", "weights")
 
 
-def read_rows(paths: Sequence[Path]) -> dict[str, np.ndarray]:
+def read_forget_files(paths: Sequence[Path]) -> dict[str, np.ndarray]:
     """Return the arrays ``features`` [F, D], ``labels`` [F] and, if they are there, ``weights`` [F] of all files.
 
     Raises:
@@ -40,11 +40,12 @@ def read_rows(paths: Sequence[Path]) -> dict[str, np.ndarray]:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    arrays = read_feature_file(path, _KEYS, "FORGET")
+    arrays = read_rows(path, _KEYS, "FORGET")
     for key in _NEEDED:
         if key not in arrays:
             raise DataError(
-                f"FORGET={path} has no array '{key}'. Save the rows with numpy.savez(FILE, features=..., labels=...)."
+                f"FORGET={path} has no '{key}', but {held(path)}. Save the rows with numpy.savez(FILE, features=..., "
+                "labels=...), or as Parquet with a list of numbers in each row of 'features'."
             )
         if arrays[key].ndim == 0:
             raise DataError(f"FORGET={path}: {key} is a single number. Give one row, or one label, for each example.")

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ALREADY_FORGOTTEN, TRAINED_STEPS = "already_forgotten", "trained_steps"
+REPEATED_ROWS, EQUAL_ROWS_LEFT = "repeated_rows", "equal_rows_left"
 REASONS = {
     "l2_estimated": "l2 was estimated from the rows.",
-    "repeated_rows": "Rows that were given several times count once.",
+    REPEATED_ROWS: "Rows that were given several times count once.",
+    EQUAL_ROWS_LEFT: "Rows that are equal to these stay, because training had them more often.",
     ALREADY_FORGOTTEN: "Rows had been forgotten before, and are left out.",
     "not_random": "The rows are no random sample of the training rows, so the step is short.",
     "classes": "The classes of the rows are not shared as in training.",
@@ -45,7 +47,8 @@ REASONS = {
     "unbounded": "Nothing bounds the harm that a step could do.",
 }
 """What the codes of :attr:`UnlearningResult.reasons` mean."""
-_FACTS = {"l2_estimated", "repeated_rows", ALREADY_FORGOTTEN}
+FACTS = {"l2_estimated", REPEATED_ROWS, ALREADY_FORGOTTEN}
+"""Reasons that are no reservations."""
 
 
 class Remark(NamedTuple):
@@ -107,7 +110,7 @@ class UnlearningResult:
         """
         if not self.applied and self.reasons != (ALREADY_FORGOTTEN,) and "incomplete" not in self.reasons:
             return "withheld"
-        return "applied" if _FACTS.issuperset(self.reasons) else "applied_with_reservations"
+        return "applied" if FACTS.issuperset(self.reasons) else "applied_with_reservations"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what there is to tell, for JSON; no head and no example."""

@@ -339,7 +339,7 @@ def test_old_checkpoints_are_read_and_damaged_ones_refused(tmp_path, capsys):
 
 MISTAKES = {
     "no such rows": (["HEAD", "none.npz"], r"FORGET none\.npz is no file"),
-    "a table": (["HEAD", "rows.parquet"], r"FORGET rows\.parquet ends in '\.parquet'.*numpy\.savez"),
+    "a table": (["HEAD", "rows.csv"], r"FORGET rows\.csv ends in '\.csv'.*numpy\.savez.*or as Parquet"),
     "no such head": (["none", "ROWS"], r"there is no head at none .*Give the path"),
     "a model without its layer": (["MODEL", "ROWS"], r"no head of sfu.*give --layer and --training.*fc \(4 x 12\)"),
     "a layer alone": (["MODEL", "ROWS", "--layer", "fc"], r"--layer is given without --training"),
@@ -352,7 +352,7 @@ MISTAKES = {
     "a seed below 0": (["HEAD", "ROWS", "--seed", "-1"], r"--seed -1 is below 0"),
     "narrow unlabelled rows": (["HEAD", "ROWS", "--unlabelled", "narrow.npz"], r"--unlabelled narrow\.npz: .* 5 wide"),
     "no such unlabelled rows": (["HEAD", "ROWS", "--unlabelled", "none.npz"], r"--unlabelled none\.npz is no file"),
-    "no labels": (["HEAD", "unlabelled.npz"], r"FORGET=unlabelled\.npz has no array 'labels'"),
+    "no labels": (["HEAD", "unlabelled.npz"], r"FORGET=unlabelled\.npz has no 'labels', but 'features'\."),
     "NaN": (["HEAD", "nan.npz"], r"NaN or infinite values in 1 of 40 rows"),
     "another width": (["HEAD", "narrow.npz"], r"5 wide but the head takes 12"),
     "an unknown label": (["HEAD", "strange.npz"], r"labels run from 0 to 9, but the head has classes 0 \.\. 3"),
@@ -374,7 +374,7 @@ def folder(tmp_path, monkeypatch):
     write_rows(tmp_path / "strange.npz", labels=np.array([0, 9] * 20))
     write_rows(tmp_path / "unlabelled.npz", labels=None)
     write_rows(tmp_path / "pickled.npz", labels=np.array(["a", None] * 20, object))
-    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    (tmp_path / "rows.csv").write_bytes(b"PAR1")
     write_training(tmp_path / "t.json")
     write_training(tmp_path / "typo.json", n_trian=400)
     write_training(tmp_path / "loss.json", loss="cross")

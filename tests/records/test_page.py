@@ -6,7 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import sfu
+from sfu.data.tables import read_rows
 from sfu.records.record import Asked, DeletionRecord, Done, Estimated, FileDigests, Purged, Removed
 from sfu.records.training import TrainingFile
 from tests.records.cases import run
@@ -20,7 +24,7 @@ def test_the_walk_through_can_be_walked(tmp_path, monkeypatch, capsys):
     assert snippet is not None
     exec(snippet[1], {})
     commands = re.findall(r"^    sfu-unlearn (.*)$", PAGE, re.M)
-    commands = [command for command in commands if "FOLDER" not in command]
+    commands = [command for command in commands if "FOLDER" not in command and "photos" not in command]
     assert len(commands) == 9
     shown: list[str] = []
     for command in commands:
@@ -46,6 +50,17 @@ def test_the_walk_through_can_be_walked(tmp_path, monkeypatch, capsys):
     named = {re.sub(r"-\d", "-1", path.name) for path in Path("forgotten").iterdir()}
     for name in named:
         assert f"`{name}`" in PAGE
+
+
+def test_a_table_holds_the_same_rows_as_the_arrays(tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    snippet = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)[1]
+    arrays = {"features": np.random.default_rng(0).standard_normal((5, 3)), "labels": np.arange(5)}
+    np.savez("forget.npz", **arrays)
+    exec(snippet, {"np": np})
+    read = read_rows(Path("forget.parquet"), ("features", "labels", "weights"), "FORGET")
+    assert {key: value.tolist() for key, value in read.items()} == {key: one.tolist() for key, one in arrays.items()}
 
 
 def test_it_names_every_key():

@@ -56,7 +56,7 @@ def test_every_code_has_a_meaning_and_every_meaning_a_code():
         used |= set(re.findall(r"Remark\(\s*\"(\w+)\"", text)) | set(re.findall(r"_Test\(\s*\"(\w+)\"", text))
     evidence = (SOURCE / "curvature" / "evidence.py").read_text("utf-8")
     used |= set(re.findall(r"(?:_Test|Finding)\(\s*\"(\w+)\"", evidence))
-    used |= {"already_forgotten", "sequence", "incomplete", "trained_steps"}
+    used |= {"already_forgotten", "sequence", "incomplete", "trained_steps", "equal_rows_left"}
     assert used == set(REASONS)
 
 

@@ -68,13 +68,13 @@ class FeatureFile(FeatureDataset, name="features"):
         return path
 
 
-def require_suffix(path: Path, setting: str) -> None:
+def require_suffix(path: Path, setting: str, accepted: tuple[str, ...] = SUFFIXES) -> None:
     """Raise :class:`ConfigError` unless the file is of a type that holds features; ``setting`` names the key."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in accepted:
         ends = f"ends in '{path.suffix}'" if path.suffix else "has no ending"
         raise ConfigError(
-            f"{setting}={path} {ends}. sfu reads {' and '.join(SUFFIXES)}. Save the features with numpy.savez, "
-            "safetensors or sfu-features export."
+            f"{setting}={path} {ends}. sfu reads {', '.join(accepted[:-1])} and {accepted[-1]}. Save the features "
+            "with numpy.savez, safetensors or sfu-features export."
         )
 
 

@@ -8,7 +8,7 @@
 
 scikit-learn adds the regulariser to the sum of the losses (but for ``SGDClassifier``), so it is worth more once rows
 are forgotten. Pipelines that end in one of these estimators have their other steps applied, which saw the data, too,
-and stay as they are.
+and stay as they are. Neighbours and class means forget exactly (:mod:`sfu.sklearn.exact`).
 
 Shapes: F rows to forget, D features, C classes or outputs; a binary classifier has one output.
 """
@@ -19,23 +19,26 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
-from sfu.arrays import Array, as_tensor
+from sfu.arrays import Array, as_tensor, numpy_of
 from sfu.errors import ConfigError, DataError
 from sfu.heads.base import Head
 from sfu.heads.linear import LinearHead
 from sfu.heads.recipe import EARLY_STOPPED, MEAN, OPTIMUM, SUM
 from sfu.heads.training_record import in_order
 from sfu.losses.base import Loss, make_loss
+from sfu.sklearn.exact import EXACT, ExactResult, forget_exactly
 from sfu.unlearning.result import TRAINED_STEPS, UnlearningResult
 from sfu.unlearning.unlearn import unlearn
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+R = TypeVar("R", UnlearningResult, ExactResult)
 
 _OPTIONS = (
     "request", "unlabelled", "curvature", "copies", "reference", "noise_sigma", "steps", "batches", "seed",
@@ -45,10 +48,10 @@ _STEPS = "the steps before the estimator ({}) saw these rows, too, and stay as t
 
 @dataclass(frozen=True)
 class Forgotten:
-    """A fitted copy of the estimator without the rows, and the result of the step."""
+    """A fitted copy of the estimator without the rows, and the result of the step or of the exact removal."""
 
     estimator: Any
-    result: UnlearningResult
+    result: UnlearningResult | ExactResult
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def forget(
     X: Any,
     y: Any,
     *,
-    n_train: int,
+    n_train: int | None = None,
     sample_weight: Array | None = None,
     total_weight: float | None = None,
     class_counts: Mapping[Any, int] | Sequence[int] | None = None,
@@ -78,17 +81,19 @@ def forget(
     """Forget rows from a fitted estimator, from its coefficients and those rows alone.
 
     ``RidgeClassifier``, ``Ridge`` (one or several outputs), ``LogisticRegression``, ``LinearSVC``, ``SGDClassifier``
-    and pipelines that end in one of them are known.
+    and pipelines that end in one of them are known. ``KNeighborsClassifier``, ``KNeighborsRegressor`` and
+    ``NearestCentroid`` forget exactly; they take ``class_counts`` (means alone) and none of the other arguments.
 
     Args:
         estimator: The fitted estimator; it is not changed.
         X: The rows to forget, as they were given to ``fit``.
         y: Their labels or targets, as they were given to ``fit``.
-        n_train: Number of rows that it was fitted to, these included.
+        n_train: Number of rows that it was fitted to, these included; needed unless it forgets exactly.
         sample_weight: Their sample weights, if it was fitted with sample weights.
         total_weight: Sum of all training rows' sample weights; needed with them.
         class_counts: Number of rows of each class that it was fitted to, by label or in the order of ``classes_``;
-            needed for class weights. Balanced ones stay what they were at ``fit``, at a later request, too.
+            needed for class weights and class means. Balanced weights stay what they were at ``fit``, at a later
+            request, too.
         head: For a later request, the head of the result of the one before, ``forgotten.result.head``.
         ledger: Whether the head keeps sums over forgotten rows for later requests (:mod:`sfu.heads.ledger`).
         options: ``request``, ``unlabelled``, ``curvature``, ``copies``, ``reference``, ``noise_sigma``, ``steps``,
@@ -103,6 +108,18 @@ def forget(
         if name not in _OPTIONS:
             raise ConfigError(f"{name} is no argument of forget. Further ones are {', '.join(_OPTIONS)}.")
     steps, last = _last_step(estimator)
+    if type(last).__name__ in EXACT:
+        others: dict[str, Any] = {"sample_weight": sample_weight, "total_weight": total_weight, "head": head}
+        others["ledger"] = ledger or None
+        if type(last).__name__ != "NearestCentroid":
+            others["class_counts"] = class_counts
+        for name, value in (others | options).items():
+            if value is not None:
+                raise ConfigError(f"{type(last).__name__} forgets exactly, and has no use for {name}. Leave it out.")
+        changed, told = forget_exactly(last, _transformed(steps, X), y, n_train, class_counts, _named(steps))
+        return Forgotten(_with_last(estimator, changed), _with_steps(told, steps))
+    if n_train is None:
+        raise ConfigError("n_train is missing. Give the number of rows that the estimator was fitted to.")
     recipe, coefficients = _recipe(last), _coefficients(last)
     rows_FD, labels = _transformed(steps, X), _labels(last, recipe, y)
     unlabelled = options.get("unlabelled")
@@ -113,11 +130,19 @@ def forget(
     weights, total = _weights(last, labels, sample_weight, total_weight, class_counts, fitted)
     own = _head(recipe, *coefficients, n_train, total, ledger)
     result = unlearn(_continued(head, own), rows_FD, labels, weights=weights, **options)
-    if steps:
-        names = ", ".join(type(step).__name__ for step in steps)
-        note = "; ".join(filter(None, (result.note, _STEPS.format(names))))
-        result = replace(result, note=note, reasons=(*result.reasons, TRAINED_STEPS))
-    return Forgotten(_with_coefficients(estimator, result.head), result)
+    return Forgotten(_with_coefficients(estimator, result.head), _with_steps(result, steps))
+
+
+def _with_steps(result: R, steps: Sequence[Any]) -> R:
+    """Return a result that says which steps saw the rows, too."""
+    if not steps:
+        return result
+    note = "; ".join(filter(None, (result.note, _STEPS.format(_named(steps)))))
+    return replace(result, note=note, reasons=(*result.reasons, TRAINED_STEPS))
+
+
+def _named(steps: Sequence[Any]) -> str:
+    return ", ".join(type(step).__name__ for step in steps)
 
 
 def _last_step(estimator: Any) -> tuple[list[Any], Any]:
@@ -126,6 +151,16 @@ def _last_step(estimator: Any) -> tuple[list[Any], Any]:
         return [], estimator
     *before, last = [step for _, step in estimator.steps]
     return [step for step in before if step not in (None, "passthrough")], last
+
+
+def _with_last(estimator: Any, last: Any) -> Any:
+    """Return a copy of a pipeline that ends in another estimator, or that estimator if there is no pipeline."""
+    if not hasattr(estimator, "steps"):
+        return last
+    changed = copy.copy(estimator)
+    *before, (name, _) = estimator.steps
+    changed.steps = [*copy.deepcopy(before), (name, last)]
+    return changed
 
 
 def _transformed(steps: Sequence[Any], X: Any) -> Any:
@@ -177,12 +212,12 @@ def _labels(estimator: Any, recipe: _Recipe, y: Any) -> Tensor:
     """
     if y is None:
         raise DataError("y is missing. Give the labels or targets of the rows to forget, as they were given to fit.")
-    given = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     binarizer = getattr(estimator, "_label_binarizer", None)
     multilabel = binarizer is not None and str(getattr(binarizer, "y_type_", "")).startswith("multilabel")
     if not hasattr(estimator, "classes_") or multilabel:
-        return torch.from_numpy(given.astype(np.float64).reshape(len(given), -1))
-    given, classes = given.reshape(-1), list(estimator.classes_)
+        targets = as_tensor(y, "y").double()
+        return targets.reshape(len(targets), -1)
+    given, classes = numpy_of(y).reshape(-1), list(estimator.classes_)
     numbers = {label: number for number, label in enumerate(classes)}
     strange = next((label for label in given.tolist() if label not in numbers), None)
     if strange is not None:
@@ -280,8 +315,8 @@ def _recipe(estimator: Any) -> _Recipe:
     kind = type(estimator).__name__
     if kind not in _RECIPES:
         raise ConfigError(
-            f"sfu knows no {kind} of scikit-learn. It knows {', '.join(_RECIPES)}, and pipelines that end in one of "
-            "them."
+            f"sfu knows no {kind} of scikit-learn. It knows {', '.join([*_RECIPES, *EXACT])}, and pipelines that end "
+            "in one of them."
         )
     if not hasattr(estimator, "coef_"):
         raise DataError(f"the {kind} is not fitted, so it has learned nothing. Fit it first.")
