@@ -94,7 +94,9 @@ def one_kill(number: int, root: Path, given: list[str], draw: random.Random) -> 
     arguments, record = [*given, "--out", str(target)], target / "record-1.json"
     if in_place:
         shutil.copytree(root / "origin", target)
-        arguments, record = [str(target), str(root / "second.npz"), "--in-place", "--apply"], target / "record-2.json"
+        keep = ["--keep-old"] * (number % 4 == 3)
+        arguments = [str(target), str(root / "second.npz"), "--in-place", "--apply", *keep]
+        record = target / "record-2.json"
     before, began, child = visible(place), time.perf_counter(), start(arguments)
     if moment > 0:
         _wait_for(hidden if moment == 1 else record)

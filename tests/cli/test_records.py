@@ -52,7 +52,7 @@ def test_several_files_are_one_request(tmp_path, capsys):
         ),
         ({"labels": np.array(["x"] * 20)}, r"b\.npz"),
         ({"labels": np.array(3)}, r"b\.npz: labels is a single number"),
-        ({"labels": None}, r"b\.npz has no array 'labels'"),
+        ({"labels": None}, r"b\.npz has no 'labels'"),
     ],
 )
 def test_files_that_do_not_fit_together_are_refused(tmp_path, capsys, changes, message):

@@ -63,7 +63,7 @@ def test_a_killed_process_leaves_the_old_state_or_the_complete_new_one(tmp_path,
     assert run(*given, str(origin)) == 0
 
     def arguments(folder: Path) -> list[str]:
-        return [str(folder), second, "--in-place", "--apply"] if in_place else [*given, str(folder)]
+        return [str(folder), second, "--in-place", "--apply", "--keep-old"] if in_place else [*given, str(folder)]
 
     def fresh(name: str) -> tuple[Path, dict[str, bytes]]:
         place = tmp_path / name
