@@ -5,7 +5,6 @@ Shapes: F rows, D features.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +16,16 @@ import numpy as np
 from sfu.cli.commands import remove_entries
 from sfu.cli.results import caches
 from sfu.data.examples import RUN_EXAMPLES, Purge, find_entries, read_digests, row_digests
-from sfu.errors import ArtifactError, DataError
+from sfu.errors import ArtifactError
 from sfu.lazy import torch
 from sfu.records.record import Removed
+from sfu.results.run_folder import read_run, run_folders
 from sfu.store import Entry, Store, cache_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_RUN_FILES = ("metrics.json", "config.yaml", "status.json")
+_HEADS = "heads"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Found:
             Store(root).remove_leftovers(older_than=0.0)
         for folder in (*self.runs, *self.unknown_runs):
             try:
-                _remove(folder / "heads")
+                _remove(folder / _HEADS)
                 (folder / RUN_EXAMPLES).unlink(missing_ok=True)
                 print(f"Removed the heads of {folder}.")
             except OSError as error:
@@ -80,16 +80,17 @@ def find(features_FD: np.ndarray, runs: Sequence[Path]) -> Found:
     A cache of features is searched by content; all else names the digests of its examples.
 
     Raises:
-        DataError: A folder of runs does not exist.
+        ArtifactError: A folder of runs does not exist, or a run is under way.
     """
-    for folder in runs:
-        if not folder.is_dir():
-            raise DataError(f"--runs {folder} is no folder (relative paths start at {Path.cwd()}). Give its path.")
     digests = frozenset(digest for rows in _forms(torch.from_numpy(features_FD)) for digest in row_digests(rows))
     found = {cache_dir("features"): _in_features(digests)}
     found |= {cache.root: find_entries(cache.entries, [digests]) for cache in caches(cache_dir("results"))}
     made, unknown = list[Path](), list[Path]()
-    for folder in dict.fromkeys(folder for root in runs for folder in _run_folders(root)):
+    for folder in run_folders(*runs):
+        if not (folder / _HEADS).is_dir():
+            continue
+        if read_run(folder).state == "running":
+            raise ArtifactError(f"the run in {folder} is under way, and would write heads again. Wait, or stop it.")
         listed = read_digests(folder / RUN_EXAMPLES)
         if listed is None:
             unknown.append(folder)
@@ -124,12 +125,6 @@ def _holds(entry: Entry, digests: frozenset[bytes]) -> bool | None:
 def _forms(features_MD: Tensor) -> list[np.ndarray]:
     """Rows as they are, and with norm 1 as ``dataset.normalize_rows`` computes it."""
     return [features_MD.numpy(), torch.nn.functional.normalize(features_MD.float(), dim=1).numpy()]
-
-
-def _run_folders(root: Path) -> list[Path]:
-    """Return the folders in and below one that hold the heads of a run."""
-    found = [Path(folder) for folder, names, _ in os.walk(root) if "heads" in names]
-    return sorted(folder for folder in found if any((folder / name).is_file() for name in _RUN_FILES))
 
 
 def _remove(path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,7 +172,7 @@ def test_runs_that_name_no_examples_go_too_and_the_folder_loses_its_ledger_and_o
     for name, folder in runs.items():
         head.save(folder / "heads" / "original")
         if name == "old":
-            (folder / "config.yaml").write_text("{}")
+            (folder / "metrics.json").write_text("{}")
     capsys.readouterr()
     assert run("purge", new, gone, "--runs", str(tmp_path / "runs"), "--apply") == 0
     shown = capsys.readouterr().out
@@ -195,11 +198,23 @@ def test_what_cannot_be_purged_is_named(tmp_path, capsys):
     for given, message in (
         (["purge", str(tmp_path), rows], "holds a head without a record"),
         (["purge", str(tmp_path / "new" / "x"), rows], "is no folder that sfu-unlearn wrote"),
-        (["purge", new, rows, "--runs", str(tmp_path / "nowhere")], "is no folder"),
+        (["purge", new, rows, "--runs", str(tmp_path / "nowhere")], "nowhere does not exist"),
         (["purge", new, str(tmp_path / "nothing.npz")], "nothing.npz"),
     ):
         assert run(*given) == 2
         assert message in message_of(capsys)
+
+
+def test_a_run_that_is_under_way_is_not_purged(tmp_path, capsys):
+    features, labels = write_features(tmp_path / "data.npz")
+    sfu.fit(features, labels, l2=1e-2, loss="quadratic").save(tmp_path / "runs" / "one" / "heads" / "original")
+    new, rows = served(tmp_path, tmp_path / "runs" / "one" / "heads" / "original", features[:40], labels[:40])
+    about = {"state": "running", "started": "2026-11-29T10:00:00+00:00", "overrides": [], "pid": os.getpid()}
+    (tmp_path / "runs" / "one" / "status.json").write_text(json.dumps(about | {"host": platform.node()}))
+    before = everything(tmp_path)
+    assert run("purge", new, rows, "--runs", str(tmp_path / "runs"), "--apply") == 2
+    assert "is under way, and would write heads again. Wait, or stop it." in message_of(capsys)
+    assert everything(tmp_path) == before
 
 
 def test_every_run_folder_has_the_digests_of_its_examples_for_its_owner_alone(tmp_path):
