@@ -8,6 +8,7 @@ their files raises an error.
 from __future__ import annotations
 
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -104,6 +105,8 @@ def _describe_run(run: RunContext, overrides: Sequence[str]) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}},
         "device": str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})",
         "threads": torch.get_num_threads(),
+        "tf32": torch.get_float32_matmul_precision() != "highest",
+        "git": _git_state(Path(sfu.__file__).parent),
         "dtype": config.dtype,
         "overrides": list(overrides),
         "published": config.published,
@@ -117,3 +120,20 @@ def _describe_run(run: RunContext, overrides: Sequence[str]) -> dict[str, Any]:
             "gradient_norm": float(head.gradient_CE.norm()), "loss": head.loss.as_json(), **head.about(),
         },
     }  # fmt: skip
+
+
+def _git_state(package: Path) -> dict[str, Any] | None:
+    """Return the commit of the checkout that a package is part of, and whether its files were changed since.
+
+    Returns ``None`` if the package is no part of a checkout, or git is not there.
+    """
+
+    def git(*arguments: str) -> str:
+        given = ["git", "-C", str(package), *arguments]
+        return subprocess.run(given, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "."))}
+    except (OSError, subprocess.SubprocessError):
+        return None

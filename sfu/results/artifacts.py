@@ -103,6 +103,11 @@ class _Head(Record):
     loss: _Named | None = None
 
 
+class _Git(Record):
+    commit: str
+    changed: bool
+
+
 class RunRecord(_Named):
     """What metrics.json says of the run, as far as sfu reads it."""
 
@@ -111,6 +116,8 @@ class RunRecord(_Named):
     device: str | None = None
     dtype: str | None = None
     threads: Count | None = None
+    tf32: bool | None = None
+    git: _Git | None = None
     seconds: Size | None = None
     overrides: list[str] | None = None
     published: str | None = None
