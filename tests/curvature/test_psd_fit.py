@@ -356,5 +356,5 @@ def test_the_gap_of_projected_gradient_is_primal_less_dual(steps: int) -> None:
     found = solve_projected_gradient(form, 1e-14, steps)
     spectrum, image = form.evaluate(found.dual)
     residual = image - form.target + form.weight * found.dual
-    dual = form.value(spectrum.projection(), image, form.weight) - float(residual.square().sum()) / (2 * form.weight)
+    dual = form.value(spectrum.projection(), image) - float(residual.square().sum()) / (2 * form.weight)
     assert found.relative_gap == pytest.approx(form.relative_gap(found.value - dual, found.value), rel=1e-6)

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +23,7 @@ from sfu.curvature.psd_fit.problem import (
     symmetric_term,
 )
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
+from sfu.curvature.psd_fit.splitting_newton import solve_splitting_newton
 from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardForm
 from sfu.errors import ConfigError
 from sfu.lazy import torch
@@ -161,25 +162,23 @@ def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tu
     """Return the solution and the algorithm that found it."""
     if algorithm == "projected_gradient":
         return solve_projected_gradient(form, tolerance, limit), algorithm
-    start = DualPoint.at(form, form.solve_inactive(form.weight), form.weight)  # the minimiser without the constraint
-    if algorithm != "dual_newton":
+    start = DualPoint.at(form, form.solve_inactive())  # the minimiser without the constraint
+    if algorithm == "auto":
         value_D = start.spectrum.value_D
         feasible = float(value_D[0]) >= -ROUNDING * max(float(value_D[-1]), 0.0)
         if feasible and start.relative_gap(form) <= tolerance:
             return start.minimiser(form, 0), "unconstrained"
-    if algorithm == "dual_newton" or not form.prefers_first_order():
-        return solve_dual_newton(form, start, tolerance, limit), "dual_newton"
-    if not form.overdetermined():
-        direct = solve_dual_newton(form, start, tolerance, limit, path=False)
-        if direct.relative_gap <= tolerance:
-            return direct, "dual_newton"
-    steps = DEFAULT_ITERATIONS["projected_gradient"] if limit == DEFAULT_ITERATIONS["auto"] else limit
-    first_order = solve_projected_gradient(form, tolerance, steps)
-    if first_order.relative_gap > tolerance:
-        on_path = solve_dual_newton(form, start, tolerance, limit)
-        if on_path.relative_gap < first_order.relative_gap:
-            return on_path, "dual_newton"
-    return first_order, "projected_gradient"
+    found = solve_dual_newton(form, start, tolerance, limit)
+    if found.relative_gap > tolerance and found.iterations < limit:
+        after = solve_splitting_newton(form, tolerance, limit - found.iterations)
+        best = min(after, found, key=lambda each: each.relative_gap)
+        found = replace(best, iterations=found.iterations + after.iterations, message=after.message)
+    if algorithm == "auto" and found.relative_gap > tolerance:
+        steps = DEFAULT_ITERATIONS["projected_gradient"] if limit == DEFAULT_ITERATIONS["auto"] else limit
+        first_order = solve_projected_gradient(form, tolerance, steps)
+        if first_order.relative_gap < found.relative_gap:
+            return first_order, "projected_gradient"
+    return found, "dual_newton"
 
 
 def _verdict(solution: Minimiser, tolerance: float, limit: int) -> tuple[Status, str]:
