@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 SHORTEST_STEP = 0.02
 
 
-def solve_dual_newton(form: StandardForm, start: DualPoint, tolerance: float, max_iterations: int) -> Minimiser:
+def solve_dual_newton(
+    form: StandardForm, start: DualPoint, tolerance: float, max_iterations: int, system: NewtonSystem | None = None
+) -> Minimiser:
     """Minimise the dual of a standard form to a relative duality gap, as long as each step reduces its residual."""
-    system, point, done = NewtonSystem(form, precise=False), start, 0
+    system, point, done = system or NewtonSystem(form, precise=False), start, 0
     while done < max_iterations and point.relative_gap(form) > tolerance:
         done += 1
         moved = _search(form, point, system.solve(point.spectrum, -point.residual))

@@ -36,12 +36,13 @@ SHARE = 0.15
 RELAXATION = 1.6
 SPLITTING_STEPS = 20
 NEWTON_STEPS = 15
-# Newton from splitting gives up after this many steps in a row that do not improve the best gap.
+# Newton on the normal map gives up after this many steps in a row that do not improve the best gap.
 PATIENCE = 4
 # The path of weights starts at this share of the typical eigenvalue of A A*.
 PATH_START = 1e-2
 PATH_FACTOR = 10.0
 PATH_TOLERANCE = 1e-6
+SMALLEST_FACTOR = 1.1
 
 
 def solve_splitting_newton(form: StandardForm, tolerance: float, max_iterations: int) -> Minimiser:
@@ -49,10 +50,10 @@ def solve_splitting_newton(form: StandardForm, tolerance: float, max_iterations:
     rho = max(SHARE * form.bulk, form.weight)
     shadow_DD = _split(form, rho, min(SPLITTING_STEPS, max_iterations))
     done = min(SPLITTING_STEPS, max_iterations)
-    found, _ = _newton(form, shadow_DD, rho, tolerance, min(NEWTON_STEPS, max_iterations - done), PATIENCE)
+    found, _ = _newton(form, shadow_DD, rho, tolerance, min(NEWTON_STEPS, max_iterations - done))
     done += found.iterations
     if found.relative_gap > tolerance and done < max_iterations:
-        on_path = _follow_path(form, rho, tolerance, max_iterations - done)
+        on_path = _follow_path(form, tolerance, max_iterations - done)
         done += on_path.iterations
         found = min(on_path, found, key=lambda each: each.relative_gap)
     message = ""
@@ -62,23 +63,50 @@ def solve_splitting_newton(form: StandardForm, tolerance: float, max_iterations:
     return replace(found, iterations=done, message=message)
 
 
-def _follow_path(form: StandardForm, rho: float, tolerance: float, max_iterations: int) -> Minimiser:
-    """Solve for weights that fall to the form's own, each from the line through the two minimisers before."""
-    weight = max(PATH_START * form.bulk, form.weight)
-    left = max_iterations - min(SPLITTING_STEPS, max_iterations)
-    shadow_DD = _split(form.at_weight(weight), rho, max_iterations - left)
-    before: tuple[float, Tensor] | None = None
+def _follow_path(form: StandardForm, tolerance: float, max_iterations: int) -> Minimiser:
+    """Solve for weights c that fall to the form's own, each from the line through the two minimisers before.
+
+    After a weight at which Newton does not converge, the weight falls by a smaller factor. rho falls with the root of
+    c: some eigenvalues of S are of the order of c, and with a large rho the errors of the line would decide on their
+    sign in Z.
+    """
+    weight, factor = max(PATH_START * form.bulk, form.weight), PATH_FACTOR
+    done = min(SPLITTING_STEPS, max_iterations)
+    shadow_DD = _split(form.at_weight(weight), _path_rho(form, weight), done)
+    solved: list[tuple[float, Tensor, Tensor]] = []
     while True:
-        last = weight == form.weight
-        accuracy, limit = (tolerance, left) if last else (PATH_TOLERANCE, min(NEWTON_STEPS, left))
-        found, shadow_DD = _newton(form.at_weight(weight), shadow_DD, rho, accuracy, limit, limit + 1)
-        left -= found.iterations
-        if last:
-            return replace(found, iterations=max_iterations - left)
-        following, guess_DD = max(weight / PATH_FACTOR, form.weight), shadow_DD
-        if before is not None:
-            guess_DD = shadow_DD + (shadow_DD - before[1]) * ((following - weight) / (weight - before[0]))
-        before, weight, shadow_DD = (weight, shadow_DD), following, guess_DD
+        rho = _path_rho(form, weight)
+        accuracy = tolerance if weight == form.weight else PATH_TOLERANCE
+        limit = min(NEWTON_STEPS, max_iterations - done)
+        found, shadow_DD = _newton(form.at_weight(weight), shadow_DD, rho, accuracy, limit)
+        done += found.iterations
+        if found.relative_gap <= accuracy:
+            matrix_DD = project(shadow_DD)
+            solved = [*solved[-1:], (weight, matrix_DD, rho * (matrix_DD - shadow_DD))]
+            factor = min(factor**2, PATH_FACTOR)
+        else:
+            factor = factor**0.5
+        ended = done >= max_iterations or factor < SMALLEST_FACTOR or not solved or solved[-1][0] == form.weight
+        if ended and weight != form.weight:
+            found, _ = _newton(form, shadow_DD, rho, tolerance, 0)  # only to certify
+        if ended:
+            return replace(found, iterations=done)
+        weight = max(solved[-1][0] / factor, form.weight)
+        matrix_DD, multiplier_DD = _extrapolate(solved, weight)
+        shadow_DD = matrix_DD - multiplier_DD / _path_rho(form, weight)
+
+
+def _path_rho(form: StandardForm, weight: float) -> float:
+    return max(SHARE * (form.bulk * weight / PATH_START) ** 0.5, weight)
+
+
+def _extrapolate(solved: list[tuple[float, Tensor, Tensor]], weight: float) -> tuple[Tensor, Tensor]:
+    """Return Y and S at a weight on the line through those at the last two weights."""
+    last, *pair = solved[-1]
+    if len(solved) == 1:
+        return pair[0], pair[1]
+    share = (weight - last) / (last - solved[0][0])
+    return pair[0] + share * (pair[0] - solved[0][1]), pair[1] + share * (pair[1] - solved[0][2])
 
 
 def _split(form: StandardForm, rho: float, steps: int) -> Tensor:
@@ -95,21 +123,22 @@ def _split(form: StandardForm, rho: float, steps: int) -> Tensor:
 
 
 def _newton(
-    form: StandardForm, shadow_DD: Tensor, rho: float, tolerance: float, limit: int, patience: int
+    form: StandardForm, shadow_DD: Tensor, rho: float, tolerance: float, limit: int
 ) -> tuple[Minimiser, Tensor]:
-    """Return the best minimiser of Newton's method on the normal map from Z, and the last Z."""
+    """Return the best minimiser of Newton's method on the normal map from Z, and its Z."""
     system = NewtonSystem(form, precise=True)
-    best: Minimiser | None = None
+    best, best_DD = None, shadow_DD
     worse = done = 0
     while True:
         spectrum = Spectrum.of(shadow_DD)
         matrix_DD = spectrum.projection()
         image = form.forward(matrix_DD)
         found = certify(form, matrix_DD, image, done)
-        worse = 0 if best is None or found.relative_gap < best.relative_gap else worse + 1
-        best = found if best is None or worse == 0 else best
-        if best.relative_gap <= tolerance or worse >= patience or done >= limit:
-            return replace(best, iterations=done), shadow_DD
+        worse += 1
+        if best is None or found.relative_gap < best.relative_gap:
+            best, best_DD, worse = found, shadow_DD, 0
+        if best.relative_gap <= tolerance or worse >= PATIENCE or done >= limit:
+            break
         done += 1
         multiplier_DD = rho * (matrix_DD - shadow_DD)
         normal_DD = form.adjoint(image - form.target) + form.weight * (matrix_DD - form.base_DD) - multiplier_DD
@@ -119,3 +148,4 @@ def _newton(
         along_DD = scaled.derivative(slope_DD)
         shadow_DD = shadow_DD - along_DD / form.weight - (slope_DD - along_DD) / rho
         shadow_DD = (shadow_DD + shadow_DD.T) / 2
+    return replace(best, iterations=done), best_DD

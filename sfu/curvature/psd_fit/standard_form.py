@@ -69,6 +69,10 @@ class Spectrum:
         value_D[: self.split] *= factor
         return Spectrum._split(value_D, self.vector_DD, self.split)
 
+    def matrix(self) -> Tensor:
+        """Return the matrix itself."""
+        return (self.vector_DD * self.value_D) @ self.vector_DD.T
+
     def projection(self) -> Tensor:
         """Return the nearest positive-semidefinite matrix."""
         vector_DR = self.vector_DD[:, self.split :]
