@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # rho over the typical eigenvalue of A A*: splitting converges best between 0.1 (weak noise) and 1 (strong noise).
-SHARE = 0.15
+SHARE = 0.1
 RELAXATION = 1.6
-SPLITTING_STEPS = 20
+SPLITTING_STEPS = 25
 NEWTON_STEPS = 15
 # Newton on the normal map gives up after this many steps in a row that do not improve the best gap.
 PATIENCE = 4
@@ -47,13 +47,13 @@ SMALLEST_FACTOR = 1.1
 
 def solve_splitting_newton(form: StandardForm, tolerance: float, max_iterations: int) -> Minimiser:
     """Minimise a standard form to a relative duality gap: at its own weight, and if that fails on a path of weights."""
-    rho = max(SHARE * form.bulk, form.weight)
-    shadow_DD = _split(form, rho, min(SPLITTING_STEPS, max_iterations))
     done = min(SPLITTING_STEPS, max_iterations)
+    rho = max(SHARE * form.bulk, form.weight)
+    shadow_DD = _split(form, rho, done)
     found, _ = _newton(form, shadow_DD, rho, tolerance, min(NEWTON_STEPS, max_iterations - done))
     done += found.iterations
     if found.relative_gap > tolerance and done < max_iterations:
-        on_path = _follow_path(form, tolerance, max_iterations - done)
+        on_path = _follow_path(form, shadow_DD, tolerance, max_iterations - done)
         done += on_path.iterations
         found = min(on_path, found, key=lambda each: each.relative_gap)
     message = ""
@@ -63,37 +63,43 @@ def solve_splitting_newton(form: StandardForm, tolerance: float, max_iterations:
     return replace(found, iterations=done, message=message)
 
 
-def _follow_path(form: StandardForm, tolerance: float, max_iterations: int) -> Minimiser:
-    """Solve for weights c that fall to the form's own, each from the line through the two minimisers before.
+def _follow_path(form: StandardForm, shadow_DD: Tensor, tolerance: float, max_iterations: int) -> Minimiser:
+    """Solve for weights c that fall to the form's own, from Z and then each from the line through the two before.
 
     After a weight at which Newton does not converge, the weight falls by a smaller factor. rho falls with the root of
     c: some eigenvalues of S are of the order of c, and with a large rho the errors of the line would decide on their
     sign in Z.
     """
     weight, factor = max(PATH_START * form.bulk, form.weight), PATH_FACTOR
-    done = min(SPLITTING_STEPS, max_iterations)
-    shadow_DD = _split(form.at_weight(weight), _path_rho(form, weight), done)
     solved: list[tuple[float, Tensor, Tensor]] = []
+    done = 0
     while True:
         rho = _path_rho(form, weight)
         accuracy = tolerance if weight == form.weight else PATH_TOLERANCE
         limit = min(NEWTON_STEPS, max_iterations - done)
         found, shadow_DD = _newton(form.at_weight(weight), shadow_DD, rho, accuracy, limit)
         done += found.iterations
-        if found.relative_gap <= accuracy:
+        converged = found.relative_gap <= accuracy
+        if converged:
             matrix_DD = project(shadow_DD)
             solved = [*solved[-1:], (weight, matrix_DD, rho * (matrix_DD - shadow_DD))]
             factor = min(factor**2, PATH_FACTOR)
-        else:
+        elif solved:
             factor = factor**0.5
-        ended = done >= max_iterations or factor < SMALLEST_FACTOR or not solved or solved[-1][0] == form.weight
+        ended = done >= max_iterations or factor < SMALLEST_FACTOR or weight == form.weight and converged
         if ended and weight != form.weight:
             found, _ = _newton(form, shadow_DD, rho, tolerance, 0)  # only to certify
         if ended:
             return replace(found, iterations=done)
-        weight = max(solved[-1][0] / factor, form.weight)
-        matrix_DD, multiplier_DD = _extrapolate(solved, weight)
-        shadow_DD = matrix_DD - multiplier_DD / _path_rho(form, weight)
+        if solved:
+            weight = max(solved[-1][0] / factor, form.weight)
+            matrix_DD, multiplier_DD = _extrapolate(solved, weight)
+            shadow_DD = matrix_DD - multiplier_DD / _path_rho(form, weight)
+        else:
+            weight *= PATH_FACTOR
+            steps = min(SPLITTING_STEPS, max_iterations - done)
+            shadow_DD = _split(form.at_weight(weight), _path_rho(form, weight), steps)
+            done += steps
 
 
 def _path_rho(form: StandardForm, weight: float) -> float:
