@@ -110,13 +110,8 @@ class GradientForm(StandardForm):
         Entry ij of the diagonal of ``Proj'`` on symmetric matrices is a quadratic form of Omega in the squares of the
         eigenvectors (plus an exchange term, left out).
         """
-        split = spectrum.split
-        omega_DD = torch.zeros_like(spectrum.vector_DD)
-        omega_DD[split:, split:] = 1
-        omega_DD[split:, :split] = spectrum.omega_RK
-        omega_DD[:split, split:] = spectrum.omega_RK.T
         square_DD = spectrum.vector_DD.square()
-        diagonal_DD = self.excess_DD * (square_DD @ omega_DD @ square_DD.T) + self.weight
+        diagonal_DD = self.excess_DD * (square_DD @ spectrum.omega() @ square_DD.T) + self.weight
         return lambda vector_DD: vector_DD / diagonal_DD
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,11 @@ from sfu.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Up to this many measurements, float32 saves nothing.
+SMALL_COUNT = 512
+# Multiplications at most for a Jacobian that is formed.
+SMALL_PRODUCT = 1 << 24
+
 
 class LossForm(StandardForm):
     """Losses in standard form: ``c = mu P / 2``, ``B = X0 - L``, ``t = target - A(L)``, ``scale = mu``.
@@ -49,21 +54,25 @@ class LossForm(StandardForm):
         base_DD = dense(prior, delta_PD) - lower_DD
         target_P = target_P - ((delta_PD @ lower_DD) * delta_PD).sum(1) / 2
 
-        self.delta_PD = delta_PD
-        self.gram_PP = (self.delta_PD @ self.delta_PD.T).square_().div_(4)
-        self.operator_norm = perron_bound(self.gram_PP)
+        self.delta_PD, self.target = delta_PD, target_P
+        misfit = self._observe()
         unknowns = delta_PD.shape[1] * (delta_PD.shape[1] + 1) // 2
         rest = float(self.gram_PP.diagonal().sum()) - self.operator_norm
         self.bulk = max(rest, 0.0) / max(1, min(count, unknowns) - 1)
         # with every perturbation zero the data say nothing: any positive mu gives the prior
         self.mu = mu if mu is not None else prior_strength * 2 / count * self.operator_norm or 1.0
         self.base_DD = base_DD
-        self.target = target_P
         self.weight = self.mu * count / 2
         self.scale = self.mu
-        self.offset = self.mu * outside_objective
+        self.offset = self.mu * outside_objective + misfit / count
         data_scale = float(target_P.square().mean())
         self.floor = 1e-20 * (data_scale + self.mu / 2 * float(base_DD.square().sum()))
+
+    def _observe(self) -> float:
+        """Set ``A A*`` and its norm, and return the part of ``|t|^2`` that no X changes."""
+        self.gram_PP = (self.delta_PD @ self.delta_PD.T).square_().div_(4)
+        self.operator_norm = perron_bound(lambda vector_P: self.gram_PP @ vector_P, self.gram_PP.diagonal())
+        return 0.0
 
     def forward(self, matrix_DD: Tensor) -> Tensor:
         return ((self.delta_PD @ matrix_DD) * self.delta_PD).sum(1) / 2
@@ -85,10 +94,12 @@ class LossForm(StandardForm):
     @cached_property
     def _inactive(self) -> LinearMap:
         """The inverse of ``A A* + c I``."""
-        return _solver(_factor(self.gram_PP.clone(), self.weight))
+        return inverse_of(self.gram_PP.clone(), self.weight)
 
     def rough_inverse(self, shift: float) -> LinearMap:
-        return _solver(_factor(self.gram_PP.float(), shift))
+        unit = self.operator_norm or 1.0  # its entries may be too large for float32
+        dtype = torch.float32 if self.gram_PP.shape[0] > SMALL_COUNT else self.gram_PP.dtype
+        return inverse_of((self.gram_PP / unit).to(dtype), shift / unit, unit)
 
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
@@ -133,20 +144,29 @@ class LossForm(StandardForm):
         A rank-one block makes that part of the Jacobian the elementwise product of two P x P Gram matrices. Both
         vectors are positive (Perron), so the matrix stays positive semidefinite. Omega = a / (a + b) is Cauchy-like:
         near rank one, and the nearer the larger b is. Two to ten conjugate-gradient steps remain. Unless it is to be
-        precise, all of it is float32, at half the time.
+        precise, all of it is float32, at half the time. A small Jacobian is formed as it is.
         """
         if spectrum.split == 0:
             return self._inactive
+        if self.delta_PD.shape[0] ** 2 * spectrum.omega_RK.numel() <= SMALL_PRODUCT:
+            return inverse_of(self._exact_jacobian(spectrum), self.weight)
         dtype = self.delta_PD.dtype if precise else torch.float32
         rotated_PD, *blocks = self._blocks(spectrum)
         size = float(rotated_PD.square().mean()) ** 0.5 or 1.0  # entries of size 1, which float32 can square twice
         positive_PR, other_PK = ((block / size).to(dtype) for block in blocks)
         matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
         if positive_PR.shape[1] > 0:
-            left_R, right_K = _rank_one(spectrum.omega_RK.to(dtype))
-            mixed_PP = (positive_PR * left_R) @ positive_PR.T
-            matrix_PP.addcmul_(mixed_PP, (other_PK * right_K) @ other_PK.T, value=0.5)
-        return _solver(_factor(matrix_PP, self.weight / size**4), size**4)
+            left_R, right_K = _rank_one(spectrum.omega_RK.float())
+            positive_PR, other_PK = positive_PR.float(), other_PK.float()
+            mixed_PP = ((positive_PR * left_R) @ positive_PR.T).mul_((other_PK * right_K) @ other_PK.T)
+            matrix_PP.add_(mixed_PP, alpha=0.5)
+        return inverse_of(matrix_PP, self.weight / size**4, size**4)
+
+    def _exact_jacobian(self, spectrum: Spectrum) -> Tensor:
+        _, positive_PR, other_PK = self._blocks(spectrum)
+        matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
+        mixed_PQ = (positive_PR[:, :, None] * other_PK[:, None, :] * spectrum.omega_RK.sqrt()).flatten(1)
+        return matrix_PP.addmm_(mixed_PQ, mixed_PQ.T, alpha=0.5)
 
     def overdetermined(self) -> bool:
         """Whether measurements outnumber unknowns, so that no X meets noisy ones."""
@@ -182,14 +202,19 @@ def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
     return factor_PP
 
 
-def _solver(factor_PP: Tensor, unit: float = 1.0) -> LinearMap:
-    """Return the inverse of ``unit L L^T`` as a map of vectors in any dtype."""
+def inverse_of(matrix_PP: Tensor, weight: float, unit: float = 1.0) -> LinearMap:
+    """Return the inverse of ``unit (matrix + weight I)`` as a map of vectors in any dtype; the matrix is overwritten."""
+    factor_PP = _factor(matrix_PP, weight)
+    upper_PP = factor_PP.mT
 
     def solve(vector_P: Tensor) -> Tensor:
-        length = float(vector_P.norm()) or 1.0
-        scaled_P1 = (vector_P / length).to(factor_PP.dtype)[:, None]
-        half_P1 = torch.linalg.solve_triangular(factor_PP, scaled_P1, upper=False)
-        return torch.linalg.solve_triangular(factor_PP.mT, half_P1, upper=True)[:, 0].to(vector_P) * (length / unit)
+        right_P1 = (vector_P / unit)[:, None]
+        length = 1.0
+        if right_P1.dtype != factor_PP.dtype:
+            length = float(right_P1.norm()) or 1.0
+            right_P1 = (right_P1 / length).to(factor_PP.dtype)
+        half_P1 = torch.linalg.solve_triangular(factor_PP, right_P1, upper=False)
+        return torch.linalg.solve_triangular(upper_PP, half_P1, upper=True)[:, 0].to(vector_P) * length
 
     return solve
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from sfu.curvature.psd_fit.compressed_loss_form import COMPRESSED_DIMENSION, CompressedLossForm
 from sfu.curvature.psd_fit.dual_newton import solve_dual_newton
 from sfu.curvature.psd_fit.gradient_form import GradientForm
 from sfu.curvature.psd_fit.loss_form import LossForm
@@ -155,7 +156,9 @@ def _standard_form(
             "mu=0: scalar losses alone do not determine the curvature. Give mu > 0, or mu=None (prior_strength times "
             "the largest curvature of the data term)."
         )
-    return LossForm(measurements, lower, prior, mu, prior_strength)
+    count, size = measurements.delta_PD.shape
+    form = CompressedLossForm if size <= COMPRESSED_DIMENSION and count > size * (size + 1) // 2 else LossForm
+    return form(measurements, lower, prior, mu, prior_strength)
 
 
 def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tuple[Minimiser, str]:
@@ -168,7 +171,9 @@ def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tu
         feasible = float(value_D[0]) >= -ROUNDING * max(float(value_D[-1]), 0.0)
         if feasible and start.relative_gap(form) <= tolerance:
             return start.minimiser(form, 0), "unconstrained"
-    found = solve_dual_newton(form, start, tolerance, limit)
+    found = start.minimiser(form, 0)
+    if not form.overdetermined():
+        found = solve_dual_newton(form, start, tolerance, limit)
     if found.relative_gap > tolerance and found.iterations < limit:
         after = solve_splitting_newton(form, tolerance, limit - found.iterations)
         best = min(after, found, key=lambda each: each.relative_gap)

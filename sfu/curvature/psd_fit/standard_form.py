@@ -69,9 +69,13 @@ class Spectrum:
         value_D[: self.split] *= factor
         return Spectrum._split(value_D, self.vector_DD, self.split)
 
-    def matrix(self) -> Tensor:
-        """Return the matrix itself."""
-        return (self.vector_DD * self.value_D) @ self.vector_DD.T
+    def omega(self) -> Tensor:
+        """Return Omega as one D x D matrix."""
+        omega_DD = torch.zeros_like(self.vector_DD)
+        omega_DD[self.split :, self.split :] = 1
+        omega_DD[self.split :, : self.split] = self.omega_RK
+        omega_DD[: self.split, self.split :] = self.omega_RK.T
+        return omega_DD
 
     def projection(self) -> Tensor:
         """Return the nearest positive-semidefinite matrix."""
@@ -241,23 +245,21 @@ def certify(form: StandardForm, matrix_DD: Tensor, image: Tensor, iterations: in
     return Minimiser(matrix_DD, point.dual, iterations, value, form.relative_gap(gap, value))
 
 
-def perron_bound(matrix_PP: Tensor, tolerance: float = 1e-7, iterations: int = 1000) -> float:
+def perron_bound(product: LinearMap, diagonal_P: Tensor, tolerance: float = 1e-7, iterations: int = 1000) -> float:
     """Bound the largest eigenvalue of a symmetric matrix without negative entries from above, by power iteration.
 
     For every positive v, ``max_i (M v)_i / v_i`` bounds the eigenvalue from above and ``min_i`` from below
     (Collatz-Wielandt), so the iteration stops on a proof: once the bracket's relative width is ``tolerance``. The bound
     holds whichever iteration is the last.
     """
-    used = matrix_PP.diagonal() > 0  # zero rows belong to the eigenvalue 0
-    if not used.any():
+    used_P = diagonal_P > 0  # rows of zeros belong to the eigenvalue 0
+    if not used_P.any():
         return 0.0
-    if not used.all():
-        matrix_PP = matrix_PP[used][:, used]
-    vector_P = torch.ones_like(matrix_PP[0])
+    vector_P = used_P.to(diagonal_P)
     upper = float("inf")
     for _ in range(iterations):
-        image_P = matrix_PP @ vector_P
-        ratio_P = image_P / vector_P
+        image_P = product(vector_P)
+        ratio_P = (image_P / vector_P)[used_P]
         upper, lower = float(ratio_P.max()), float(ratio_P.min())
         if upper - lower <= tolerance * upper:
             break
