@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING
 from sfu.errors import SingularHessianError
 from sfu.lazy import torch
 from sfu.operators.base import NOTHING_UNSEEN, CurvatureOperator, DampedInverse, Unseen
+from sfu.operators.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
+
+# A second thread does not speed up eigendecompositions up to this size.
+SMALL_SIDE = 128
 
 
 def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +33,8 @@ def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         torch.linalg.LinAlgError: The CPU's solver fails too, because values are not finite.
     """
     try:
-        return torch.linalg.eigh(matrix_DD)
+        with one_thread(matrix_DD.shape[-1] <= SMALL_SIDE):
+            return torch.linalg.eigh(matrix_DD)
     except torch.linalg.LinAlgError:
         if matrix_DD.device.type == "cpu":
             raise

@@ -26,7 +26,7 @@ class CompressedLossForm(LossForm):
     """Losses in standard form, from the QR factorisation of the measurements; for P > N."""
 
     def _observe(self) -> float:
-        delta_PD, (count, size) = self.delta_PD, self.delta_PD.shape
+        delta_PD, size = self.delta_PD, self.delta_PD.shape[1]
         of_perturbations = super().forward, super().adjoint
         self.operator_norm = perron_bound(
             lambda vector_P: of_perturbations[0](of_perturbations[1](vector_P)), delta_PD.square().sum(1)
@@ -53,6 +53,9 @@ class CompressedLossForm(LossForm):
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
         return spectrum, self.forward(spectrum.projection())
+
+    def beyond_reach(self) -> bool:
+        return True
 
     def jacobian(self, spectrum: Spectrum) -> LinearMap:
         return lambda vector_N: self.forward(spectrum.derivative(self.adjoint(vector_N)))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Up to this many measurements, float32 saves nothing.
 SMALL_COUNT = 512
+# Negative losses matter from this share of the sum of squares.
+NEGATIVE_SHARE = 1e-3
 # Multiplications at most for a Jacobian that is formed.
 SMALL_PRODUCT = 1 << 24
 
@@ -168,10 +170,11 @@ class LossForm(StandardForm):
         mixed_PQ = (positive_PR[:, :, None] * other_PK[:, None, :] * spectrum.omega_RK.sqrt()).flatten(1)
         return matrix_PP.addmm_(mixed_PQ, mixed_PQ.T, alpha=0.5)
 
-    def overdetermined(self) -> bool:
-        """Whether measurements outnumber unknowns, so that no X meets noisy ones."""
+    def beyond_reach(self) -> bool:
+        """Whether noisy losses outnumber the unknowns, or some are negative: d^T Y d is not, for any Y >= 0."""
         count, size = self.delta_PD.shape
-        return count > size * (size + 1) // 2
+        negative = float(self.target.clamp(max=0).square().sum())
+        return count > size * (size + 1) // 2 or negative > NEGATIVE_SHARE * float(self.target.square().sum())
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         shifted_FF = matrix_DD
@@ -203,7 +206,7 @@ def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
 
 
 def inverse_of(matrix_PP: Tensor, weight: float, unit: float = 1.0) -> LinearMap:
-    """Return the inverse of ``unit (matrix + weight I)`` as a map of vectors in any dtype; the matrix is overwritten."""
+    """Return the inverse of ``unit (matrix + weight I)`` as a map of vectors in any dtype, and overwrite the matrix."""
     factor_PP = _factor(matrix_PP, weight)
     upper_PP = factor_PP.mT
 

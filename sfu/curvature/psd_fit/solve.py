@@ -29,6 +29,7 @@ from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardFo
 from sfu.errors import ConfigError
 from sfu.lazy import torch
 from sfu.operators.spectral import eigh
+from sfu.operators.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 Algorithm = Literal["auto", "dual_newton", "projected_gradient"]
 
 DEFAULT_ITERATIONS = {"auto": 200, "dual_newton": 200, "projected_gradient": 5000}
+SMALL_SIZE = 512
+"""With no more features and losses than this, one thread is quickest."""
 ROUNDING = 1e-13
 """Eigenvalues this far below zero, relative to the largest, count as zero."""
 
@@ -121,7 +124,7 @@ def fit_psd(
     limit = DEFAULT_ITERATIONS[algorithm] if max_iterations is None else max_iterations
     lower = symmetric_term("lower_bound", lower_bound, measurements.dimension)
     anchor = symmetric_term("prior", prior, measurements.dimension)
-    with torch.no_grad(), _no_tf32():
+    with torch.no_grad(), _no_tf32(), one_thread(measurements.size <= SMALL_SIZE):
         try:
             form = _standard_form(measurements, lower, anchor, mu, prior_strength)
             if not all(map(math.isfinite, (form.weight, form.floor, form.offset))):
@@ -172,7 +175,7 @@ def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tu
         if feasible and start.relative_gap(form) <= tolerance:
             return start.minimiser(form, 0), "unconstrained"
     found = start.minimiser(form, 0)
-    if not form.overdetermined():
+    if not form.beyond_reach():
         found = solve_dual_newton(form, start, tolerance, limit)
     if found.relative_gap > tolerance and found.iterations < limit:
         after = solve_splitting_newton(form, tolerance, limit - found.iterations)

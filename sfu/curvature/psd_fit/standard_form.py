@@ -175,8 +175,8 @@ class StandardForm(ABC):
         form.weight = weight
         return form
 
-    def overdetermined(self) -> bool:
-        """Whether the measurements outnumber the unknowns, so that noise alone keeps them from being met."""
+    def beyond_reach(self) -> bool:
+        """Whether it is plain that no Y >= 0 comes near the targets."""
         return False
 
     def value(self, matrix_DD: Tensor, image: Tensor) -> float:
