@@ -54,6 +54,9 @@ class CompressedLossForm(LossForm):
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
         return spectrum, self.forward(spectrum.projection())
 
+    def prefers_first_order(self) -> bool:
+        return False
+
     def beyond_reach(self) -> bool:
         return True
 

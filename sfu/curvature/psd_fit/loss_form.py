@@ -170,11 +170,15 @@ class LossForm(StandardForm):
         mixed_PQ = (positive_PR[:, :, None] * other_PK[:, None, :] * spectrum.omega_RK.sqrt()).flatten(1)
         return matrix_PP.addmm_(mixed_PQ, mixed_PQ.T, alpha=0.5)
 
-    def beyond_reach(self) -> bool:
-        """Whether noisy losses outnumber the unknowns, or some are negative: d^T Y d is not, for any Y >= 0."""
+    def prefers_first_order(self) -> bool:
+        """Whether losses outnumber the unknowns, so that the data term is well conditioned and P x P matrices large."""
         count, size = self.delta_PD.shape
+        return count > size * (size + 1) // 2
+
+    def beyond_reach(self) -> bool:
+        """Whether some losses are negative: d^T Y d is not, for any Y >= 0."""
         negative = float(self.target.clamp(max=0).square().sum())
-        return count > size * (size + 1) // 2 or negative > NEGATIVE_SHARE * float(self.target.square().sum())
+        return negative > NEGATIVE_SHARE * float(self.target.square().sum())
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         shifted_FF = matrix_DD

@@ -1,9 +1,9 @@
 """Accelerated projected gradient with adaptive restart.
 
 FISTA on the standard form with the constant step of the true Lipschitz constant, ``1 + |A A*| / c``, and the gradient
-restart of O'Donoghue & Candes (2015). It is the method for losses that outnumber the unknowns, and an independent check
-of the dual Newton method. Where the data leave directions to the prior alone, its iteration count grows with the square
-root of ``|A A*| / c``.
+restart of O'Donoghue & Candes (2015). It is the method for losses that outnumber the unknowns of D > 32 features, and
+an independent check of the Newton methods. Where the data leave directions to the prior alone, its iteration count
+grows with the square root of ``|A A*| / c``.
 
 Shapes: D features.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -59,7 +59,7 @@ class PsdFitResult:
     Attributes:
         value_DD: The minimiser X in float64, ``X >= L``; ``None`` only when ``status`` is FAILED.
         status: CONVERGED when ``gap <= tolerance``. The caller must handle anything else.
-        iterations: Newton steps or projected-gradient steps.
+        iterations: Newton and splitting steps, or projected-gradient steps.
         objective: ``1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2`` at ``value_DD``.
         gap: Objective minus a lower bound on its minimum (the dual value), over the objective.
         min_eigenvalue: Smallest eigenvalue of ``X - L``.
@@ -109,9 +109,11 @@ def fit_psd(
             ``prior_strength`` of at most 1e-8 has no tie to break, and mu is 0.
         prior_strength: See ``mu``.
         tolerance: Relative duality gap to reach.
-        max_iterations: Newton steps (200 by default) or projected-gradient steps (5000 by default).
+        max_iterations: Newton and splitting steps (200 by default) or projected-gradient steps (5000 by default).
         algorithm: ``auto`` tries the closed form first. It goes on with ``dual_newton`` when the constraint binds, and
-            with ``projected_gradient`` for loss data that no X >= L meets when P is large against D.
+            with ``projected_gradient`` if more losses than unknowns are given and D > 32, or Newton fails.
+            ``dual_newton`` starts from the closed form; for losses that no X >= L meets, from Douglas-Rachford
+            splitting. Each algorithm finds the same minimiser, to the tolerance.
 
     Returns:
         The result, in float64. A fit that does not converge, or overflows, is a status and not an exception.
@@ -174,19 +176,32 @@ def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tu
         feasible = float(value_D[0]) >= -ROUNDING * max(float(value_D[-1]), 0.0)
         if feasible and start.relative_gap(form) <= tolerance:
             return start.minimiser(form, 0), "unconstrained"
+    if algorithm == "dual_newton":
+        return _newton(form, start, tolerance, limit), algorithm
+    steps = DEFAULT_ITERATIONS["projected_gradient"] if limit == DEFAULT_ITERATIONS["auto"] else limit
+    attempts: dict[str, Callable[[], Minimiser]] = {
+        "dual_newton": lambda: _newton(form, start, tolerance, limit),
+        "projected_gradient": lambda: solve_projected_gradient(form, tolerance, steps),
+    }
+    found: dict[str, Minimiser] = {}
+    for name in sorted(attempts, reverse=form.prefers_first_order()):
+        found[name] = attempts[name]()
+        if found[name].relative_gap <= tolerance:
+            break
+    best = min(found, key=lambda name: found[name].relative_gap)
+    return found[best], best
+
+
+def _newton(form: StandardForm, start: DualPoint, tolerance: float, limit: int) -> Minimiser:
+    """Return the solution of Newton's method on the dual, and after splitting where the dual leads nowhere."""
     found = start.minimiser(form, 0)
     if not form.beyond_reach():
         found = solve_dual_newton(form, start, tolerance, limit)
-    if found.relative_gap > tolerance and found.iterations < limit:
-        after = solve_splitting_newton(form, tolerance, limit - found.iterations)
-        best = min(after, found, key=lambda each: each.relative_gap)
-        found = replace(best, iterations=found.iterations + after.iterations, message=after.message)
-    if algorithm == "auto" and found.relative_gap > tolerance:
-        steps = DEFAULT_ITERATIONS["projected_gradient"] if limit == DEFAULT_ITERATIONS["auto"] else limit
-        first_order = solve_projected_gradient(form, tolerance, steps)
-        if first_order.relative_gap < found.relative_gap:
-            return first_order, "projected_gradient"
-    return found, "dual_newton"
+    if found.relative_gap <= tolerance or found.iterations >= limit:
+        return found
+    after = solve_splitting_newton(form, tolerance, limit - found.iterations)
+    best = min(after, found, key=lambda each: each.relative_gap)
+    return replace(best, iterations=found.iterations + after.iterations, message=after.message)
 
 
 def _verdict(solution: Minimiser, tolerance: float, limit: int) -> tuple[Status, str]:

@@ -175,6 +175,10 @@ class StandardForm(ABC):
         form.weight = weight
         return form
 
+    def prefers_first_order(self) -> bool:
+        """Whether projected gradient is the cheaper way."""
+        return False
+
     def beyond_reach(self) -> bool:
         """Whether it is plain that no Y >= 0 comes near the targets."""
         return False
