@@ -16,11 +16,15 @@ from sfu.deadline import check_time
 from sfu.errors import SingularHessianError
 from sfu.lazy import torch
 from sfu.operators.base import NOTHING_UNSEEN, CurvatureOperator, DampedInverse, Unseen
+from sfu.operators.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
+
+# A second thread does not speed up eigendecompositions up to this size.
+SMALL_SIDE = 128
 
 
 def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,7 +36,8 @@ def eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_time()
     try:
-        return torch.linalg.eigh(matrix_DD)
+        with one_thread(matrix_DD.shape[-1] <= SMALL_SIDE):
+            return torch.linalg.eigh(matrix_DD)
     except torch.linalg.LinAlgError:
         if matrix_DD.device.type == "cpu":
             raise

@@ -1,7 +1,7 @@
 """The positive-semidefinite fit of a curvature matrix to losses or gradients observed at perturbed weights.
 
-``min over X >= L of 1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2`` has one minimiser, found by a semismooth Newton method on
-the dual and certified by its duality gap.
+``min over X >= L of 1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2`` has one minimiser, found by semismooth Newton methods and
+certified by its duality gap.
 """
 
 from sfu.curvature.psd_fit.problem import GradientMeasurements, LossMeasurements, Measurements

@@ -69,6 +69,7 @@ class GradientForm(StandardForm):
         self.mu = mu
         self.excess_DD = excess_DD
         self.operator_norm = float(excess_DD.max())
+        self.bulk = float(excess_DD.mean())
         self._root_DD = excess_DD.sqrt()
         self.base_DD = (rotated_DD + rotated_DD.T) / 2
         self.target = torch.zeros_like(self.base_DD)
@@ -89,9 +90,12 @@ class GradientForm(StandardForm):
     def adjoint(self, dual: Tensor) -> Tensor:
         return self._root_DD * dual
 
-    def solve_inactive(self, weight: float) -> Tensor:
+    def solve_inactive(self) -> Tensor:
         """Elementwise: the Sylvester equation ``X G + G X + mu X = 2 K + mu X0`` in the eigenbasis of G."""
-        return -self._root_DD * self.base_DD / (self.excess_DD + weight)
+        return -self._root_DD * self.base_DD / (self.excess_DD + self.weight)
+
+    def rough_inverse(self, shift: float) -> LinearMap:
+        return lambda vector_DD: vector_DD / (self.excess_DD + shift)
 
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
@@ -100,19 +104,14 @@ class GradientForm(StandardForm):
     def jacobian(self, spectrum: Spectrum) -> LinearMap:
         return lambda vector_DD: self._root_DD * spectrum.derivative(self._root_DD * vector_DD)
 
-    def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
+    def preconditioner(self, spectrum: Spectrum, precise: bool) -> LinearMap:
         """The diagonal of the Jacobian in the eigenbasis of G, from squares of the eigenvectors.
 
         Entry ij of the diagonal of ``Proj'`` on symmetric matrices is a quadratic form of Omega in the squares of the
         eigenvectors (plus an exchange term, left out).
         """
-        split = spectrum.split
-        omega_DD = torch.zeros_like(spectrum.vector_DD)
-        omega_DD[split:, split:] = 1
-        omega_DD[split:, :split] = spectrum.omega_RK
-        omega_DD[:split, split:] = spectrum.omega_RK.T
         square_DD = spectrum.vector_DD.square()
-        diagonal_DD = self.excess_DD * (square_DD @ omega_DD @ square_DD.T) + weight
+        diagonal_DD = self.excess_DD * (square_DD @ spectrum.omega() @ square_DD.T) + self.weight
         return lambda vector_DD: vector_DD / diagonal_DD
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ Shapes: P perturbations, D features (the rank of the perturbations after reducti
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sfu.curvature.psd_fit.problem import LossMeasurements, dense
@@ -16,13 +17,12 @@ from sfu.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Typical counts for data that no X >= L can meet: steps of projected gradient, and Newton steps on the path of weights.
-# They decide which of the two is the cheaper.
-FIRST_ORDER_STEPS = 1000
-PATH_STEPS = 40
+# Up to this many measurements, float32 saves nothing.
+SMALL_COUNT = 512
+# Negative losses matter from this share of the sum of squares.
+NEGATIVE_SHARE = 1e-3
 # Multiplications at most for a Jacobian that is formed.
-SMALL_PRODUCTS = 1 << 32
-_COLUMNS = 512
+SMALL_PRODUCT = 1 << 24
 
 
 class LossForm(StandardForm):
@@ -56,19 +56,25 @@ class LossForm(StandardForm):
         base_DD = dense(prior, delta_PD) - lower_DD
         target_P = target_P - ((delta_PD @ lower_DD) * delta_PD).sum(1) / 2
 
-        self.delta_PD = delta_PD
-        self.gram_PP = (self.delta_PD @ self.delta_PD.T).square_().div_(4)
-        self.operator_norm = perron_bound(self.gram_PP)
+        self.delta_PD, self.target = delta_PD, target_P
+        misfit = self._observe()
+        unknowns = delta_PD.shape[1] * (delta_PD.shape[1] + 1) // 2
+        rest = float(self.gram_PP.diagonal().sum()) - self.operator_norm
+        self.bulk = max(rest, 0.0) / max(1, min(count, unknowns) - 1)
         # with every perturbation zero the data say nothing: any positive mu gives the prior
         self.mu = mu if mu is not None else prior_strength * 2 / count * self.operator_norm or 1.0
         self.base_DD = base_DD
-        self.target = target_P
         self.weight = self.mu * count / 2
         self.scale = self.mu
-        self.offset = self.mu * outside_objective
+        self.offset = self.mu * outside_objective + misfit / count
         data_scale = float(target_P.square().mean())
         self.floor = 1e-20 * (data_scale + self.mu / 2 * float(base_DD.square().sum()))
-        self._inactive: tuple[float, Tensor] | None = None
+
+    def _observe(self) -> float:
+        """Set ``A A*`` and its norm, and return the part of ``|t|^2`` that no X changes."""
+        self.gram_PP = (self.delta_PD @ self.delta_PD.T).square_().div_(4)
+        self.operator_norm = perron_bound(lambda vector_P: self.gram_PP @ vector_P, self.gram_PP.diagonal())
+        return 0.0
 
     def forward(self, matrix_DD: Tensor) -> Tensor:
         return ((self.delta_PD @ matrix_DD) * self.delta_PD).sum(1) / 2
@@ -77,17 +83,25 @@ class LossForm(StandardForm):
         matrix_DD = self.delta_PD.T @ (dual[:, None] * self.delta_PD) / 2
         return (matrix_DD + matrix_DD.T) / 2
 
-    def solve_inactive(self, weight: float) -> Tensor:
-        factor_PP = self._inactive_factor(weight)
+    def solve_inactive(self) -> Tensor:
         rhs_P = self.target - self.forward(self.base_DD)
-        dual_P = torch.cholesky_solve(rhs_P[:, None], factor_PP)[:, 0]
-        residual_P = rhs_P - self.gram_PP @ dual_P - weight * dual_P
-        return dual_P + torch.cholesky_solve(residual_P[:, None], factor_PP)[:, 0]
+        dual_P = self._inactive(rhs_P)
+        return dual_P + self._inactive(rhs_P - self.gram_PP @ dual_P - self.weight * dual_P)
 
-    def _inactive_factor(self, weight: float) -> Tensor:
-        if self._inactive is None or self._inactive[0] != weight:
-            self._inactive = (weight, _factor(self.gram_PP.clone(), weight))
-        return self._inactive[1]
+    def at_weight(self, weight: float) -> LossForm:
+        form = super().at_weight(weight)
+        form.__dict__.pop("_inactive", None)
+        return form
+
+    @cached_property
+    def _inactive(self) -> LinearMap:
+        """The inverse of ``A A* + c I``."""
+        return inverse_of(self.gram_PP.clone(), self.weight)
+
+    def rough_inverse(self, shift: float) -> LinearMap:
+        unit = self.operator_norm or 1.0  # its entries may be too large for float32
+        dtype = torch.float32 if self.gram_PP.shape[0] > SMALL_COUNT else self.gram_PP.dtype
+        return inverse_of((self.gram_PP / unit).to(dtype), shift / unit, unit)
 
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
         spectrum = Spectrum.of(self.base_DD + self.adjoint(dual))
@@ -126,70 +140,45 @@ class LossForm(StandardForm):
 
         return from_other
 
-    def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
+    def preconditioner(self, spectrum: Spectrum, precise: bool) -> LinearMap:
         """Cholesky of the Jacobian with the mixed block of Omega replaced by its best rank-one ``left right^T``.
 
         A rank-one block makes that part of the Jacobian the elementwise product of two P x P Gram matrices. Both
-        vectors are positive (Perron), so the matrix stays positive semidefinite; Omega = a / (a + b) is Cauchy-like and
-        near rank one, and two to ten conjugate-gradient steps remain. Ranks 2 and 3 cost more than they save. All of it
-        is float32, which is enough for a preconditioner, at half the time.
+        vectors are positive (Perron), so the matrix stays positive semidefinite. Omega = a / (a + b) is Cauchy-like:
+        near rank one, and the nearer the larger b is. Two to ten conjugate-gradient steps remain. Unless it is to be
+        precise, all of it is float32, at half the time. A small Jacobian is formed as it is.
         """
-        unit, jacobian_PP = 1.0, self._small_jacobian(spectrum)
         if spectrum.split == 0:
-            factor_PP = self._inactive_factor(weight)
-        elif jacobian_PP is not None:
-            factor_PP = _factor(jacobian_PP, weight)
-        else:
-            rotated_PD, *blocks = self._blocks(spectrum)
-            size = float(rotated_PD.square().mean()) ** 0.5 or 1.0  # entries of size 1, which float32 can square twice
-            unit = size**4
-            positive_PR, other_PK = ((block / size).float() for block in blocks)
-            matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
-            if positive_PR.shape[1] > 0:
-                left_R, right_K = _rank_one(spectrum.omega_RK.float())
-                mixed_PP = (positive_PR * left_R) @ positive_PR.T
-                matrix_PP.addcmul_(mixed_PP, (other_PK * right_K) @ other_PK.T, value=0.5)
-            factor_PP = _factor(matrix_PP, weight / unit)
-
-        def inverse(vector_P: Tensor) -> Tensor:
-            length = float(vector_P.norm()) or 1.0
-            scaled_P1 = (vector_P / length).to(factor_PP.dtype)[:, None]
-            return torch.cholesky_solve(scaled_P1, factor_PP)[:, 0].to(vector_P.dtype) * (length / unit)
-
-        return inverse
-
-    def _small_jacobian(self, spectrum: Spectrum) -> Tensor | None:
-        """Return the Jacobian itself if forming it costs no more than a few products with it, and otherwise ``None``.
-
-        Where the data cannot be met by any Y >= 0 and mu is tiny, a rank-one Omega leaves conjugate gradients without
-        end; few features and many perturbations are where that happens.
-        """
-        _, positive_PR, other_PK = self._blocks(spectrum)
-        count, pairs = self.delta_PD.shape[0], spectrum.omega_RK.numel()
-        if count**2 * pairs > SMALL_PRODUCTS:
-            return None
+            return self._inactive
+        if self.delta_PD.shape[0] ** 2 * spectrum.omega_RK.numel() <= SMALL_PRODUCT:
+            return inverse_of(self._exact_jacobian(spectrum), self.weight)
+        dtype = self.delta_PD.dtype if precise else torch.float32
+        rotated_PD, *blocks = self._blocks(spectrum)
+        size = float(rotated_PD.square().mean()) ** 0.5 or 1.0  # entries of size 1, which float32 can square twice
+        positive_PR, other_PK = ((block / size).to(dtype) for block in blocks)
         matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
-        step = max(1, min(count, _COLUMNS) // max(1, other_PK.shape[1]))  # nothing larger than P x P
-        for positive_PB, omega_BK in zip(positive_PR.split(step, 1), spectrum.omega_RK.split(step), strict=True):
-            mixed_PQ = (positive_PB[:, :, None] * other_PK[:, None, :] * omega_BK.sqrt()).flatten(1)
-            matrix_PP.addmm_(mixed_PQ, mixed_PQ.T, alpha=0.5)
-        return matrix_PP
+        if positive_PR.shape[1] > 0:
+            left_R, right_K = _rank_one(spectrum.omega_RK.float())
+            positive_PR, other_PK = positive_PR.float(), other_PK.float()
+            mixed_PP = ((positive_PR * left_R) @ positive_PR.T).mul_((other_PK * right_K) @ other_PK.T)
+            matrix_PP.add_(mixed_PP, alpha=0.5)
+        return inverse_of(matrix_PP, self.weight / size**4, size**4)
+
+    def _exact_jacobian(self, spectrum: Spectrum) -> Tensor:
+        _, positive_PR, other_PK = self._blocks(spectrum)
+        matrix_PP = (positive_PR @ positive_PR.T).square_().div_(4)
+        mixed_PQ = (positive_PR[:, :, None] * other_PK[:, None, :] * spectrum.omega_RK.sqrt()).flatten(1)
+        return matrix_PP.addmm_(mixed_PQ, mixed_PQ.T, alpha=0.5)
 
     def prefers_first_order(self) -> bool:
-        """Whether a fit whose data no X >= L can meet is cheaper by projected gradient than by Newton on the path.
-
-        Counted in flops: a gradient step is two P x D x D products and an eigendecomposition (about 15 D^3); a Newton
-        step is three P x P x D products, a P x P Cholesky factorisation and about ten Jacobian products.
-        """
-        count, size = self.delta_PD.shape
-        first_order = 4 * count * size**2 + 15 * size**3
-        newton = 6 * count**2 * size + count**3 / 3 + 20 * count * size**2 + 15 * size**3
-        return self.overdetermined() or FIRST_ORDER_STEPS * first_order < PATH_STEPS * newton
-
-    def overdetermined(self) -> bool:
-        """Whether measurements outnumber unknowns, so that no X meets noisy ones."""
+        """Whether losses outnumber the unknowns, so that the data term is well conditioned and P x P matrices large."""
         count, size = self.delta_PD.shape
         return count > size * (size + 1) // 2
+
+    def beyond_reach(self) -> bool:
+        """Whether some losses are negative: d^T Y d is not, for any Y >= 0."""
+        negative = float(self.target.clamp(max=0).square().sum())
+        return negative > NEGATIVE_SHARE * float(self.target.square().sum())
 
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         shifted_FF = matrix_DD
@@ -218,6 +207,23 @@ def _factor(matrix_PP: Tensor, weight: float) -> Tensor:
         extra *= 10
         factor_PP, info = torch.linalg.cholesky_ex(matrix_PP)
     return factor_PP
+
+
+def inverse_of(matrix_PP: Tensor, weight: float, unit: float = 1.0) -> LinearMap:
+    """Return the inverse of ``unit (matrix + weight I)`` as a map of vectors in any dtype, and overwrite the matrix."""
+    factor_PP = _factor(matrix_PP, weight)
+    upper_PP = factor_PP.mT
+
+    def solve(vector_P: Tensor) -> Tensor:
+        right_P1 = (vector_P / unit)[:, None]
+        length = 1.0
+        if right_P1.dtype != factor_PP.dtype:
+            length = float(right_P1.norm()) or 1.0
+            right_P1 = (right_P1 / length).to(factor_PP.dtype)
+        half_P1 = torch.linalg.solve_triangular(factor_PP, right_P1, upper=False)
+        return torch.linalg.solve_triangular(upper_PP, half_P1, upper=True)[:, 0].to(vector_P) * length
+
+    return solve
 
 
 def _rank_one(omega_RK: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,11 @@ class LossMeasurements:
         """D, the side of the unknown matrix."""
         return self.delta_PD.shape[1]
 
+    @property
+    def size(self) -> int:
+        """The side of the largest matrix of a fit."""
+        return max(self.delta_PD.shape)
+
 
 @dataclass(frozen=True, eq=False)
 class GradientMeasurements:
@@ -92,6 +97,11 @@ class GradientMeasurements:
     def dimension(self) -> int:
         """D, the side of the unknown matrix."""
         return self.gram_DD.shape[0]
+
+    @property
+    def size(self) -> int:
+        """The side of the largest matrix of a fit."""
+        return self.dimension
 
 
 Measurements = LossMeasurements | GradientMeasurements

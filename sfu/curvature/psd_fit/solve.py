@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from sfu.curvature.psd_fit.compressed_loss_form import COMPRESSED_DIMENSION, CompressedLossForm
 from sfu.curvature.psd_fit.dual_newton import solve_dual_newton
 from sfu.curvature.psd_fit.gradient_form import GradientForm
 from sfu.curvature.psd_fit.loss_form import LossForm
@@ -23,10 +24,12 @@ from sfu.curvature.psd_fit.problem import (
     symmetric_term,
 )
 from sfu.curvature.psd_fit.projected_gradient import solve_projected_gradient
+from sfu.curvature.psd_fit.splitting_newton import solve_splitting_newton
 from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardForm
 from sfu.errors import ConfigError
 from sfu.lazy import torch
 from sfu.operators.spectral import eigh
+from sfu.operators.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 Algorithm = Literal["auto", "dual_newton", "projected_gradient"]
 
 DEFAULT_ITERATIONS = {"auto": 200, "dual_newton": 200, "projected_gradient": 5000}
+SMALL_SIZE = 512
+"""With no more features and losses than this, one thread is quickest."""
 ROUNDING = 1e-13
 """Eigenvalues this far below zero, relative to the largest, count as zero."""
 
@@ -54,7 +59,7 @@ class PsdFitResult:
     Attributes:
         value_DD: The minimiser X in float64, ``X >= L``; ``None`` only when ``status`` is FAILED.
         status: CONVERGED when ``gap <= tolerance``. The caller must handle anything else.
-        iterations: Newton steps or projected-gradient steps.
+        iterations: Newton and splitting steps, or projected-gradient steps.
         objective: ``1/P |A(X) - t|^2 + mu/2 |X - X0|_F^2`` at ``value_DD``.
         gap: Objective minus a lower bound on its minimum (the dual value), over the objective.
         min_eigenvalue: Smallest eigenvalue of ``X - L``.
@@ -104,9 +109,11 @@ def fit_psd(
             ``prior_strength`` of at most 1e-8 has no tie to break, and mu is 0.
         prior_strength: See ``mu``.
         tolerance: Relative duality gap to reach.
-        max_iterations: Newton steps (200 by default) or projected-gradient steps (5000 by default).
+        max_iterations: Newton and splitting steps (200 by default) or projected-gradient steps (5000 by default).
         algorithm: ``auto`` tries the closed form first. It goes on with ``dual_newton`` when the constraint binds, and
-            with ``projected_gradient`` for loss data that no X >= L meets when P is large against D.
+            with ``projected_gradient`` if more losses than unknowns are given and D > 32, or Newton fails.
+            ``dual_newton`` starts from the closed form; for losses that no X >= L meets, from Douglas-Rachford
+            splitting. Each algorithm finds the same minimiser, to the tolerance.
 
     Returns:
         The result, in float64. A fit that does not converge, or overflows, is a status and not an exception.
@@ -119,7 +126,7 @@ def fit_psd(
     limit = DEFAULT_ITERATIONS[algorithm] if max_iterations is None else max_iterations
     lower = symmetric_term("lower_bound", lower_bound, measurements.dimension)
     anchor = symmetric_term("prior", prior, measurements.dimension)
-    with torch.no_grad(), _no_tf32():
+    with torch.no_grad(), _no_tf32(), one_thread(measurements.size <= SMALL_SIZE):
         try:
             form = _standard_form(measurements, lower, anchor, mu, prior_strength)
             if not all(map(math.isfinite, (form.weight, form.floor, form.offset))):
@@ -154,32 +161,47 @@ def _standard_form(
             "mu=0: scalar losses alone do not determine the curvature. Give mu > 0, or mu=None (prior_strength times "
             "the largest curvature of the data term)."
         )
-    return LossForm(measurements, lower, prior, mu, prior_strength)
+    count, size = measurements.delta_PD.shape
+    form = CompressedLossForm if size <= COMPRESSED_DIMENSION and count > size * (size + 1) // 2 else LossForm
+    return form(measurements, lower, prior, mu, prior_strength)
 
 
 def _run(form: StandardForm, algorithm: str, tolerance: float, limit: int) -> tuple[Minimiser, str]:
     """Return the solution and the algorithm that found it."""
     if algorithm == "projected_gradient":
         return solve_projected_gradient(form, tolerance, limit), algorithm
-    start = DualPoint.at(form, form.solve_inactive(form.weight), form.weight)  # the minimiser without the constraint
-    if algorithm != "dual_newton":
+    start = DualPoint.at(form, form.solve_inactive())  # the minimiser without the constraint
+    if algorithm == "auto":
         value_D = start.spectrum.value_D
         feasible = float(value_D[0]) >= -ROUNDING * max(float(value_D[-1]), 0.0)
         if feasible and start.relative_gap(form) <= tolerance:
             return start.minimiser(form, 0), "unconstrained"
-    if algorithm == "dual_newton" or not form.prefers_first_order():
-        return solve_dual_newton(form, start, tolerance, limit), "dual_newton"
-    if not form.overdetermined():
-        direct = solve_dual_newton(form, start, tolerance, limit, path=False)
-        if direct.relative_gap <= tolerance:
-            return direct, "dual_newton"
+    if algorithm == "dual_newton":
+        return _newton(form, start, tolerance, limit), algorithm
     steps = DEFAULT_ITERATIONS["projected_gradient"] if limit == DEFAULT_ITERATIONS["auto"] else limit
-    first_order = solve_projected_gradient(form, tolerance, steps)
-    if first_order.relative_gap > tolerance:
-        on_path = solve_dual_newton(form, start, tolerance, limit)
-        if on_path.relative_gap < first_order.relative_gap:
-            return on_path, "dual_newton"
-    return first_order, "projected_gradient"
+    attempts: dict[str, Callable[[], Minimiser]] = {
+        "dual_newton": lambda: _newton(form, start, tolerance, limit),
+        "projected_gradient": lambda: solve_projected_gradient(form, tolerance, steps),
+    }
+    found: dict[str, Minimiser] = {}
+    for name in sorted(attempts, reverse=form.prefers_first_order()):
+        found[name] = attempts[name]()
+        if found[name].relative_gap <= tolerance:
+            break
+    best = min(found, key=lambda name: found[name].relative_gap)
+    return found[best], best
+
+
+def _newton(form: StandardForm, start: DualPoint, tolerance: float, limit: int) -> Minimiser:
+    """Return the solution of Newton's method on the dual, and after splitting where the dual leads nowhere."""
+    found = start.minimiser(form, 0)
+    if not form.beyond_reach():
+        found = solve_dual_newton(form, start, tolerance, limit)
+    if found.relative_gap <= tolerance or found.iterations >= limit:
+        return found
+    after = solve_splitting_newton(form, tolerance, limit - found.iterations)
+    best = min(after, found, key=lambda each: each.relative_gap)
+    return replace(best, iterations=found.iterations + after.iterations, message=after.message)
 
 
 def _verdict(solution: Minimiser, tolerance: float, limit: int) -> tuple[Status, str]:

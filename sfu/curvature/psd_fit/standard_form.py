@@ -18,10 +18,11 @@ others. ``z`` and ``t`` have the shape of the target space: (P,) for losses, (D,
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from sfu.lazy import torch
 from sfu.operators.spectral import eigh
@@ -55,9 +56,26 @@ class Spectrum:
     @classmethod
     def of(cls, matrix_DD: Tensor) -> Spectrum:
         value_D, vector_DD = eigh(matrix_DD)
-        split = int((value_D <= 0).sum())
+        return cls._split(value_D, vector_DD, int((value_D <= 0).sum()))
+
+    @classmethod
+    def _split(cls, value_D: Tensor, vector_DD: Tensor, split: int) -> Spectrum:
         positive_R1, other_1K = value_D[split:, None], -value_D[None, :split]
         return cls(value_D, vector_DD, split, positive_R1 / (positive_R1 + other_1K))
+
+    def with_negative_scaled(self, factor: float) -> Spectrum:
+        """Return the spectrum of the matrix whose negative part is ``factor > 0`` times as large."""
+        value_D = self.value_D.clone()
+        value_D[: self.split] *= factor
+        return Spectrum._split(value_D, self.vector_DD, self.split)
+
+    def omega(self) -> Tensor:
+        """Return Omega as one D x D matrix."""
+        omega_DD = torch.zeros_like(self.vector_DD)
+        omega_DD[self.split :, self.split :] = 1
+        omega_DD[self.split :, : self.split] = self.omega_RK
+        omega_DD[: self.split, self.split :] = self.omega_RK.T
+        return omega_DD
 
     def projection(self) -> Tensor:
         """Return the nearest positive-semidefinite matrix."""
@@ -102,6 +120,7 @@ class StandardForm(ABC):
         floor: Objectives below this are zero to working precision (the gap is relative to at least this much).
         mu: Weight of the prior in the original problem.
         operator_norm: An upper bound on the largest eigenvalue of ``A A*``, tight to about 1e-6 relative.
+        bulk: The mean of the other eigenvalues of ``A A*`` that are not zero, or an estimate.
     """
 
     base_DD: Tensor
@@ -112,6 +131,7 @@ class StandardForm(ABC):
     floor: float
     mu: float
     operator_norm: float
+    bulk: float
 
     @abstractmethod
     def forward(self, matrix_DD: Tensor) -> Tensor:
@@ -122,8 +142,12 @@ class StandardForm(ABC):
         """Return A*(z), which is symmetric."""
 
     @abstractmethod
-    def solve_inactive(self, weight: float) -> Tensor:
-        """Return the dual solution ``(A A* + weight I) z = t - A B`` when the constraint does not bind."""
+    def solve_inactive(self) -> Tensor:
+        """Return the dual solution ``(A A* + c I) z = t - A B`` when the constraint does not bind."""
+
+    @abstractmethod
+    def rough_inverse(self, shift: float) -> LinearMap:
+        """Return the inverse of ``A A* + shift I`` to about five digits, for a shift not far below the spectrum."""
 
     @abstractmethod
     def evaluate(self, dual: Tensor) -> tuple[Spectrum, Tensor]:
@@ -134,24 +158,34 @@ class StandardForm(ABC):
         """Return the map ``v -> A Proj'(A* v)``, an element of the generalised Jacobian of ``z -> A Y(z)``."""
 
     @abstractmethod
-    def preconditioner(self, spectrum: Spectrum, weight: float) -> LinearMap:
-        """Return an approximate inverse of ``A Proj' A* + weight I``."""
+    def preconditioner(self, spectrum: Spectrum, precise: bool) -> LinearMap:
+        """Return an approximate inverse of ``A Proj' A* + c I``.
+
+        ``precise`` asks for one that is good in the directions of the smallest eigenvalues, too, which are c or little
+        more where the projection leaves ``A Proj' A*`` singular.
+        """
 
     @abstractmethod
     def lift(self, matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         """Return X - L and X of the original problem for a minimiser Y."""
 
+    def at_weight(self, weight: float) -> Self:
+        """Return the same form with another c."""
+        form = copy.copy(self)
+        form.weight = weight
+        return form
+
     def prefers_first_order(self) -> bool:
-        """Whether projected gradient is the cheaper way when Newton from the closed form fails."""
+        """Whether projected gradient is the cheaper way."""
         return False
 
-    def overdetermined(self) -> bool:
-        """Whether the measurements outnumber the unknowns, so that noise alone keeps them from being met."""
+    def beyond_reach(self) -> bool:
+        """Whether it is plain that no Y >= 0 comes near the targets."""
         return False
 
-    def value(self, matrix_DD: Tensor, image: Tensor, weight: float) -> float:
+    def value(self, matrix_DD: Tensor, image: Tensor) -> float:
         """Return f(Y), given A(Y)."""
-        fit = (image - self.target).square().sum() / (2 * weight)
+        fit = (image - self.target).square().sum() / (2 * self.weight)
         return float((matrix_DD - self.base_DD).square().sum() / 2 + fit)
 
     def objective(self, value: float) -> float:
@@ -168,62 +202,68 @@ class StandardForm(ABC):
 
 @dataclass(frozen=True, eq=False)
 class DualPoint:
-    """Everything that is known at one z for one weight c: Y(z), F(z), phi(z) and f(Y(z)).
-
-    A method that follows a path of weights uses others than the form's own.
-    """
+    """Everything that is known at one z: Y(z), F(z), phi(z) and f(Y(z))."""
 
     dual: Tensor
-    weight: float
     spectrum: Spectrum  # of B + A*(z)
     matrix_DD: Tensor  # Y(z)
     residual: Tensor  # F(z)
     phi: float
     value: float  # f(Y(z))
+    gap: float  # f(Y(z)) less the dual value at z
 
     @classmethod
-    def at(cls, form: StandardForm, dual: Tensor, weight: float) -> DualPoint:
+    def at(cls, form: StandardForm, dual: Tensor) -> DualPoint:
         spectrum, image = form.evaluate(dual)
         matrix_DD = spectrum.projection()
-        residual = image - form.target + weight * dual
+        residual = image - form.target + form.weight * dual
         phi = (
             spectrum.value_D.clamp(min=0).square().sum() / 2
             - (form.target * dual).sum()
-            + weight / 2 * dual.square().sum()
+            + form.weight / 2 * dual.square().sum()
         )
-        return cls(dual, weight, spectrum, matrix_DD, residual, float(phi), form.value(matrix_DD, image, weight))
-
-    @property
-    def gap(self) -> float:
-        return float(self.residual.square().sum()) / (2 * self.weight)
+        gap = float(residual.square().sum()) / (2 * form.weight)
+        return cls(dual, spectrum, matrix_DD, residual, float(phi), form.value(matrix_DD, image), gap)
 
     def relative_gap(self, form: StandardForm) -> float:
-        """Return the gap relative to the original objective at the wanted weight, and to f on the way there."""
-        if self.weight == form.weight:
-            return form.relative_gap(self.gap, self.value)
-        return self.gap / self.value if self.value > 0 else 0.0
+        """Return the gap relative to the original objective."""
+        return form.relative_gap(self.gap, self.value)
 
     def minimiser(self, form: StandardForm, iterations: int, message: str = "") -> Minimiser:
         return Minimiser(self.matrix_DD, self.dual, iterations, self.value, self.relative_gap(form), message)
 
 
-def perron_bound(matrix_PP: Tensor, tolerance: float = 1e-7, iterations: int = 1000) -> float:
+def certify(form: StandardForm, matrix_DD: Tensor, image: Tensor, iterations: int) -> Minimiser:
+    """Return the better of Y >= 0 and Y(z), for the dual point ``z = (t - A Y) / c`` that Y implies, with its gap.
+
+    The gap of the pair (Y(z), z) is ``|F(z)|^2 / (2c)``; that of (Y, z) is
+    ``1/2 |Y - Y(z)|^2 + <Y, Proj(-(B + A* z))>``: terms that are not negative, so no digits cancel. ``image`` is A(Y).
+    """
+    value = form.value(matrix_DD, image)
+    point = DualPoint.at(form, (form.target - image) / form.weight)
+    if not value < point.value:
+        return point.minimiser(form, iterations)
+    outside_DD = point.matrix_DD - form.base_DD - form.adjoint(point.dual)
+    slack = (matrix_DD * outside_DD).sum().clamp(min=0)
+    gap = float((matrix_DD - point.matrix_DD).square().sum() / 2 + slack)
+    return Minimiser(matrix_DD, point.dual, iterations, value, form.relative_gap(gap, value))
+
+
+def perron_bound(product: LinearMap, diagonal_P: Tensor, tolerance: float = 1e-7, iterations: int = 1000) -> float:
     """Bound the largest eigenvalue of a symmetric matrix without negative entries from above, by power iteration.
 
     For every positive v, ``max_i (M v)_i / v_i`` bounds the eigenvalue from above and ``min_i`` from below
     (Collatz-Wielandt), so the iteration stops on a proof: once the bracket's relative width is ``tolerance``. The bound
     holds whichever iteration is the last.
     """
-    used = matrix_PP.diagonal() > 0  # zero rows belong to the eigenvalue 0
-    if not used.any():
+    used_P = diagonal_P > 0  # rows of zeros belong to the eigenvalue 0
+    if not used_P.any():
         return 0.0
-    if not used.all():
-        matrix_PP = matrix_PP[used][:, used]
-    vector_P = torch.ones_like(matrix_PP[0])
+    vector_P = used_P.to(diagonal_P)
     upper = float("inf")
     for _ in range(iterations):
-        image_P = matrix_PP @ vector_P
-        ratio_P = image_P / vector_P
+        image_P = product(vector_P)
+        ratio_P = (image_P / vector_P)[used_P]
         upper, lower = float(ratio_P.max()), float(ratio_P.min())
         if upper - lower <= tolerance * upper:
             break
