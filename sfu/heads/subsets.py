@@ -1,10 +1,10 @@
 r"""Train many heads like one, each on its own subset of a pool of rows.
 
 Under the quadratic loss a head is one factorisation of the sums :math:`A = \sum_i v_i a_i a_i^T` and
-:math:`B = \sum_i v_i t_i a_i^T` over its rows. The sums of the whole pool are made once, and those of a subset by taking
-away the rows that it leaves out, or by adding up its own where they are fewer. The factorisations of several subsets
-are batched. Heads of other losses are trained to their optimum from a given head, which is near if
-it shares most of its rows; heads of other training, or with noise, are trained as they always are.
+:math:`B = \sum_i v_i t_i a_i^T` over its rows. The sums of the whole pool are made once, and those of a subset by
+taking away the rows that it leaves out, or by adding up its own where they are fewer. The factorisations of several
+subsets are batched. Heads of other losses are trained to their optimum from a given head, which is near if it shares
+most of its rows. Heads of other training, or with noise, are trained as they always are.
 
 Shapes: P rows of the pool, B subsets, C classes, E = D features (+ 1 with bias), K directions.
 """
@@ -42,6 +42,7 @@ BATCH_BYTES = 1 << 30
 """Memory for the matrices of the subsets that are factorised together."""
 _PIECE = 8192  # rows of one product
 _MATRICES = 5  # E x E matrices of a subset that exist at a time
+_COPIES = 4  # of the parameters of a head
 
 
 class _Sums(NamedTuple):
@@ -72,7 +73,7 @@ class SubsetTrainer:
         self._original, self._config, self._seed = original, config, seed
         self._features_PD, self._labels_P = features_PD, labels_P
         self._total: _Sums | None = None
-        self.batch = 1
+        self.batch = max(1, BATCH_BYTES // (8 * _COPIES * original.parameters_CE.numel()))
         if self._by_sums():
             width = original.parameters_CE.shape[1]
             self.batch = max(1, BATCH_BYTES // (8 * _MATRICES * width**2))

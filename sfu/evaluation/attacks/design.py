@@ -72,7 +72,9 @@ def make_design(
     rng = np.random.default_rng(seed)
     train, test = train_labels_N.numpy(), test_labels_K.numpy()
     forget, retain = split.forget_F.numpy(), split.retain_R.numpy()
-    members, others, halves = [], [], []
+    members: list[NDArray[Any]] = []
+    others: list[NDArray[Any]] = []
+    halves = []
     for label in np.unique(train[forget]):
         sides = forget[train[forget] == label], len(train) + np.flatnonzero(test == label)
         count = min(map(len, sides))
