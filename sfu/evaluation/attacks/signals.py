@@ -30,7 +30,7 @@ def confidences(outputs: Tensor, labels_T: Tensor) -> Tensor:
 
 def cross_entropies(logits_TC: Tensor, labels_T: Tensor) -> Tensor:
     r""":math:`-\log p_y` in nats, ``[T]``."""
-    return torch.nn.functional.softplus(-confidences(logits_TC, labels_T))
+    return -torch.nn.functional.logsigmoid(confidences(logits_TC, labels_T))
 
 
 def modified_entropies(logits_TC: Tensor, labels_T: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def modified_entropies(logits_TC: Tensor, labels_T: Tensor) -> Tensor:
     log_rest_TC = log_rest_TC.scatter(-1, largest_T1, rest_T1 - logits_TC.logsumexp(-1, keepdim=True))
     terms_TC = log_p_TC.exp() * log_rest_TC
     own_T1 = _own(logits_TC, labels_T)
-    of_label_T1 = log_rest_TC.gather(-1, own_T1).exp() * log_p_TC.gather(-1, own_T1)
+    of_label_T1 = -log_rest_TC.gather(-1, own_T1).exp() * cross_entropies(logits_TC, labels_T)[:, None]
     return -terms_TC.scatter(-1, own_T1, of_label_T1).sum(-1)
 
 
