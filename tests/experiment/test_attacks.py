@@ -160,9 +160,7 @@ def test_five_rows_are_attacked_with_wide_intervals(tmp_path, feature_file):
 
 
 def test_a_whole_class_is_attacked(tmp_path, feature_file):
-    rows = attacked(
-        feature_file, tmp_path, "ulira", methods=["original", "retrained"], forget__classes=[1]
-    )
+    rows = attacked(feature_file, tmp_path, "ulira", methods=["original", "retrained"], forget__classes=[1])
     assert {row["attacks"]["ulira"]["n_members"] for row in rows.values()} == {30}  # test rows of the class
     low, high = rows["retrained"]["attacks"]["ulira"]["auc_interval"]
     assert low <= 0.5 <= high
