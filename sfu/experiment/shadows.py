@@ -96,7 +96,10 @@ class _Shadows:
         self._labels_P = torch.cat([run.data.train_labels_N, run.data.test_labels_T])
         seed = derive_seed(run.seeds["training"], "shadows")
         original = run.request.head
-        self._trainer = SubsetTrainer(original, self._features_PD, self._labels_P, run.config.head, seed=seed)
+        self._trainer = SubsetTrainer(
+            original, self._features_PD, self._labels_P, run.config.head,
+            seed=seed, known=[design.targets_T, design.others_O],
+        )  # fmt: skip
 
     def signals(self, rows: Sequence[str], tick: Tick) -> tuple[Signals, dict[str, Signals]]:
         """Return what shadows say of the targets, as trained and after the method of each row."""
@@ -137,9 +140,10 @@ class _Shadows:
         design, original = self._design, self._run.request.head
         forgotten = [design.forgotten(number) for number in numbers]
         retained = [design.retained(number) for number in numbers]
-        subsets = [torch.cat(parts) for parts in zip(forgotten, retained, strict=True)]
+        subsets = [(*parts, rows) for parts, rows in zip(forgotten, retained, strict=True)]
+        self._trainer.clear()
         heads = self._trainer.train(subsets, [original] * len(subsets), first=2 * numbers.start)
-        return _Batch(numbers, heads, forgotten, retained)
+        return _Batch(numbers, heads, [torch.cat(parts) for parts in forgotten], retained)
 
     def _confidences(self, parameters: Sequence[Tensor] | Tensor) -> Tensor:
         parameters_SCE = parameters if isinstance(parameters, Tensor) else torch.stack(list(parameters))
@@ -157,8 +161,8 @@ class _Shadows:
         if isinstance(method, Original):
             return [head.parameters_CE for head in batch.heads]
         if _is_retrained(method):
-            first = 2 * batch.numbers.start + 1
-            return [head.parameters_CE for head in self._trainer.train(batch.retained, batch.heads, first=first)]
+            first, subsets = 2 * batch.numbers.start + 1, [(rows,) for rows in batch.retained]
+            return [head.parameters_CE for head in self._trainer.train(subsets, batch.heads, first=first)]
         requests = self._requests(method, batch)
         if method.access is Access.RETAINED:
             sets = (RetainedSet(self._features_PD[index], self._labels_P[index]) for index in batch.retained)

@@ -8,13 +8,14 @@ decisions on held-out folds would be below one half on average where there is no
 from __future__ import annotations
 
 from sfu.evaluation.attacks.base import Attack, Outcome, View, outcome
-from sfu.evaluation.membership import attack_on_folds
 
 
 class Paper(Attack, name="paper"):
     """A logistic regression on the loss. The adversary has the head and rows of which it is told which are members."""
 
     def measure(self, view: View, *, splits: int, seed: int) -> Outcome:
+        from sfu.evaluation.membership import attack_on_folds  # imports PyTorch
+
         found = attack_on_folds(view.forget_losses_F, view.test_losses_K, n_splits=splits, seed=seed)
         accuracy = {"accuracy": found.score.mean, "accuracy_std": found.score.std}
         if found.losses_N is None or found.member_N is None:
