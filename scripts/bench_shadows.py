@@ -5,8 +5,8 @@
 Rows are made up: N rows of norm 1 to train on, a fifth as many test rows, classes from a noisy linear teacher. Shadows
 are drawn by :func:`sfu.evaluation.attacks.design.make_design` for a tenth of the rows to forget, and trained by
 :class:`sfu.heads.subsets.SubsetTrainer` from the head on all N rows. --direct trains some of them alone, from zero, to
-say how much longer that takes and how far the parameters differ. Times are wall times, and so upper bounds on a machine
-with other work.
+say how much longer that takes and how far the parameters differ. Wall times are upper bounds on a machine with other
+work; processor time is the sum over threads.
 """
 
 from __future__ import annotations
@@ -73,8 +73,11 @@ def main() -> None:
             heads += trainer.train(part, [original] * len(part), first=first)
         return heads
 
+    before = time.process_time()
     heads, seconds = timed(train, device)
-    print(f"{given.shadows} shadows: {seconds:.1f} s, {1000 * seconds / given.shadows:.0f} ms each")
+    spent = time.process_time() - before
+    print(f"{given.shadows} shadows: {seconds:.1f} s, {1000 * seconds / given.shadows:.0f} ms each; {spent:.1f} s of "
+          "processor time")  # fmt: skip
     for number in range(min(given.direct, given.shadows)):
         index = torch.cat(subsets[number])
         alone, seconds = timed(

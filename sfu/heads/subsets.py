@@ -174,7 +174,7 @@ class SubsetTrainer:
     def _head(self, sums: _Sums, parameters_CE: Tensor, gradient_CE: Tensor, moments_EE: Tensor, count: int) -> Head:
         original, config = self._original, self._config
         kept = Kept(
-            bound_of_moments(original.loss, moments_EE, rows=count, quick=True), sums.counts_C / count,
+            bound_of_moments(original.loss, moments_EE, rows=count), sums.counts_C / count,
             trace=float(moments_EE.trace()), projected_2K=sums.projected_2K / count,
         )  # fmt: skip
         if config.keep is Keep.full:
@@ -224,7 +224,7 @@ class SubsetTrainer:
             moments_EE.addmm_(design_BE.T, weighted_BE)
             cross_CE.addmm_(targets_BC.T, weighted_BE)
             sums_D += design_BE[:, : original.n_features].sum(0)
-            along_BK = projected(features_BD).to(like.device)
+            along_BK = projected(design_BE[:, : original.n_features])
             projected_2K.append(torch.stack([along_BK.sum(0), along_BK.square().sum(0)]))
         counts_C = self._labels_P[index].bincount(minlength=n_classes).double().to(like.device)
         return _Sums(

@@ -90,9 +90,7 @@ def curvature_bound(head: Head, rows: Rows) -> float | None:
     return factor * largest if math.isfinite(largest) else None
 
 
-def bound_of_moments(
-    loss: Loss, moments_EE: Tensor, *, rows: int, step: int = 1, eps: float = _EPS_64, quick: bool = False
-) -> float | None:
+def bound_of_moments(loss: Loss, moments_EE: Tensor, *, rows: int, step: int = 1, eps: float = _EPS_64) -> float | None:
     """Return :func:`curvature_bound` under a loss whose curvature is constant, or jumps, from the second moments.
 
     Args:
@@ -101,12 +99,11 @@ def bound_of_moments(
         rows: How many rows there are.
         step: How many of them were summed at a time.
         eps: Relative rounding of the sums.
-        quick: Whether to bound the largest eigenvalue by products where it could be computed.
     """
     # sums of a chunk's rows, then of chunks (Higham, Accuracy and stability, section 3.1)
     width = len(moments_EE)
     rounding = eps * (step + rows / step + width)
-    if width <= _DECOMPOSED and not quick:
+    if width <= _DECOMPOSED:
         largest = float(torch.linalg.eigvalsh(moments_EE)[-1])
     else:
         largest = bound_by_products(moments_EE.matmul, moments_EE[0], near=1.001, max_products=100, eps=_EPS_64)

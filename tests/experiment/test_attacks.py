@@ -32,9 +32,9 @@ def attacked(path: Path, folder: Path, *attacks: str, shadows: int = 16, methods
 def memorised(tmp_path: Path) -> Path:
     """As many rows as features and a half, which an unregularised head learns by heart."""
     rng = np.random.default_rng(0)
-    centers = 0.3 * rng.normal(size=(3, 64))
-    labels = [rng.permutation(np.arange(100) % 3) for _ in range(2)]
-    features = [(centers[one] + rng.normal(size=(100, 64))).astype(np.float32) for one in labels]
+    centers = 0.3 * rng.normal(size=(3, 100))
+    labels = [rng.permutation(np.arange(150) % 3) for _ in range(2)]
+    features = [(centers[one] + rng.normal(size=(150, 100))).astype(np.float32) for one in labels]
     path = tmp_path / "memorised.npz"
     np.savez(path, train_features=features[0], train_labels=labels[0], test_features=features[1], test_labels=labels[1])
     return path
@@ -44,7 +44,7 @@ def test_a_head_that_learned_by_heart_is_caught_and_unlearning_is_between_it_and
     """``closed_form`` is what ``unlearned_minus`` fits, and quicker."""
     methods = ["original", "retrained", "unlearned_plus", "closed_form"]
     rows = attacked(
-        memorised, tmp_path, "lira", "ulira", shadows=24, methods=methods, head__l2=1e-8, forget__fraction=0.3
+        memorised, tmp_path, "lira", "ulira", shadows=32, methods=methods, head__l2=1e-8, forget__fraction=0.3
     )
     found = {name: row["attacks"]["ulira"] for name, row in rows.items()}
     assert found["original"]["auc"] > 0.7

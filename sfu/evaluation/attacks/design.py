@@ -2,10 +2,10 @@
 
 The *pool* is the training rows, then the test rows. The *targets* are rows that were forgotten (members) and, class by
 class, as many test rows. Every shadow forgets a random half of the targets and never sees the other half. Shadows 2 k
-and 2 k + 1 have the two halves, so each target is in the requests of half of the shadows. The retained rows of such a
-pair are as many as the run's own, drawn from its retained rows and the test rows that are no targets. A request has as
-many rows as the run's: where there are fewer test rows of its classes, the rest of the forgotten rows is in all of
-them.
+and 2 k + 1 have the two halves, so each target is in the requests of half of the shadows. The retained rows of a
+shadow are as many as the run's own, drawn from its retained rows and the test rows that are no targets. (A pair that
+shared them would make the shadows of Retrained equal, and leave rounding to be compared.) A request has as many rows as
+the run's: where there are fewer test rows of its classes, the rest of the forgotten rows is in all of them.
 
 If forget and test set are random samples of one population, the run itself is one more such draw, and nothing about the
 shadows tells which half of the targets it forgot. A head that depends on the retained rows alone, such as Retrained,
@@ -62,7 +62,7 @@ class Design:
 
     def retained(self, shadow: int) -> Tensor:
         """Return the rows that it retains, ``[R]``."""
-        drawn = np.random.default_rng([self.seed, shadow // 2]).permutation(len(self.others_O))
+        drawn = np.random.default_rng([self.seed, shadow]).permutation(len(self.others_O))
         return self.others_O[torch.from_numpy(np.sort(drawn[: self.n_retain]))]
 
 

@@ -48,8 +48,7 @@ def test_every_target_is_forgotten_by_half_of_the_shadows_and_never_seen_by_the_
     assert design.inside_ST.sum(0).tolist() == [4] * 60
     assert (design.inside_ST[0] != design.inside_ST[1]).all()
     assert not (design.inside_ST[0] == design.inside_ST[2]).all()
-    assert torch.equal(design.retained(0), design.retained(1))
-    assert len(set(design.retained(0).tolist()) ^ set(design.retained(2).tolist())) > 0
+    assert len(set(design.retained(0).tolist()) ^ set(design.retained(1).tolist())) > 0
     assert not len(design.fill_G)
     again = make_design(train, test, split, n_shadows=8, seed=1)
     assert torch.equal(again.retained(5), design.retained(5))
