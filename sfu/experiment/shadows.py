@@ -39,6 +39,7 @@ from sfu.seeds import derive_seed
 from sfu.store import cache_dir
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.baselines import Original
+from sfu.unlearning.methods.newton import Newton
 from sfu.unlearning.methods.retrained import Retrained
 from sfu.unlearning.rows import row_spec
 from sfu.unlearning.tuning import Oracle
@@ -61,11 +62,25 @@ def attack_rows(run: RunContext, results: dict[str, RowResult], tick: Tick) -> d
     if attacker.needs(Needs.shadows, Needs.unlearned_shadows) and len(design.member_T):
         rows = list(heads) if attacker.needs(Needs.unlearned_shadows) else []
         shadows, unlearned = _Shadows(run, design, attacker).signals(rows, tick)
-    found = {name: attacker.attack(head, shadows, unlearned.get(name)) for name, head in heads.items()}
+    found = {
+        name: attacker.attack(head, shadows, unlearned.get(name), _noise_shift(run, results[name], run.methods[name]))
+        for name, head in heads.items()
+    }
     reference = next((name for name, one in run.methods.items() if _is_retrained(one) and name in heads), None)
     if settings.has_more_attacks:
         write_json(run.folder / "roc.json", {name: _curves(outcomes) for name, outcomes in found.items()})
     return with_gaps(found, reference)
+
+
+def _noise_shift(run: RunContext, result: RowResult, method: UnlearningMethod) -> float | str:
+    """Return how far a head without its noise is from Retrained, in standard deviations of the noise; or why not."""
+    if not isinstance(method, Newton) or method.noise_sigma == 0:
+        return "no noise was added to the head (newton.noise_sigma)"
+    if result.unlearned is None or not result.unlearned.applied or method.batches > 1 or run.retrained is None:
+        return "the step was not applied at once, or there is no retrained head to compare with"
+    head_CE = result.unlearned.head.parameters_CE.double()
+    noise_CE = method.noise(head_CE, run.method_context())
+    return float((head_CE - noise_CE - run.retrained.parameters_CE.double()).norm()) / method.noise_sigma
 
 
 def _curves(outcomes: dict[str, Outcome]) -> dict[str, dict[str, list[float]]]:

@@ -71,6 +71,7 @@ class AttackRecord(Record):
     epsilon_lower: Size | None = None
     n_members: Count | None = None
     n_others: Count | None = None
+    shift: Size | None = None
     accuracy: Percent | None = None
     accuracy_std: Size | None = None
     note: str | None = None

@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from sfu.errors import ConfigError
+from sfu.evaluation.attacks.optimal_noise import exact_figures
+from sfu.evaluation.attacks.statistics import measure
 from sfu.experiment.config import EvaluationSettings
 from sfu.heads import subsets
+from sfu.heads.files import load_head
 from sfu.results.artifacts import read_metrics, write_json
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.result import UnlearningResult
@@ -164,6 +168,32 @@ def test_a_whole_class_is_attacked(tmp_path, feature_file):
     assert {row["attacks"]["ulira"]["n_members"] for row in rows.values()} == {30}  # test rows of the class
     low, high = rows["retrained"]["attacks"]["ulira"]["auc_interval"]
     assert low <= 0.5 <= high
+
+
+def test_the_best_attack_on_noise_is_computed(tmp_path, feature_file):
+    methods, sigma = ["original", "retrained", "unlearned_minus", "unlearned_plus"], 1e-3
+    config = config_for(feature_file, evaluation__attacks=["optimal_noise"], methods=methods, newton__noise_sigma=sigma)
+    rows = run(config, tmp_path / "noisy")["rows"]
+    config.newton.noise_sigma = 0.0
+    run(config, tmp_path / "quiet")
+    quiet = {name: load_head(tmp_path / "quiet" / "heads" / name).parameters_CE for name in methods}
+    shift = float((quiet["unlearned_minus"] - quiet["retrained"]).norm()) / sigma
+    figures = rows["unlearned_minus"]["attacks"]["optimal_noise"]
+    assert figures["shift"] == pytest.approx(shift, rel=1e-6)
+    assert figures["auc"] == pytest.approx(stats.norm.cdf(shift / np.sqrt(2)))
+    assert figures["tpr_at_fpr_0.01"] == pytest.approx(stats.norm.cdf(stats.norm.ppf(0.01) + shift))
+    assert rows["unlearned_plus"]["attacks"]["optimal_noise"]["auc"] == pytest.approx(0.5, abs=1e-6)
+    assert "no noise was added" in rows["original"]["attacks"]["optimal_noise"]["note"]
+
+
+def test_the_best_attack_is_that_of_sampled_heads():
+    rng, shift = np.random.default_rng(0), 1.3
+    members, others = rng.normal(shift, size=20_000), rng.normal(size=20_000)
+    found, exact = measure(members, others, seed=0), exact_figures(shift)
+    low, high = found["auc_interval"]
+    assert low <= exact["auc"] <= high
+    low, high = found["tpr_at_fpr_0.01_interval"]
+    assert 0.95 * low <= exact["tpr_at_fpr_0.01"] <= 1.05 * high
 
 
 def test_unknown_attacks_are_refused_with_the_list():

@@ -33,6 +33,7 @@ class Needs(Enum):
     head = "head"  # nothing
     shadows = "shadows"  # heads trained on other rows
     unlearned_shadows = "unlearned_shadows"  # such heads after the row's own method
+    noise = "noise"  # how far the noise-free head is from Retrained
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class View:
         test_losses_K: That of all test rows of the same classes.
         shadows: Shadows as they were trained.
         unlearned: Shadows after the row's own method.
+        noise_shift: Distance of the head without its noise from Retrained, in standard deviations of the noise.
     """
 
     logits_TC: Tensor
@@ -64,6 +66,7 @@ class View:
     test_losses_K: Tensor
     shadows: ShadowSignals | None = None
     unlearned: ShadowSignals | None = None
+    noise_shift: float | None = None
 
 
 @dataclass(frozen=True)

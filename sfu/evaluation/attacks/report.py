@@ -63,26 +63,38 @@ class Attacker:
         """Whether an attack needs one of these."""
         return any(attack.needs in what for attack in self.attacks.values())
 
-    def attack(self, head: Head, shadows: Signals, unlearned: Signals) -> dict[str, Outcome]:
-        """Return the outcome of every attack on a head; a note stands for one that cannot be carried out."""
+    def attack(self, head: Head, shadows: Signals, unlearned: Signals, noise_shift: float | str) -> dict[str, Outcome]:
+        """Return the outcome of every attack on a head; a note stands for one that cannot be carried out.
+
+        Args:
+            head: The head.
+            shadows: What shadows say as they were trained.
+            unlearned: What they say after the row's own method.
+            noise_shift: Distance from Retrained in standard deviations of the head's noise; why it is not known.
+        """
         losses = []
         for features, labels in (self._forget, self._test):
             logits = head.logits(features).double() if len(labels) else torch.zeros(0, head.n_classes)
             losses.append(cross_entropies(logits, labels))
+        given: dict[Needs, Signals | float] = {
+            Needs.shadows: shadows, Needs.unlearned_shadows: unlearned, Needs.noise: noise_shift,
+        }  # fmt: skip
         view = View(
             head.logits(self._features_TD).double() if len(self._labels_T) else torch.zeros(0, head.n_classes),
             self._labels_T, self._design.member_T, losses[0], losses[1],
-            *(one if isinstance(one, ShadowSignals) else None for one in (shadows, unlearned)),
+            shadows=shadows if isinstance(shadows, ShadowSignals) else None,
+            unlearned=unlearned if isinstance(unlearned, ShadowSignals) else None,
+            noise_shift=noise_shift if isinstance(noise_shift, float) else None,
         )  # fmt: skip
-        given = {Needs.head: None, Needs.shadows: shadows, Needs.unlearned_shadows: unlearned}
         return {name: self._carry_out(attack, view, given) for name, attack in self.attacks.items()}
 
-    def _carry_out(self, attack: Attack, view: View, given: Mapping[Needs, Signals]) -> Outcome:
-        if attack.needs is not Needs.head:
-            if not len(view.member_T):
+    def _carry_out(self, attack: Attack, view: View, given: Mapping[Needs, Signals | float]) -> Outcome:
+        if attack.needs in given:
+            if attack.needs is not Needs.noise and not len(view.member_T):
                 return Outcome({"note": NO_OTHERS})
-            if not isinstance(signals := given[attack.needs], ShadowSignals):
-                return Outcome({"note": signals or "there are no shadows"})
+            what = given[attack.needs]
+            if what is None or isinstance(what, str):
+                return Outcome({"note": what or "there are no shadows"})
         return attack.measure(view, splits=self._splits, seed=self._seed)
 
 
