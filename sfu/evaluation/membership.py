@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,17 @@ _GRADIENT = 1e-6
 """Largest gradient of the mean objective at a solution, for standardised losses."""
 _EXACT = 1e-13
 """Gradient at which no further step is taken."""
+
+
+class AttackedFolds(NamedTuple):
+    """The attack's score, and the losses of the rows in its folds; ``None`` if there are no folds.
+
+    ``member_N`` says which of these rows are members.
+    """
+
+    score: MembershipScore
+    losses_N: NDArray[Any] | None = None
+    member_N: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,12 +60,19 @@ def cross_entropy_per_sample(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
 def membership_attack(forget_losses: Tensor, test_losses: Tensor, *, n_splits: int, seed: int) -> MembershipScore:
     """Return the mean and standard deviation of the attack's accuracy over stratified splits.
 
-    The test examples are of the forgotten classes. The larger side is subsampled. Each fold is attacked by a model that
-    was fitted on the others.
+    See :func:`attack_on_folds`.
+    """
+    return attack_on_folds(forget_losses, test_losses, n_splits=n_splits, seed=seed).score
+
+
+def attack_on_folds(forget_losses: Tensor, test_losses: Tensor, *, n_splits: int, seed: int) -> AttackedFolds:
+    """Attack each fold by a model that was fitted on the others.
+
+    The test examples are of the forgotten classes. The larger side is subsampled.
     """
     size = min(forget_losses.numel(), test_losses.numel())
     if size < 2 * n_splits:
-        return MembershipScore(None, None)
+        return AttackedFolds(MembershipScore(None, None))
     rng = np.random.default_rng(seed)
     sides = [
         values.double().cpu().numpy()[np.sort(rng.permutation(values.numel())[:size])]
@@ -72,9 +90,10 @@ def membership_attack(forget_losses: Tensor, test_losses: Tensor, *, n_splits: i
                 "%.3g to %.3g nats; check that training and unlearning did not diverge.",
                 losses_N.min(), losses_N.max(),
             )  # fmt: skip
-            return MembershipScore(None, None)
+            return AttackedFolds(MembershipScore(None, None))
         scores.append(attack.score(losses_N[held_out], member_N[held_out]))
-    return MembershipScore(100.0 * float(np.mean(scores)), 100.0 * float(np.std(scores)))
+    score = MembershipScore(100.0 * float(np.mean(scores)), 100.0 * float(np.std(scores)))
+    return AttackedFolds(score, losses_N, member_N == 1)
 
 
 @dataclass(frozen=True)

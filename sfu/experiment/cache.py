@@ -21,7 +21,10 @@ from sfu.store import Store
 
 HEAD = "head"
 """Name of the original head's entry in ``metrics.json``, and stem of the head's files in every entry."""
-_RUN_FILES = ("metrics.json", "split.safetensors", "forget_files.txt", "figure.png", "trade_off.json", "trade_off.png")
+_RUN_FILES = (
+    *("metrics.json", "split.safetensors", "forget_files.txt", "figure.png", "trade_off.json", "trade_off.png"),
+    *("roc.json", "roc.png"),
+)
 
 Result = TypeVar("Result")
 

@@ -21,6 +21,7 @@ from sfu.data.datasets.base import Dataset, FeatureDataset, ImageDataset
 from sfu.data.datasets.digits import Digits
 from sfu.data.settings import AUTO_BACKBONE, NO_BACKBONE, PAPER_BACKBONE, BackboneSettings, ForgetSettings
 from sfu.errors import ConfigError
+from sfu.evaluation.attacks.base import Attack
 from sfu.heads.settings import HeadSettings, LinearSettings, Training
 from sfu.losses.base import Layout, Loss
 from sfu.losses.quadratic import Quadratic
@@ -32,6 +33,8 @@ from sfu.seeds import SeedSettings
 from sfu.unlearning.settings import NewtonSettings, Tune
 
 DEFAULT_FRACTION = 0.1
+PAPER = "paper"
+"""The attack of the paper, which every run carries out."""
 
 
 class Reuse(Enum):
@@ -50,6 +53,20 @@ class EvaluationSettings(Settings):
 
     membership_splits: int = setting(5, "Stratified splits of the membership attack.", at_least=2)
     trade_off: bool = setting(False, "Record test and forget accuracy after each step of iterative methods.")
+    attacks: list[str] = setting([PAPER], "Membership attacks on every row: paper, loss_threshold, entropy, rmia, ...")
+    shadows: int = setting(64, "Heads trained on other rows, for attacks that need them.", at_least=8)
+
+    def check_settings(self) -> None:
+        """Refuse attacks that do not exist, or that are listed twice."""
+        for name in self.attacks:
+            Attack.named(name, "evaluation.attacks")
+        if len(set(self.attacks)) != len(self.attacks):
+            raise ConfigError(f"evaluation.attacks={self.attacks} lists an attack twice. Name each once.")
+
+    @property
+    def has_more_attacks(self) -> bool:
+        """Whether there are attacks besides the paper's."""
+        return any(name != PAPER for name in self.attacks)
 
 
 @dataclass

@@ -121,6 +121,7 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
         from sfu.experiment.pipeline import run
     from sfu.reporting.loggers.content import public_metrics
     from sfu.reporting.pictures.gaps import save_gap_plot
+    from sfu.reporting.pictures.roc import save_roc_plot
     from sfu.reporting.pictures.trade_off import save_trade_off_plot
     from sfu.reporting.text_tables import run_csv, run_markdown
 
@@ -141,6 +142,8 @@ def _run_and_save(config: DictConfig, folder: Path, overrides: list[str], sweep:
         _draw(save_gap_plot, public_metrics(metrics), figure)  # loggers upload it
         if typed.evaluation.trade_off:
             _draw(save_trade_off_plot, metrics, folder / "trade_off.png")
+        if typed.evaluation.has_more_attacks:
+            _draw(save_roc_plot, metrics, folder / "roc.png")
         logger.log_result(metrics, figure if figure.is_file() else None)
         logger.log_files(folder)
     if cache is not None and not restored and not _failures(metrics) and typed.tune is not Tune.oracle:

@@ -2,48 +2,47 @@
 
 The process is forked by a server that has never seen any data (:mod:`sfu.isolation.server`). Before it reads the
 request, the kernel closes to it every file but Python's packages and an empty folder for the result, and the network
-(:mod:`sfu.isolation.sandbox`). Plug-ins are imported inside. The result comes back as the files that the cache of rows
-has, and is checked as they are.
+(:mod:`sfu.isolation.sandbox`, :mod:`sfu.experiment.row_sandbox`). Plug-ins are imported inside. The result comes back
+as the files that the cache of rows has, and is checked as they are.
+
+The shadows of an attack (:mod:`sfu.experiment.shadows`) are unlearned in one such process for each row, which is given
+their requests one after the other.
 """
 
 from __future__ import annotations
 
-import glob
 import importlib
 import json
 import logging
 import os
 import pickle
 import shutil
-import site
 import sys
-import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field, TypeAdapter
+from torch import Tensor
 
-from sfu.config_files import config_dir
 from sfu.data.seal import sealed
+from sfu.errors import SfuError
 from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RowResult
 from sfu.experiment.resources import Usage
 from sfu.experiment.row_files import described, read_row, run_method, write_row
+from sfu.experiment.row_sandbox import KnownModules, places
+from sfu.files import write_tensors
 from sfu.heads.cores.core import Core
 from sfu.isolation.sandbox import protections, restrict
 from sfu.isolation.server import LONGEST_REPLY, Channel, ChildDied, serve, server_of
 from sfu.progress import Tick
-from sfu.readers import Count, Record, Size
-from sfu.registry import member_modules, use_members
+from sfu.readers import Count, Record, Size, floats, read_tensors
+from sfu.registry import use_members
 from sfu.request import ForgetRequest, MethodContext
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.rows import RowSpec, make_method
@@ -52,19 +51,12 @@ log = logging.getLogger(__name__)
 
 ROW_PROCESS = __name__
 """The module whose server forks the processes of rows."""
-_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
-           "/usr/share/zoneinfo", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system",
-           "/sys/fs/cgroup", "/dev/urandom", "/dev/zero")  # fmt: skip
-_CUDA = ("/usr/local/cuda", "/opt/cuda", "/proc/driver/nvidia", "/sys/bus/pci", "/sys/class", "/sys/devices")
-_RESULT = "result"  # folder
+_RESULT, _SHADOWS = "result", "shadows.safetensors"  # a folder, and a file in it
 _LONGEST_TEXT = 10_000  # characters of an error or a log record
 _PRELOADED = ("scipy.linalg", "scipy.optimize", "sfu.curvature.cross_validation", "sfu.curvature.psd_fit.solve",
               "sfu.curvature.subspace", "sfu.heads.linear", "sfu.heads.linearised", "sfu.heads.train",
               "sfu.losses.softmax", "sfu.unlearning.descent", "sfu.unlearning.further_steps")  # fmt: skip
 """It is quicker to import them once than in every row."""
-_LIBRARIES = (f"{sys.base_prefix}/lib", "/usr/lib", "/usr/local/lib")
-_OTHERS_DATA = "*/datasets/data"
-"""Datasets that packages bring along, such as scikit-learn's, from a folder of packages."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +66,18 @@ class RowTask:
     Attributes:
         method: The method itself, or the settings of a row of the configuration, which is built inside.
         config: The run's configuration, to build the method from.
+        request: The request; ``None`` if shadows' requests follow.
         sealed: Files and folders to refuse with a friendly message.
+        shadows: Number of requests that follow, each with a context of its own.
     """
 
     name: str
     method: UnlearningMethod | RowSpec
     config: RunConfig
-    request: ForgetRequest
+    request: ForgetRequest | None
     context: MethodContext
     sealed: Sequence[Path]
+    shadows: int = 0
 
 
 def packed(task: RowTask) -> bytes | None:
@@ -109,23 +104,13 @@ def run_in_process(
         tick: Called with (done, total).
     """
     kept_from = protections(isolate=True)
-    readable = _readable(device.type)
-    modules = _modules_elsewhere(readable)
-    code = [Path(place) for file, folders in modules.values() for place in folders or filter(None, [file])]
     with _scratch_folder() as scratch:
-        places = {
-            "read": [str(path) for path in (*readable, *code, *map(Path, files))],
-            "modules": modules, "members": member_modules(),
-            "closed": [str(path) for path in (*closed, *_data_of_packages())],
-            "write": [scratch, "/dev/null", *(_nvidia_devices() if device.type == "cuda" else [])],
-            "scratch": scratch, "folder": _working_folder(), "threads": torch.get_num_threads(),
-        }  # fmt: skip
         try:
             with server_of(ROW_PROCESS).task() as channel:
-                channel.send(json.dumps(places).encode())
+                channel.send(json.dumps(places(scratch, device=device.type, files=files, closed=closed)).encode())
                 channel.send(payload)
                 about = _follow(channel, tick)
-            if about is None:
+            if not isinstance(about, _Ended):
                 raise ChildDied("its process ended without a result")
             usage, error = Usage(about.seconds, about.peak_memory_mb), about.error
             result = None if error is not None else read_back(Path(scratch, _RESULT), core, device)
@@ -136,6 +121,50 @@ def run_in_process(
         return RowResult(usage, None, str(error), kept_from) if result is None else replace(result, isolation=kept_from)
 
 
+def steps_in_process(
+    payload: bytes, requests: Iterator[tuple[ForgetRequest, MethodContext]], *, device: torch.device,
+    files: Sequence[str], closed: Sequence[Path],
+) -> Tensor:  # fmt: skip
+    """Serve several requests, of shadows, by the method of a row in one process; return all parameters ``[S, C, E]``.
+
+    The process is given one request after the other, each when it has served the last one.
+
+    Args:
+        payload: The task, :func:`packed`, with their number.
+        requests: The requests, and what the method may use besides.
+        device: Where the method computes.
+        files: Files that it may read.
+        closed: Files and folders that it must not read.
+
+    Raises:
+        SfuError: A request was not served, or the process ended; the message says why.
+    """
+    with _scratch_folder() as scratch:
+        try:
+            with server_of(ROW_PROCESS).task() as channel:
+                channel.send(json.dumps(places(scratch, device=device.type, files=files, closed=closed)).encode())
+                channel.send(payload)
+                shape = None
+                for served, (request, context) in enumerate(requests):
+                    shape = request.head.parameters_CE.shape
+                    channel.send(pickle.dumps((request, replace(context, progress=None))))
+                    about = _follow(channel, lambda done, total: None)
+                    if not isinstance(about, _Served) or about.error is not None:
+                        why = "its process ended" if about is None else about.error
+                        raise SfuError(f"shadow {served} was not unlearned: {why}")
+            if shape is None:
+                raise SfuError("there are no shadows")
+            check_plain_files(Path(scratch, _RESULT))
+            found = floats(read_tensors(Path(scratch, _RESULT, _SHADOWS), "Run again."), "parameters", 3)
+            if found.shape != (served + 1, *shape):
+                raise ValueError(f"its heads are {list(found.shape)}, not {[served + 1, *shape]}")
+        except (SfuError, KeyboardInterrupt):
+            raise
+        except Exception as wrong:
+            raise SfuError(f"shadows could not be unlearned ({type(wrong).__name__}: {wrong})") from wrong
+    return found.to(device)
+
+
 def read_back(folder: Path, core: Core | None, device: torch.device) -> RowResult:
     """Read a row's result from the folder it has left.
 
@@ -143,12 +172,17 @@ def read_back(folder: Path, core: Core | None, device: torch.device) -> RowResul
         ValueError: Something there is a link, which may lead to what only this process can read, or no file.
         ArtifactError: A file is missing or damaged.
     """
+    check_plain_files(folder)
+    return read_row(folder, core, device)
+
+
+def check_plain_files(folder: Path) -> None:
+    """Raise :class:`ValueError` unless a folder is one, and holds nothing but files."""
     if folder.is_symlink():
         raise ValueError(f"{folder.name} is no folder")
     for entry in os.scandir(folder):
         if not entry.is_file(follow_symlinks=False):
             raise ValueError(f"{entry.name} is no regular file")
-    return read_row(folder, core, device)
 
 
 def serve_children(control: int) -> None:
@@ -160,45 +194,77 @@ def serve_children(control: int) -> None:
 
 def _child(channel: Channel) -> None:
     """Be the process of one row."""
-    places, payload = channel.receive(), channel.receive()
-    if places is None or payload is None:
+    where, payload = channel.receive(), channel.receive()
+    if where is None or payload is None:
         return
-    about: dict[str, Any] = json.loads(places)
+    about: dict[str, Any] = json.loads(where)
     scratch = Path(about["scratch"])
     os.chdir(about["folder"])
     tempfile.tempdir = str(scratch / "tmp")
     for name in ("tmp", _RESULT):
         (scratch / name).mkdir()
     os.environ["JOBLIB_MULTIPROCESSING"] = "0"  # it would warn that it may make no semaphores
-    sys.meta_path.insert(0, _KnownModules(about["modules"]))
+    sys.meta_path.insert(0, KnownModules(about["modules"]))
     restrict(map(Path, about["read"]), closed=map(Path, about["closed"]), write=map(Path, about["write"]))
     use_members(about["members"])
     torch.set_num_threads(about["threads"])
     torch.set_float32_matmul_precision("highest")
     _send_log_records(channel)
-    result = _run_task(payload, channel)
+    try:
+        task: RowTask = pickle.loads(payload)
+    except BaseException as error:
+        channel.send(_ended(RowResult(Usage(), None, described(error))))
+        return
+    if task.shadows:
+        _serve_shadows(task, channel, scratch / _RESULT)
+        return
+    result = _run_task(task, channel)
     if result.unlearned is not None:
         try:
             write_row(result, scratch / _RESULT)
         except Exception as error:
             result = RowResult(result.usage, None, f"its result cannot be sent ({type(error).__name__}: {error})")
+    channel.send(_ended(result))
+
+
+def _ended(result: RowResult) -> bytes:
     said = None if result.error is None else result.error[:_LONGEST_TEXT]
-    channel.send(json.dumps({"error": said, **asdict(result.usage)}).encode())
+    return json.dumps({"error": said, **asdict(result.usage)}).encode()
 
 
-def _run_task(payload: bytes, channel: Channel) -> RowResult:
+def _serve_shadows(task: RowTask, channel: Channel, folder: Path) -> None:
+    """Be the process of a row's shadows: serve requests as they come, and write all heads in the end."""
+    found: list[Tensor] = []
+    while len(found) < task.shadows and (frame := channel.receive()) is not None:
+        request, context = pickle.loads(frame)
+        result = _run_task(replace(task, request=request, context=context), channel)
+        error = result.error
+        if result.unlearned is not None:
+            found.append(result.unlearned.head.parameters_CE.cpu())
+            if len(found) == task.shadows:
+                try:
+                    write_tensors(folder / _SHADOWS, {"parameters": torch.stack(found)})
+                except Exception as wrong:
+                    error = described(wrong)
+        channel.send(json.dumps({"served": len(found), "error": error and error[:_LONGEST_TEXT]}).encode())
+        if error is not None:
+            return
+
+
+def _run_task(task: RowTask, channel: Channel) -> RowResult:
     """Build the method and run it. What it reaches for is refused in words before the kernel refuses it."""
 
     def tick(done: int, total: int) -> None:
         channel.send(json.dumps({"done": done, "total": total}).encode())
 
     try:
-        task: RowTask = pickle.loads(payload)
+        assert task.request is not None
         with sealed(task.sealed):
             method = task.method
             if isinstance(method, RowSpec):
                 method = make_method(task.config, task.name, method)
-            return run_method(task.name, method, task.request, replace(task.context, progress=tick), None)
+            context = task.context if task.shadows else replace(task.context, progress=tick)
+            return run_method(task.name, method, task.request, context, None)
     except BaseException as error:  # an exit or an interrupt of the method's own ends its row, too
         return RowResult(Usage(), None, described(error))
 
@@ -219,11 +285,18 @@ class _Ended(Record):
     error: str | None
 
 
-_FRAMES: TypeAdapter[_Progress | _Logged | _Ended] = TypeAdapter(_Progress | _Logged | _Ended)
+class _Served(Record):
+    served: Count
+    error: str | None
 
 
-def _follow(channel: Channel, tick: Tick) -> _Ended | None:
-    """Show progress and log records until the row has ended; return its last frame, or ``None`` if there is none.
+_FRAMES: TypeAdapter[_Progress | _Logged | _Ended | _Served] = TypeAdapter(_Progress | _Logged | _Ended | _Served)
+
+
+def _follow(channel: Channel, tick: Tick) -> _Ended | _Served | None:
+    """Show progress and log records until a request is served or the row has ended; return the frame that says so.
+
+    It is ``None`` if the process has ended without one.
 
     Raises:
         ValueError: The process sends something else.
@@ -252,13 +325,6 @@ def _scratch_folder() -> Iterator[str]:
             log.warning("the temporary folder %s of a row could not be removed: %s", scratch, error)
 
 
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return os.sep
-
-
 def _send_log_records(channel: Channel) -> None:
     class Sender(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -267,60 +333,3 @@ def _send_log_records(channel: Channel) -> None:
 
     logging.captureWarnings(True)
     logging.getLogger().addHandler(Sender())
-
-
-def _readable(device: str) -> list[Path]:
-    """Return what imports need of Python, installed packages and the configuration, and what the device needs."""
-    roots = [Path(place) for place in (*_SYSTEM, *(_CUDA if device == "cuda" else ()))]
-    return [*roots, *_package_folders(), Path(sys.base_prefix) / "lib", config_dir()]
-
-
-def _modules_elsewhere(readable: Sequence[Path]) -> dict[str, tuple[str | None, list[str]]]:
-    """Return file and folders of the modules and packages that are imported already and lie outside of ``readable``."""
-    inside = tuple(os.path.realpath(root) + os.sep for root in readable)
-    found = {}
-    for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
-        if "." in name or name == "__main__" or not isinstance(spec, ModuleSpec):
-            continue
-        file, folders = spec.origin if spec.has_location else None, list(spec.submodule_search_locations or ())
-        places = folders or ([file] if file else [])
-        if places and not os.path.realpath(places[0]).startswith(inside):
-            found[name] = file, folders
-    return found
-
-
-class _KnownModules(MetaPathFinder):
-    """Finds the modules that the caller has imported, where the folder around them cannot be listed."""
-
-    def __init__(self, modules: Mapping[str, tuple[str | None, list[str]]]) -> None:
-        self._modules = modules
-
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if name not in self._modules:
-            return None
-        file, folders = self._modules[name]
-        if file is not None:
-            return spec_from_file_location(name, file, submodule_search_locations=folders or None)
-        spec = ModuleSpec(name, None, is_package=True)
-        spec.submodule_search_locations = folders
-        return spec
-
-
-@cache
-def _package_folders() -> list[Path]:
-    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return [Path(place) for place in (*places, *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []))]
-
-
-@cache
-def _data_of_packages() -> list[Path]:
-    folders = [
-        *_package_folders(),
-        *(Path(place) for root in _LIBRARIES for place in glob.glob(f"{root}/python3*/*-packages")),
-    ]
-    return [path for folder in folders for path in folder.glob(_OTHERS_DATA)]
-
-
-def _nvidia_devices() -> list[str]:
-    return [str(path) for path in Path("/dev").glob("nvidia*")]

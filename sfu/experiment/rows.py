@@ -22,6 +22,7 @@ from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment.context import RowResult, RunContext
 from sfu.experiment.row_files import read_row, run_method, write_row
 from sfu.experiment.row_process import RowTask, packed, run_in_process
+from sfu.experiment.shadows import attack_rows
 from sfu.heads.base import Head
 from sfu.isolation.sandbox import NOTHING, protections
 from sfu.progress import Tick
@@ -100,6 +101,10 @@ def evaluate(run: RunContext) -> dict[str, Any]:
                 scores = evaluator.evaluate(result.unlearned.head)
             rows[name] = _describe_row(run.methods[name], result, scores)
             tick(done, len(results))
+    if run.config.evaluation.attacks:
+        with run.display.stage("attacking") as tick, run.timed("attack"):
+            for name, found in attack_rows(run, results, tick).items():
+                rows[name]["attacks"] = found
     return rows
 
 

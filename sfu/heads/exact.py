@@ -30,6 +30,7 @@ def train_exact(
     *,
     tolerance: float,
     max_iterations: int,
+    warm: bool = False,
     progress: Callable[[int, int], None] | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Optimum:
@@ -39,7 +40,8 @@ def train_exact(
     solved by Cholesky, or by products if the classes share their parameters. For other losses,
     :func:`sfu.heads.newton_cg.minimize` takes as many steps as it needs.
 
-    Training by products saves its progress in ``checkpoint``.
+    ``warm`` says that the start is near the optimum (of such losses). Training by products saves its progress in
+    ``checkpoint``.
 
     Raises:
         SingularHessianError: l2 is 0 (or too small) and the Gram matrix of a quadratic loss is singular.
@@ -52,7 +54,7 @@ def train_exact(
         plan = plan_structure(Layout.shared, start_CE.shape[0], rows.width, rows.count, rows.device)
         if plan.structure is Structure.shared:
             return _one_step(objective, rows, start_CE, tolerance)
-    return minimize(objective, rows, start_CE, **limits)
+    return minimize(objective, rows, start_CE, warm=warm, **limits)
 
 
 def _one_step(objective: Objective, rows: Rows, start_CE: Tensor, tolerance: float) -> Optimum:

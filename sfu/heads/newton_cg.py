@@ -134,15 +134,16 @@ def minimize(
     *,
     tolerance: float,
     max_iterations: int,
+    warm: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Optimum:
-    """Minimise until ``|gradient| <= tolerance``.
+    """Minimise until ``|gradient| <= tolerance``; from a ``warm`` start without the rough minimisation in float32.
 
     Raises:
         SolverError: It takes more than ``max_iterations`` steps, or no step is better.
     """
     rows_32 = rows.to_float32()
-    if rows.count >= _MANY:
+    if rows.count >= _MANY and not warm:
         start_CE = _rough(objective, rows.thinned(_STRIDE).to_float32(), start_CE, tolerance)
         start_CE = _rough(objective, rows_32, start_CE, tolerance)
     descent = _Descent(objective, rows, rows_32, start_CE, tolerance)

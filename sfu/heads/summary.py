@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
@@ -15,7 +16,7 @@ from sfu.heads.projections import projected_moments
 from sfu.heads.settings import HeadSettings, Keep
 from sfu.heads.sketch import Sketch
 from sfu.lazy import torch
-from sfu.losses.base import Layout
+from sfu.losses.base import Layout, Loss
 from sfu.losses.quadratic import Quadratic
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
@@ -23,8 +24,12 @@ from sfu.operators.largest_eigenvalue import bound_by_products
 from sfu.operators.plan import plan_structure
 from sfu.operators.structure import Structure
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _DECOMPOSED = 1024  # largest E whose second moments are decomposed
 _FORMED = 2048  # largest E whose second moments are formed for the bound alone
+_EPS_64 = 2.0**-52
 _SMALLEST, _LARGEST = 1e-20, 1e30  # traces between which squares in float32 neither underflow nor overflow
 
 
@@ -80,13 +85,27 @@ def curvature_bound(head: Head, rows: Rows) -> float | None:
         quick = rows if rows.has_moments else rows.to_float32()
         if not _SMALLEST < float(quick.moments().trace()) < _LARGEST:
             quick = rows
-        moments_EE = quick.moments().double()
-        # sums of a chunk's rows, then of chunks (Higham, Accuracy and stability, section 3.1)
-        rounding = torch.finfo(quick.precision).eps * (quick.step + quick.count / quick.step + quick.width)
-        if rows.width <= _DECOMPOSED:
-            largest = float(torch.linalg.eigvalsh(moments_EE)[-1])
-        else:
-            like_E, eps = moments_EE[0], torch.finfo(torch.float64).eps
-            largest = bound_by_products(moments_EE.matmul, like_E, near=1.001, max_products=100, eps=eps)
-        largest += rounding * float(moments_EE.trace())
+        eps = torch.finfo(quick.precision).eps
+        return bound_of_moments(head.loss, quick.moments().double(), rows=quick.count, step=quick.step, eps=eps)
     return factor * largest if math.isfinite(largest) else None
+
+
+def bound_of_moments(loss: Loss, moments_EE: Tensor, *, rows: int, step: int = 1, eps: float = _EPS_64) -> float | None:
+    """Return :func:`curvature_bound` under a loss whose curvature is constant, or jumps, from the second moments.
+
+    Args:
+        loss: The loss.
+        moments_EE: The rows' second moments, in float64.
+        rows: How many rows there are.
+        step: How many of them were summed at a time.
+        eps: Relative rounding of the sums.
+    """
+    # sums of a chunk's rows, then of chunks (Higham, Accuracy and stability, section 3.1)
+    width = len(moments_EE)
+    rounding = eps * (step + rows / step + width)
+    if width <= _DECOMPOSED:
+        largest = float(torch.linalg.eigvalsh(moments_EE)[-1])
+    else:
+        largest = bound_by_products(moments_EE.matmul, moments_EE[0], near=1.001, max_products=100, eps=_EPS_64)
+    largest = loss.constants.curvature_bound * (largest + rounding * float(moments_EE.trace()))
+    return largest if math.isfinite(largest) else None

@@ -22,7 +22,7 @@ from sfu.heads.recipe import EARLY_STOPPED, OPTIMUM
 from sfu.heads.settings import HeadSettings, Training
 from sfu.heads.summary import check_keep, summarise
 from sfu.lazy import torch
-from sfu.losses.base import Loss
+from sfu.losses.base import Layout, Loss
 from sfu.losses.rows import check_weights
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def train_like(
     weights_N: Tensor | None = None,
     noise: Certificate | None = None,
     noise_seed: int | None = None,
+    start_CE: Tensor | None = None,
     checkpoint: Checkpoint | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Head:
@@ -81,6 +82,8 @@ def train_like(
         noise: With ``head.objective_noise``, the certificate whose b is used again; ``None`` draws a new b.
         noise_seed: Seed of b: results can be repeated, but certify nothing to whoever knows the seed. ``None`` uses the
             operating system's entropy.
+        start_CE: Where exact training starts if the optimum takes several steps, such as the optimum of similar rows;
+            by default at zero.
         checkpoint: Where exact training of a linearised head saves its progress.
         progress: Called with (steps done, largest number of steps).
 
@@ -109,9 +112,10 @@ def train_like(
     warn_of_absent_classes(blank, rows)
     objective = blank.objective_of(rows.weight)
     if exact:
+        start_CE = None if original.layout is Layout.shared else start_CE  # one step from zero is enough
         optimum = train_exact(
-            objective, rows, zero_CE, tolerance=config.tolerance, max_iterations=config.max_iterations,
-            progress=progress, checkpoint=checkpoint,
+            objective, rows, zero_CE if start_CE is None else start_CE.to(zero_CE), tolerance=config.tolerance,
+            max_iterations=config.max_iterations, warm=start_CE is not None, progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
         parameters_CE, gradient_CE = optimum.parameters_CE.to(dtype).double(), optimum.gradient_CE
     elif config.training is Training.sgd:

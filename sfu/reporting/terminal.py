@@ -21,6 +21,7 @@ from rich.text import Text as RichText
 from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
+from sfu.reporting.attacks import FOUND, READING, TITLE, attack_cells, attacks_of
 from sfu.reporting.columns import (
     COLUMNS,
     DIFFERENCES,
@@ -243,6 +244,42 @@ class _Differences:
         yield Text(words.DIFFERENCE.replace(DIFFERENT, differs), style="dim")
 
 
+class _Attacks:
+    """The areas of all attacks: as many columns as fit, the last ones first, which are the strongest."""
+
+    def __init__(self, table: ResultTable) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        plus_minus, differs = ("+-", "!=") if options.ascii_only else ("±", FOUND)
+        groups = [(group, attack_cells(self.table, group, plus_minus)) for group in self.table.groups if group.rows]
+        lines = [(visible(name), [cell.replace(FOUND, differs) for cell in cells]) for _, rows in groups
+                 for name, cells in rows]  # fmt: skip
+        names = attacks_of(self.table)
+        room = options.max_width - max(_NARROWEST_NAME, max(cell_len(name) for name, _ in lines))
+        columns: list[list[Text]] = []
+        for index in reversed(range(len(names))):
+            cells = [line[index] for _, line in lines]
+            marks = max(map(cell_len, (cell[cell.find(differs) - 1 :] for cell in cells if differs in cell)), default=0)
+            shown = [names[index], *(cell if differs in cell else cell + marks * " " for cell in cells)]
+            width = max(map(cell_len, shown))
+            if width + 1 > room and columns:
+                break
+            room -= width + 1
+            columns.insert(0, [Text(one.rjust(width)) for one in shown])
+        width = min(max(cell_len(name) for name, _ in lines), max(options.max_width // 2, _NARROWEST_NAME))
+        yield _grid([[Text("method"), *(column[0] for column in columns)]], width, header=True)
+        start = 0
+        for group, rows in groups:
+            if setting := words.setting_of(group):
+                yield Text(setting, style="bold")
+            places = range(start, start := start + len(rows))
+            yield _grid([[Text(lines[i][0]), *(column[i + 1] for column in columns)] for i in places], width)
+        if hidden := names[: len(names) - len(columns)]:
+            yield Text(f"Not shown at this width: {', '.join(hidden)}.", style="dim")
+        yield Text(READING.replace(FOUND, differs), style="dim")
+
+
 def _grid(lines: Sequence[Sequence[Text]], width: int, *, header: bool = False) -> Table:
     """Lines of a table, or its heading, whose names are folded at a width."""
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, show_header=header)
@@ -271,6 +308,8 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
             parts += [Text(""), differences]
         elif any(row.n == 1 for _, row in body.rows):
             parts.append(Text(words.ONE_RUN, style="dim"))
+        if attacks_of(table):
+            parts += [Text(""), Text(TITLE, style="bold"), _Attacks(table)]
     for title, lines, style in (
         ("Averaged over fewer runs:", words.gaps_in_data(table), ""),
         ("Failed:", words.failures(table), WORSE_STYLE),

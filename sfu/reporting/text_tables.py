@@ -11,6 +11,7 @@ from typing import Any
 from sfu.names import visible
 from sfu.reporting import format as fmt
 from sfu.reporting import words
+from sfu.reporting.attacks import READING, TITLE, attack_cells, attacks_of
 from sfu.reporting.columns import (
     DIFFERENCES,
     DIFFERENT,
@@ -100,6 +101,7 @@ def markdown_table(table: ResultTable, title: str | None = None) -> str:
     best = f"**Bold**: best among the methods without source data{' at this setting' if table.varied else ''}."
     parts.append(f"{words.SIGNED} {words.SCALE} {best} `!`: worse than doing nothing.")
     parts += _markdown_differences(table) or ([words.ONE_RUN] if table.n_runs == 1 else [])
+    parts += _markdown_attacks(table)
     parts += markdown_list("Averaged over fewer runs:", words.gaps_in_data(table))
     parts += markdown_list("Failed:", words.failures(table))
     parts += map(escape_cell, words.unenforced(table))
@@ -121,6 +123,18 @@ def _markdown_differences(table: ResultTable) -> list[str]:
     return (
         ["**Differences from Retrained**", markdown_rows(header, body), escape_cell(words.DIFFERENCE)] if body else []
     )
+
+
+def _markdown_attacks(table: ResultTable) -> list[str]:
+    """The areas of all attacks, if there are attacks besides the paper's."""
+    names = attacks_of(table)
+    body = [
+        [*group.overrides.values(), words.marked(name, group.rows[name]), *cells]
+        for group in table.groups
+        for name, cells in attack_cells(table, group)
+    ]
+    header = [*table.varied, "Method", *names]
+    return [f"**{TITLE}**", markdown_rows(header, body), READING] if names else []
 
 
 def run_markdown(metrics: Metrics) -> str:

@@ -9,10 +9,13 @@ A single run is a table of one run, so that every table, picture and verdict is 
      "groups": [{"overrides": {"head.l2": "0.001"}, "n": 3, "n_failed": 0, "over": {"seed": ["0", "1", "2"]},
                  "data": [[dataset | None, backbone | None]],
                  "rows": {method: {"access": str | None, "tuning": str | None, "n": 3, "n_applied": 3, "notes": [str],
+                                   "attacks": {attack: {key: statistic}},
                                    "metrics": {name: {"mean": float | None, "std": float | None,
                                                       "stderr": float | None, "n": 3, "missing": 0,
                                                       "interval": [float, float] | None,
                                                       "values": [float | None]}}}}}]}
+
+where a ``statistic`` is what ``metrics`` holds for each name.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sfu.results.rows import LABELS, Metrics, Row, is_number, rows_of, unenforced
+from sfu.results.rows import LABELS, Metrics, Row, attacks_of_row, is_number, rows_of, unenforced
 from sfu.results.statistic import MARGINS, Relation, Statistic, relation
 
 Overrides = Mapping[str, str]
@@ -40,7 +43,7 @@ class MethodResult:
 
     ``access`` says what it may read (``none``, ``forget``, ``stored`` or ``retained``), ``tuning`` how its settings
     were chosen, ``n_applied`` in how many runs the whole step was applied, ``unenforced`` what did not keep it from the
-    retained data in some run (:func:`sfu.results.rows.unenforced`).
+    retained data in some run (:func:`sfu.results.rows.unenforced`), ``attacks`` the figures of each membership attack.
     """
 
     access: str | None
@@ -50,6 +53,7 @@ class MethodResult:
     notes: list[str]
     metrics: dict[str, Statistic]
     unenforced: list[str] = field(default_factory=list)
+    attacks: dict[str, dict[str, Statistic]] = field(default_factory=dict)
 
     def __getitem__(self, metric: str) -> Statistic:
         return self.metrics.get(metric) or Statistic()
@@ -249,6 +253,8 @@ def _method_result(rows: Sequence[Row | None]) -> MethodResult:
     """Summarise one method; ``rows`` has None for a run without it."""
     present = [row for row in rows if row is not None]
     values = [(key, value) for row in present for key, value in row.items() if key not in LABELS]
+    attacks = [attacks_of_row(row or {}) for row in rows]
+    names = dict.fromkeys(name for found in attacks for name in found)
     texts = {key for key, value in values if value is not None and not is_number(value)}
     return MethodResult(
         access=present[0].get("access"),
@@ -262,4 +268,11 @@ def _method_result(rows: Sequence[Row | None]) -> MethodResult:
             for key in dict.fromkeys(key for key, _ in values)
             if key not in texts
         },
+        attacks={name: _statistics([found.get(name, {}) for found in attacks]) for name in names},
     )
+
+
+def _statistics(figures: Sequence[Mapping[str, float]]) -> dict[str, Statistic]:
+    """Summarise every number that some run has."""
+    keys = dict.fromkeys(key for found in figures for key in found)
+    return {key: Statistic.of([found.get(key) for found in figures]) for key in keys}

@@ -7,6 +7,7 @@ examples.secret      digests of all examples of the data, by which a purge knows
 forget_files.txt     the files of the images to forget, if they are files
 heads/NAME.*         Original and every row's head, safetensors + JSON; NAME.secret, for its owner: noise and Hessian
 metrics.json         the result (schema 1), also as metrics.csv, table.md, figure.png
+roc.json             the ROC curve of each attack on each row, with evaluation.attacks besides the paper's; also roc.png
 trade_off.json       test and forget accuracy along the path of each row, with evaluation.trade_off; also trade_off.png
 """
 
@@ -16,9 +17,9 @@ import json
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from sfu.errors import ArtifactError
 from sfu.files import SECRET, leftovers, write_tensors, write_text
@@ -43,10 +44,38 @@ METRICS_SCHEMA = 1
 FILES = (
     *("config.yaml", "status.json", "split.safetensors", "examples.secret", "forget_files.txt"),
     *("metrics.json", "metrics.csv", "table.md", "figure.png", "trade_off.json", "trade_off.png"),
+    *("roc.json", "roc.png"),
 )
 
 Cell = Scalar | list[Any] | dict[str, Any]
 """What a row may say; lists and mappings are not shown."""
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Interval = tuple[Share, Share]
+
+
+class AttackRecord(Record):
+    """The figures of one membership attack on a row; those that sfu does not know are kept."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Cell]
+
+    auc: Share | None = None
+    auc_interval: Interval | None = None
+    auc_gap: Annotated[float, Field(ge=-1, le=1)] | None = None
+    balanced_accuracy: Share | None = None
+    tpr_at_1: Share | None = Field(None, alias="tpr_at_fpr_0.01")
+    tpr_at_1_interval: Interval | None = Field(None, alias="tpr_at_fpr_0.01_interval")
+    tpr_at_01: Share | None = Field(None, alias="tpr_at_fpr_0.001")
+    tpr_at_01_interval: Interval | None = Field(None, alias="tpr_at_fpr_0.001_interval")
+    epsilon_lower: Size | None = None
+    n_members: Count | None = None
+    n_others: Count | None = None
+    shift: Size | None = None
+    accuracy: Percent | None = None
+    accuracy_std: Size | None = None
+    note: str | None = None
 
 
 class RowRecord(Record):
@@ -73,6 +102,7 @@ class RowRecord(Record):
     seconds: Size | None = None
     peak_memory_mb: Size | None = None
     isolation: str | None = None
+    attacks: dict[str, AttackRecord] | None = None
 
 
 class _Named(Record):

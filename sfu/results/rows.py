@@ -10,7 +10,7 @@ Row = Mapping[str, Any]
 Metrics = Mapping[str, Any]
 """The content of metrics.json."""
 
-LABELS = ("access", "tuning", "applied", "note", "details", "error", "isolation")
+LABELS = ("access", "tuning", "applied", "note", "details", "error", "isolation", "attacks")
 """What a row says besides its metrics."""
 
 
@@ -40,10 +40,27 @@ def rows_of(metrics: Metrics) -> dict[str, Row]:
 
 
 def flatten_row(row: Row) -> dict[str, Any]:
-    """Return a row's scalars, those of ``details`` as ``details.<key>``; leave out everything else."""
+    """Return a row's scalars, and no others.
+
+    Those of ``details`` are ``details.<key>``, and numbers of attacks ``attacks.<attack>.<key>``.
+    """
     flat = {key: value for key, value in row.items() if key != "details" and is_scalar(value)}
     details = row.get("details") or {}
-    return flat | {f"details.{key}": value for key, value in details.items() if is_scalar(value)}
+    flat |= {f"details.{key}": value for key, value in details.items() if is_scalar(value)}
+    return flat | {
+        f"attacks.{name}.{key}": value for name, found in attacks_of_row(row).items() for key, value in found.items()
+    }
+
+
+def attacks_of_row(row: Row) -> dict[str, dict[str, float]]:
+    """Return the numbers of every attack on a row; the ends of intervals are ``<key>.low`` and ``<key>.high``."""
+    found: dict[str, dict[str, float]] = {}
+    for name, figures in (row.get("attacks") or {}).items():
+        found[name] = {key: value for key, value in figures.items() if is_number(value)}
+        for key, value in figures.items():
+            if isinstance(value, list) and len(value) == 2 and all(map(is_number, value)):
+                found[name] |= {f"{key}.low": value[0], f"{key}.high": value[1]}
+    return found
 
 
 def flat_items(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

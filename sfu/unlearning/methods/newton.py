@@ -356,10 +356,12 @@ class Newton(UnlearningMethod, name="newton"):
         return first
 
     def _with_noise(self, parameters_CE: Tensor, context: MethodContext) -> Tensor:
-        if self.noise_sigma == 0:
-            return parameters_CE
-        drawn = torch.randn(parameters_CE.shape, generator=context.generator("noise"), dtype=torch.float64)
-        return parameters_CE + self.noise_sigma * drawn.to(parameters_CE)
+        return parameters_CE if self.noise_sigma == 0 else parameters_CE + self.noise(parameters_CE, context)
+
+    def noise(self, like_CE: Tensor, context: MethodContext) -> Tensor:
+        """Return the noise that is added to the parameters of a request that is served at once."""
+        drawn = torch.randn(like_CE.shape, generator=context.generator("noise"), dtype=torch.float64)
+        return self.noise_sigma * drawn.to(like_CE)
 
 
 def _ledger(request: ForgetRequest, assessment: Assessment, context: MethodContext) -> Ledger:
