@@ -50,6 +50,12 @@ class EvaluationSettings(Settings):
 
     membership_splits: int = setting(5, "Stratified splits of the membership attack.", at_least=2)
     trade_off: bool = setting(False, "Record test and forget accuracy after each step of iterative methods.")
+    klom: int = setting(0, "Heads of each ensemble that KLoM compares with retrained ones; 0: no KLoM.", at_least=0)
+
+    def check_settings(self) -> None:
+        """Refuse an ensemble without a spread."""
+        if self.klom == 1:
+            raise ConfigError("evaluation.klom=1 is an ensemble without a spread. Give at least 2 heads, or 0.")
 
 
 @dataclass

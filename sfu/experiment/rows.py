@@ -20,13 +20,13 @@ from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment.context import RowResult, RunContext
+from sfu.experiment.ensembles import klom_of_rows
 from sfu.experiment.row_files import read_row, run_method, write_row
 from sfu.experiment.row_process import RowTask, packed, run_in_process
 from sfu.heads.base import Head
 from sfu.isolation.sandbox import NOTHING, protections
-from sfu.progress import Tick
 from sfu.reporting.loggers.base import NullLogger
-from sfu.request import Access, ForgetRequest, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import write_json
 from sfu.store import cache_dir
 from sfu.unlearning.base import UnlearningMethod
@@ -80,6 +80,7 @@ def run_rows_with_data(run: RunContext) -> None:
 def evaluate(run: RunContext) -> dict[str, Any]:
     """Score every row, save its head, and return the rows of the table."""
     rows: dict[str, Any] = {}
+    ensembles = klom_of_rows(run, _compute_row)
     with run.display.stage("evaluating") as tick, run.timed("evaluate"):
         evaluator = Evaluator(
             run.data, run.split, run.request.head, run.retrained,
@@ -98,7 +99,7 @@ def evaluate(run: RunContext) -> dict[str, Any]:
             if result.unlearned is not None:
                 result.unlearned.head.save(run.folder / "heads" / name)
                 scores = evaluator.evaluate(result.unlearned.head)
-            rows[name] = _describe_row(run.methods[name], result, scores)
+            rows[name] = _describe_row(run.methods[name], result, scores | ensembles.get(name, {}))
             tick(done, len(results))
     return rows
 
@@ -127,7 +128,7 @@ def _run_row(
 ) -> None:
     sees = "source-free" if retained is None else "with the retained data"
     with run.display.stage(f"{name} ({sees})") as tick:
-        make = partial(_compute_row, run, name, method, request, retained, tick)
+        make = partial(_compute_row, run, name, method, request, retained, run.method_context(tick))
         if run.cache is None:
             result = make()
         else:
@@ -141,10 +142,9 @@ def _run_row(
 
 def _compute_row(
     run: RunContext, name: str, method: UnlearningMethod, request: ForgetRequest, retained: RetainedSet | None,
-    tick: Tick,
+    context: MethodContext,
 ) -> RowResult:  # fmt: skip
     """Run a row: a source-free one in a process of its own, if there can be one, and any other on its own copies."""
-    context = run.method_context(tick)
     if retained is None and protections(isolate=run.config.isolate) != NOTHING:
         config = replace(run.config, logger=NullLogger())
         given = row_spec(config, name) if run.methods_named else method
@@ -152,7 +152,7 @@ def _compute_row(
         if (payload := packed(task)) is not None:
             closed = [*run.sealed_paths, cache_dir(""), run.folder]
             result = run_in_process(
-                payload, device=run.device, files=method.files, closed=closed, core=run.core, tick=tick
+                payload, device=run.device, files=method.files, closed=closed, core=run.core, tick=context.report
             )
             return _fitting(result, request.head)
     result = _fitting(run_method(name, method, request.private(), context, retained), request.head)
