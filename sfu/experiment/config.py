@@ -50,6 +50,7 @@ class EvaluationSettings(Settings):
 
     membership_splits: int = setting(5, "Stratified splits of the membership attack.", at_least=2)
     trade_off: bool = setting(False, "Record test and forget accuracy after each step of iterative methods.")
+    theory: bool = setting(False, "Check the paper's bounds on Newton steps against the retained data.")
     klom: int = setting(0, "Heads of each ensemble that KLoM compares with retrained ones; 0: no KLoM.", at_least=0)
 
     def check_settings(self) -> None:

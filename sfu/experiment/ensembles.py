@@ -113,7 +113,7 @@ def _unlearned(
 ) -> Head | None:  # fmt: skip
     """Return what a row makes of one member, or ``None`` if it fails."""
     seeds = {purpose: derive_seed(seed, purpose) for purpose in run.seeds} | {"training": seed}
-    context = replace(run.method_context(), seeds=seeds, keep_path=False)
+    context = replace(run.method_context(), seeds=seeds, keep_path=False, keep_curvature=False)
     retained = rows if method.access is Access.RETAINED else None
     given = request.without_summary() if method.access is Access.FORGET else request
     with nullcontext() if retained is not None else sealed(run.sealed_paths):

@@ -19,6 +19,7 @@ from sfu.data.seal import sealed
 from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
+from sfu.evaluation.theory import theory_of
 from sfu.experiment.context import RowResult, RunContext
 from sfu.experiment.ensembles import klom_of_rows
 from sfu.experiment.row_files import read_row, run_method, write_row
@@ -31,6 +32,7 @@ from sfu.results.artifacts import write_json
 from sfu.store import cache_dir
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
+from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.rows import row_spec
 from sfu.unlearning.tuning import nearest
 
@@ -98,10 +100,20 @@ def evaluate(run: RunContext) -> dict[str, Any]:
             scores: dict[str, Any] = {}
             if result.unlearned is not None:
                 result.unlearned.head.save(run.folder / "heads" / name)
-                scores = evaluator.evaluate(result.unlearned.head)
+                scores |= evaluator.evaluate(result.unlearned.head)
+                if run.config.evaluation.theory:
+                    scores["theory"] = _theory(run, result.unlearned)
             rows[name] = _describe_row(run.methods[name], result, scores | ensembles.get(name, {}))
             tick(done, len(results))
     return rows
+
+
+def _theory(run: RunContext, result: UnlearningResult) -> dict[str, Any] | None:
+    """Check the paper's bounds on a Newton step, if the row took one whose Hessian it kept."""
+    if result.curvature is None:
+        return None
+    seed = run.seeds["perturbation"]
+    return theory_of(result.curvature, run.request, _retained_set(run), run.retrained, seed=seed)
 
 
 def _augment(run: RunContext) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
