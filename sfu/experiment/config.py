@@ -51,6 +51,7 @@ class EvaluationSettings(Settings):
     membership_splits: int = setting(5, "Stratified splits of the membership attack.", at_least=2)
     trade_off: bool = setting(False, "Record test and forget accuracy after each step of iterative methods.")
     theory: bool = setting(False, "Check the paper's bounds on Newton steps against the retained data.")
+    white_box: bool = setting(False, "Reconstruct the forgotten rows from the heads before and after.")
     klom: int = setting(0, "Heads of each ensemble that KLoM compares with retrained ones; 0: no KLoM.", at_least=0)
 
     def check_settings(self) -> None:

@@ -20,6 +20,7 @@ from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.evaluation.theory import theory_of
+from sfu.evaluation.white_box import WhiteBox
 from sfu.experiment.context import RowResult, RunContext
 from sfu.experiment.ensembles import klom_of_rows
 from sfu.experiment.row_files import read_row, run_method, write_row
@@ -96,11 +97,16 @@ def evaluate(run: RunContext) -> dict[str, Any]:
                 if result.unlearned is not None
             }
             write_json(run.folder / "trade_off.json", paths)
+        attacker = None
+        if run.config.evaluation.white_box:
+            attacker = WhiteBox(run.request, _retained_set(run), run.data.test_features_TD)
         for done, (name, result) in enumerate(results.items(), start=1):
             scores: dict[str, Any] = {}
             if result.unlearned is not None:
                 result.unlearned.head.save(run.folder / "heads" / name)
                 scores |= evaluator.evaluate(result.unlearned.head)
+                if attacker is not None:
+                    scores["white_box"] = attacker.attack(result.unlearned.head)
                 if run.config.evaluation.theory:
                     scores["theory"] = _theory(run, result.unlearned)
             rows[name] = _describe_row(run.methods[name], result, scores | ensembles.get(name, {}))
