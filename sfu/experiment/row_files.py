@@ -98,7 +98,7 @@ def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str
     if result.path:
         write_tensors(folder / f"{stem}.{_PATH}", {"path": torch.stack(result.path)})
     if result.curvature is not None:
-        write_tensors(folder / f"{stem}.{_CURVATURE}", result.curvature.tensors())
+        write_tensors(folder / f"{stem}.{_CURVATURE}", result.curvature.tensors(), private=True)
     trials = [_write_result(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(result.trials)]
     return {
         "applied": result.applied, "predicted_distance_gain": result.predicted_distance_gain,

@@ -21,7 +21,7 @@ PARTS = ("forget", "test")
 
 def test_exact_heads_are_bootstrapped_and_the_method_runs_on_each(feature_file: Path, tmp_path: Path):
     """KLoM of Original and Retrained against ensembles trained here, row by row from the seeds."""
-    config = config_for(feature_file, evaluation__klom=3, forget__fraction=0.2)
+    config = config_for(feature_file, evaluation__klom=2, forget__fraction=0.2)
     config.methods = ["original", "retrained", "unlearned_plus", "closed_form"]
     rows = run(config, tmp_path / "run")["rows"]
     for part in PARTS:
@@ -33,7 +33,7 @@ def test_exact_heads_are_bootstrapped_and_the_method_runs_on_each(feature_file: 
     forget, retain = (split_of(tmp_path / "run")[name] for name in ("forget_indices", "retain_indices"))
     heads = {
         purpose: [drawn_head(config.head, forget if purpose == "member" else forget[:0], retain, purpose, n)
-                  for n in range(3)]
+                  for n in range(2)]
         for purpose in ("member", "reference")
     }  # fmt: skip
     arrays = {name: torch.from_numpy(values) for name, values in make_arrays().items()}
@@ -95,3 +95,15 @@ def test_an_ensemble_of_one_is_refused_before_any_work():
     with pytest.raises(ConfigError, match=r"evaluation\.klom=1 is an ensemble without a spread"):
         EvaluationSettings(klom=1)
     assert EvaluationSettings(klom=2).klom == 2
+
+
+def test_without_retrained_there_is_no_klom(feature_file: Path, tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr("sfu.experiment.rows._retrained", lambda run, retained: None)
+    config = config_for(feature_file, evaluation__klom=2, evaluation__theory=True, forget__fraction=0.2)
+    config.methods = ["original", "closed_form"]
+    rows = run(config, tmp_path / "run")["rows"]
+    assert (rows["closed_form"]["klom"], rows["closed_form"]["klom_test"]) == (None, None)
+    assert rows["closed_form"]["weight_distance"] is None
+    assert rows["closed_form"]["theory"]["noise"]["shift"] is None
+    assert rows["closed_form"]["theory"]["residual"]["difference"] < 1e-8
+    assert "KLoM needs a retrained head" in caplog.text

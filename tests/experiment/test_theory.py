@@ -20,9 +20,12 @@ from tests.unlearning.cases import FORGET_CURVATURE, case
 
 def test_rows_with_a_curvature_have_a_theory(feature_file: Path, tmp_path: Path):
     config = config_for(feature_file, evaluation__theory=True, forget__fraction=0.2, newton__noise_sigma=1e-5)
+    config.evaluation.white_box = True
     config.methods = ["original", "unlearned_plus", "closed_form"]
     rows = run(config, tmp_path / "run")["rows"]
-    assert rows["original"]["theory"] is None
+    assert (rows["original"]["theory"], rows["original"]["white_box"]) == (None, None)
+    assert rows["unlearned_plus"]["white_box"]["exact"]["gradient_cosine"] > 0.99
+    assert rows["closed_form"]["white_box"]["identity"]["directions"] == 4
     assert rows["closed_form"]["isolation"] == "process, files, network"
     for name, most in (("unlearned_plus", 1e-12), ("closed_form", 1.0)):
         theory = rows[name]["theory"]
