@@ -44,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sfu.results.rows import flat_items, flatten_row, is_number, rows_of
+from sfu.results.rows import flat_items, is_number, rows_of
 from sfu.results.run_folder import read_run, run_folders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +53,13 @@ COMMANDS = {"python": "", "sfu": "-m sfu", "sfu-features": "-m sfu.cli.features"
 KEYS = {"fraction": "forget.fraction", "P": "curvature.perturbations", "l2": "head.l2", "loss": "loss.name"}
 METRICS = {
     "test": "test_accuracy", "remaining": "remain_accuracy", "forget": "forget_accuracy", "MIA": "mia",
-    "distance": "distance", "distance to Retrained": "distance",
+    "distance": "distance", "distance to Retrained": "distance", "weight distance": "weight_distance",
+    "forget JS": "forget_js", "forget margin": "forget_margin_difference", "test margin": "test_margin_difference",
+    "KLoM forget": "klom.forget.mean", "KLoM test": "klom.test.mean",
+    "Hessian error": "theory.lemma_1.measured", "Lemma 1": "theory.lemma_1.bound",
+    "retain gradient": "theory.residual.measured", "identity": "theory.residual.bound",
+    "nothing done": "theory.residual.trivial", "Theorem 1": "theory.theorem_1.bound",
+    "with 1/lambda_min": "theory.theorem_1.bound_smallest_eigenvalue",
 }  # fmt: skip
 RULES = ("authors", "source_free", "oracle")
 UNCHECKED = ("sees", "seconds", "MB")
@@ -383,7 +389,10 @@ class Runner:
         outputs = folder / "outputs"
         found = [read_run(one, with_config=True) for one in run_folders(outputs)] if outputs.exists() else []
         runs = [
-            (dict(flat_items(one.config or {})), {name: flatten_row(row) for name, row in rows_of(one.metrics).items()})
+            (
+                dict(flat_items(one.config or {})),
+                {name: dict(flat_items(row)) for name, row in rows_of(one.metrics).items()},
+            )
             for one in found
             if one.metrics
         ]

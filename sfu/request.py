@@ -67,6 +67,7 @@ class MethodContext:
         progress: Called with (done, total) by long work.
         normalize_rows: Whether features were normalised row by row; further feature files must be too.
         keep_path: Whether iterative methods record their parameters after each step, as ``UnlearningResult.path``.
+        keep_curvature: Whether Newton steps record the Hessian they inverted, as ``UnlearningResult.curvature``.
         memory: A cache shared by all settings of a method that are tried on one request; ``None`` for no cache.
     """
 
@@ -74,6 +75,7 @@ class MethodContext:
     progress: Callable[[int, int], None] | None = None
     normalize_rows: bool = False
     keep_path: bool = False
+    keep_curvature: bool = False
     memory: dict[str, Any] | None = None
 
     def remember(self, key: str, make: Callable[[], Cached]) -> Cached:

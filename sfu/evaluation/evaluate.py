@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sfu.data.feature_data import FeatureData
 from sfu.data.split import ForgetSplit
+from sfu.evaluation.distances import margin_difference, mean_jensen_shannon
 from sfu.evaluation.measures import accuracies, accuracy, agreement, mean_kl, squared_norm
 from sfu.evaluation.membership import cross_entropy_per_sample, membership_attack
 from sfu.heads.base import Head
@@ -27,7 +28,10 @@ _POINTS = 16
 _GAPS = {
     "test_gap": "test_accuracy", "remain_gap": "remain_accuracy", "forget_gap": "forget_accuracy", "mia_gap": "mia",
 }  # fmt: skip
-_COMPARISONS = (*_GAPS, "distance", "agreement", "forget_kl", "measured_distance_gain")
+_COMPARISONS = (
+    *_GAPS, "distance", "weight_distance", "agreement", "forget_kl", "forget_kl_reversed", "forget_js",
+    "forget_margin_difference", "test_margin_difference", "measured_distance_gain",
+)  # fmt: skip
 
 
 class _Scores(NamedTuple):
@@ -105,8 +109,13 @@ class Evaluator:
         values = (
             *(_difference(own.metrics[key], reference.metrics[key]) for key in _GAPS.values()),
             math.sqrt(square / nothing) if nothing > 0 else None,
+            float((head.parameters_CE - self._retrained.parameters_CE).norm()),
             agreement(own.test_TC, reference.test_TC),
             mean_kl(reference.forget_FC, own.forget_FC),
+            mean_kl(own.forget_FC, reference.forget_FC),
+            mean_jensen_shannon(own.forget_FC, reference.forget_FC),
+            margin_difference(own.forget_FC, reference.forget_FC, self._forget[1]),
+            margin_difference(own.test_TC, reference.test_TC, self._test[1]),
             nothing - square,
         )
         return dict(zip(_COMPARISONS, values, strict=True))

@@ -55,13 +55,18 @@ class EvaluationSettings(Settings):
     trade_off: bool = setting(False, "Record test and forget accuracy after each step of iterative methods.")
     attacks: list[str] = setting([PAPER], "Membership attacks on every row: paper, loss_threshold, entropy, rmia, ...")
     shadows: int = setting(64, "Heads trained on other rows, for attacks that need them.", at_least=8)
+    theory: bool = setting(False, "Check the paper's bounds on Newton steps against the retained data.")
+    white_box: bool = setting(False, "Reconstruct the forgotten rows from the heads before and after.")
+    klom: int = setting(0, "Heads of each ensemble that KLoM compares with retrained ones; 0: no KLoM.", at_least=0)
 
     def check_settings(self) -> None:
-        """Refuse attacks that do not exist, or that are listed twice."""
+        """Refuse attacks that do not exist, or that are listed twice, and an ensemble without a spread."""
         for name in self.attacks:
             Attack.named(name, "evaluation.attacks")
         if len(set(self.attacks)) != len(self.attacks):
             raise ConfigError(f"evaluation.attacks={self.attacks} lists an attack twice. Name each once.")
+        if self.klom == 1:
+            raise ConfigError("evaluation.klom=1 is an ensemble without a spread. Give at least 2 heads, or 0.")
 
     @property
     def has_more_attacks(self) -> bool:

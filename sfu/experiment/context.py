@@ -114,5 +114,8 @@ class RunContext:
 
     def method_context(self, tick: Tick | None = None) -> MethodContext:
         """Return what methods may use besides their request."""
-        normalize, keep_path = self.config.dataset.normalize_rows, self.config.evaluation.trade_off
-        return MethodContext(dict(self.seeds), tick, normalize_rows=normalize, keep_path=keep_path)
+        evaluation = self.config.evaluation
+        return MethodContext(
+            dict(self.seeds), tick, normalize_rows=self.config.dataset.normalize_rows,
+            keep_path=evaluation.trade_off, keep_curvature=evaluation.theory,
+        )  # fmt: skip

@@ -76,6 +76,7 @@ def _row_key(config: RunConfig, spec: RowSpec, base: Mapping[str, Any]) -> str:
     record = {
         "stage": "row", **base, "method": spec.kind.registered_name, "settings": spec.settings, "used": used,
         "path": config.evaluation.trade_off,
+        "curvature": config.evaluation.theory,
         "isolation": protections(isolate=config.isolate),
         "tuning": [config.tune, config.tune_budget, spec.grid] if tuned else None,
         "files": _contents(spec.curvature.files()) if "curvature" in used else [],

@@ -22,10 +22,11 @@ from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import Cell, finite
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.result import UnlearningResult
+from sfu.unlearning.step_curvature import StepCurvature
 
 log = logging.getLogger(__name__)
 
-_ROW, _PATH, _TRIAL = "row.json", "path.safetensors", "trial-{}"
+_ROW, _PATH, _CURVATURE, _TRIAL = "row.json", "path.safetensors", "curvature.safetensors", "trial-{}"
 _REMEDY = "Remove it with sfu-results rm, and it is computed again."
 
 
@@ -96,6 +97,8 @@ def _write_result(result: UnlearningResult, folder: Path, stem: str) -> dict[str
     result.head.save(folder / stem)
     if result.path:
         write_tensors(folder / f"{stem}.{_PATH}", {"path": torch.stack(result.path)})
+    if result.curvature is not None:
+        write_tensors(folder / f"{stem}.{_CURVATURE}", result.curvature.tensors(), private=True)
     trials = [_write_result(trial, folder, _TRIAL.format(n)) for n, trial in enumerate(result.trials)]
     return {
         "applied": result.applied, "predicted_distance_gain": result.predicted_distance_gain,
@@ -114,8 +117,17 @@ def _read_result(
             points = tuple(floats(read_tensors(path, _REMEDY), "path", 3).to(device))
             if points and points[0].shape != head.parameters_CE.shape:
                 raise ValueError(f"its points are {list(points[0].shape)}, not {list(head.parameters_CE.shape)}")
+    curvature = None
+    if (kept := folder / f"{stem}.{_CURVATURE}").is_file():
+        with refusing(kept, _REMEDY):
+            found, axes = read_tensors(kept, _REMEDY), {"estimate": 3, "end": 2, "numbers": 1}
+            parts = [floats(found, name, count).to(device) for name, count in axes.items()]
+            if parts[1].shape != head.parameters_CE.shape:
+                raise ValueError(f"its end is {list(parts[1].shape)}, not {list(head.parameters_CE.shape)}")
+            curvature = StepCurvature.restored(*parts)
     trials = [_read_result(trial, folder, _TRIAL.format(n), core, device) for n, trial in enumerate(about.trials)]
     return UnlearningResult(
         head, about.applied, about.predicted_distance_gain, about.details, about.note, points, tuple(trials),  # type: ignore[arg-type]
         predicted_share=about.predicted_share, predicted_share_interval=about.predicted_share_interval,
+        curvature=curvature,
     )  # fmt: skip

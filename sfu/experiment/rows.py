@@ -19,19 +19,22 @@ from sfu.data.seal import sealed
 from sfu.data.settings import NO_BACKBONE
 from sfu.errors import ConfigError, SfuError
 from sfu.evaluation.evaluate import Evaluator
+from sfu.evaluation.theory import theory_of
+from sfu.evaluation.white_box import WhiteBox
 from sfu.experiment.context import RowResult, RunContext
+from sfu.experiment.ensembles import klom_of_rows
 from sfu.experiment.row_files import read_row, run_method, write_row
 from sfu.experiment.row_process import RowTask, packed, run_in_process
 from sfu.experiment.shadows import attack_rows
 from sfu.heads.base import Head
 from sfu.isolation.sandbox import NOTHING, protections
-from sfu.progress import Tick
 from sfu.reporting.loggers.base import NullLogger
-from sfu.request import Access, ForgetRequest, RetainedSet
+from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import write_json
 from sfu.store import cache_dir
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.methods.retrained import Retrained
+from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.rows import row_spec
 from sfu.unlearning.tuning import nearest
 
@@ -81,6 +84,7 @@ def run_rows_with_data(run: RunContext) -> None:
 def evaluate(run: RunContext) -> dict[str, Any]:
     """Score every row, save its head, and return the rows of the table."""
     rows: dict[str, Any] = {}
+    ensembles = klom_of_rows(run, _compute_row)
     with run.display.stage("evaluating") as tick, run.timed("evaluate"):
         evaluator = Evaluator(
             run.data, run.split, run.request.head, run.retrained,
@@ -94,18 +98,33 @@ def evaluate(run: RunContext) -> dict[str, Any]:
                 if result.unlearned is not None
             }
             write_json(run.folder / "trade_off.json", paths)
+        attacker = None
+        if run.config.evaluation.white_box:
+            attacker = WhiteBox(run.request, _retained_set(run), run.data.test_features_TD)
         for done, (name, result) in enumerate(results.items(), start=1):
             scores: dict[str, Any] = {}
             if result.unlearned is not None:
                 result.unlearned.head.save(run.folder / "heads" / name)
-                scores = evaluator.evaluate(result.unlearned.head)
-            rows[name] = _describe_row(run.methods[name], result, scores)
+                scores |= evaluator.evaluate(result.unlearned.head)
+                if attacker is not None:
+                    scores["white_box"] = attacker.attack(result.unlearned.head)
+                if run.config.evaluation.theory:
+                    scores["theory"] = _theory(run, result.unlearned)
+            rows[name] = _describe_row(run.methods[name], result, scores | ensembles.get(name, {}))
             tick(done, len(results))
     if run.config.evaluation.attacks:
         with run.display.stage("attacking") as tick, run.timed("attack"):
             for name, found in attack_rows(run, results, tick).items():
                 rows[name]["attacks"] = found
     return rows
+
+
+def _theory(run: RunContext, result: UnlearningResult) -> dict[str, Any] | None:
+    """Check the paper's bounds on a Newton step, if the row took one whose Hessian it kept."""
+    if result.curvature is None:
+        return None
+    seed = run.seeds["perturbation"]
+    return theory_of(result.curvature, run.request, _retained_set(run), run.retrained, seed=seed)
 
 
 def _augment(run: RunContext) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
@@ -132,7 +151,7 @@ def _run_row(
 ) -> None:
     sees = "source-free" if retained is None else "with the retained data"
     with run.display.stage(f"{name} ({sees})") as tick:
-        make = partial(_compute_row, run, name, method, request, retained, tick)
+        make = partial(_compute_row, run, name, method, request, retained, run.method_context(tick))
         if run.cache is None:
             result = make()
         else:
@@ -146,10 +165,9 @@ def _run_row(
 
 def _compute_row(
     run: RunContext, name: str, method: UnlearningMethod, request: ForgetRequest, retained: RetainedSet | None,
-    tick: Tick,
+    context: MethodContext,
 ) -> RowResult:  # fmt: skip
     """Run a row: a source-free one in a process of its own, if there can be one, and any other on its own copies."""
-    context = run.method_context(tick)
     if retained is None and protections(isolate=run.config.isolate) != NOTHING:
         config = replace(run.config, logger=NullLogger())
         given = row_spec(config, name) if run.methods_named else method
@@ -157,7 +175,7 @@ def _compute_row(
         if (payload := packed(task)) is not None:
             closed = [*run.sealed_paths, cache_dir(""), run.folder]
             result = run_in_process(
-                payload, device=run.device, files=method.files, closed=closed, core=run.core, tick=tick
+                payload, device=run.device, files=method.files, closed=closed, core=run.core, tick=context.report
             )
             return _fitting(result, request.head)
     result = _fitting(run_method(name, method, request.private(), context, retained), request.head)

@@ -39,6 +39,7 @@ COLUMNS: dict[str, Column] = {
         Column("distance", "Distance", short="distance"),
         Column("agreement", "Agreement %", fmt.fixed, "agree"),
         Column("forget_kl", "Forget KL (nats)"),
+        Column("klom_forget", "Forget KLoM (nats)", short="KLoM"),
         Column("retain_gradient_norm", "Retain gradient", fmt.gradient_norm, "|grad|"),
         Column("seconds", "Seconds", fmt.seconds, "seconds"),
         Column("peak_memory_mb", "Peak MB", fmt.whole, "MB"),

@@ -34,7 +34,7 @@ from sfu.reporting.columns import (
 )
 from sfu.reporting.verdict import CRITERIA, verdicts
 from sfu.results.aggregate import MethodResult, ResultTable, table_of_run
-from sfu.results.rows import Metrics
+from sfu.results.rows import Metrics, rows_of
 
 
 class Text(RichText):
@@ -324,6 +324,32 @@ def terminal_table(table: ResultTable, title: RenderableType | None = None) -> R
     return Group(*parts)
 
 
+def theory_table(metrics: Metrics) -> RenderableType | None:
+    """Return the paper's bounds beside what was measured (``evaluation.theory``); ``None`` if no row has them."""
+    found = {name: row["theory"] for name, row in rows_of(metrics).items() if row.get("theory")}
+    if not found:
+        return None
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("theory", "|H - H_r|", "Lemma 1", "|grad|", "Theorem 1", "nothing done"):
+        grid.add_column(heading, justify="left" if heading == "theory" else "right", overflow="fold")
+    for name, theory in found.items():
+        lemma, theorem = theory["lemma_1"], theory["theorem_1"]
+        grid.add_row(
+            Text(name), fmt.significant(lemma["measured"]), _bound(lemma), fmt.significant(theorem["measured"]),
+            _bound(theorem), fmt.significant(theorem["trivial"]),
+        )  # fmt: skip
+    note = f"{WORSE}: violated.  v: vacuous, above what is known without it.  -: does not apply."
+    return Group(Text(""), grid, Text(note, style="dim"))
+
+
+def _bound(said: Mapping[str, Any]) -> Text:
+    """Return a bound of the theory with its flags."""
+    if said["not_applicable"]:
+        return Text("-")
+    flags = (WORSE if said["violated"] else "") + ("v" if said["vacuous"] else "")
+    return Text(fmt.significant(said["bound"]) + f" {flags}".rstrip(), style=WORSE_STYLE if said["violated"] else "")
+
+
 def indented(line: RichText) -> Padding:
     """Return a line of a list; what does not fit goes on under its beginning."""
     return Padding(line, (0, 0, 0, 2), expand=False)
@@ -344,6 +370,8 @@ def print_run(metrics: Metrics, folder: str | Path, console: Console) -> None:
     console.print(terminal_table(table, title), highlight=False)
     console.print()
     print_verdicts(table, console)
+    if (theory := theory_table(metrics)) is not None:
+        console.print(theory, highlight=False)
     for name, _, note in words.remarks(table):
         console.print(indented(Text(f"{name}: ", style="bold").append(note, style="not bold")))
     path = Path(folder).absolute()

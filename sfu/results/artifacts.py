@@ -98,6 +98,13 @@ class RowRecord(Record):
     distance: Size | None = None
     agreement: Percent | None = None
     forget_kl: Size | None = None
+    weight_distance: Size | None = None
+    forget_kl_reversed: Size | None = None
+    forget_js: Size | None = None
+    forget_margin_difference: Size | None = None
+    test_margin_difference: Size | None = None
+    klom_forget: Size | None = None
+    klom_test: Size | None = None
     retain_gradient_norm: Size | None = None
     seconds: Size | None = None
     peak_memory_mb: Size | None = None

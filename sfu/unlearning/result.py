@@ -17,6 +17,8 @@ from sfu.heads.base import Head, lay_out
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from sfu.unlearning.step_curvature import StepCurvature
+
 ALREADY_FORGOTTEN, TRAINED_STEPS = "already_forgotten", "trained_steps"
 REPEATED_ROWS, EQUAL_ROWS_LEFT = "repeated_rows", "equal_rows_left"
 REASONS = {
@@ -71,6 +73,7 @@ class UnlearningResult:
         note: One sentence for the reader of the table.
         path: Parameters after each step of an iterative method, the start first; evenly thinned if there are many.
         trials: The results of all settings tried, if the choice needs the retrained model.
+        curvature: The Hessian that a Newton step inverted, if ``MethodContext.keep_curvature`` asks for it.
         method: Name of the method, if :func:`sfu.unlearn` called it.
         predicted_share: Predicted share of the squared distance to Retrained that the step removes, or all requests so
             far have removed; ``None`` if it cannot be predicted.
@@ -91,6 +94,7 @@ class UnlearningResult:
     predicted_share_interval: tuple[float, float] | None = None
     reasons: tuple[str, ...] = ()
     model: nn.Module | None = field(default=None, repr=False, compare=False)
+    curvature: StepCurvature | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Lay out the tensors as those of a result from the cache are."""

@@ -213,6 +213,19 @@ def test_print_run_says_the_verdict_the_notes_and_the_files(tmp_path: Path) -> N
     assert "metrics.json, result.png" in text
 
 
+def test_theory_stands_beside_what_was_measured_with_its_flags() -> None:
+    metrics = catastrophic_run()
+    lemma = {"bound": 0.1, "measured": 0.25, "not_applicable": False, "violated": True, "vacuous": False}
+    theorem = {"bound": 7.5, "measured": 0.5, "not_applicable": False, "violated": False, "vacuous": True}
+    metrics["rows"]["unlearned_minus"]["theory"] = {"lemma_1": lemma, "theorem_1": {**theorem, "trivial": 2.5}}
+    flat = {**theorem, "trivial": 2.5, "not_applicable": True}
+    metrics["rows"]["closed_form"]["theory"] = {"lemma_1": {**lemma, "violated": False}, "theorem_1": flat}
+    lines = [line.split() for line in printed(metrics, 80).splitlines()]
+    assert ["unlearned_minus", "0.25", "0.1", "!", "0.5", "7.5", "v", "2.5"] in lines
+    assert ["closed_form", "0.25", "0.1", "0.5", "-", "2.5"] in lines
+    assert "Lemma 1" not in printed(catastrophic_run(), 80)
+
+
 @pytest.mark.parametrize("metrics", [{}, {"rows": {}}, {"rows": {"x": {}}}, {"run": {"data": {}}, "rows": {"x": {}}}])
 def test_missing_everything(metrics: dict[str, Any]) -> None:
     assert printed(metrics, 80)

@@ -43,6 +43,7 @@ from sfu.unlearning.further_steps import Candidate, StepResult, steps_along_path
 from sfu.unlearning.prediction import gains_apart, removed_so_far, share_of_step
 from sfu.unlearning.result import Remark, UnlearningResult
 from sfu.unlearning.settings import RunSettings
+from sfu.unlearning.step_curvature import StepCurvature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,7 +155,7 @@ class Newton(UnlearningMethod, name="newton"):
                 pooled, assessment = whole, assess(whole, force=self.curvature.applies_anyway)
             if (refused := withheld(assessment, self.curvature.applies_anyway)) is not None:
                 return refused.skipped(given, {"sampling_ratio": assessment.ratio})
-        reducible = pooled.earlier is None and self.estimator.is_forget_hessian(whole)
+        reducible = pooled.earlier is None and self.estimator.is_forget_hessian(whole) and not context.keep_curvature
         reduction = reduce_request(whole) if reducible else None
         request = pooled if reduction is None else reduction.request
         validation = self._estimate(request, context, retained, assessment)
@@ -172,7 +173,9 @@ class Newton(UnlearningMethod, name="newton"):
         last = self._step(first, chosen, request, context, retained)
         step_CE = last.parameters_CE - request.head.parameters_CE
         step_CE = step_CE if reduction is None else reduction.lift(step_CE)
-        parameters_CE = self._with_noise(pooled.head.parameters_CE + step_CE, context)
+        end_CE = pooled.head.parameters_CE + step_CE
+        keeps = context.keep_curvature and self.steps == self.batches == 1 and pooled.earlier is None
+        parameters_CE = self._with_noise(end_CE, context)
         head = whole.unlearned_head(parameters_CE)
         if (undone_CE := whole.head.unfinished_CE) is not None:
             l2, tilted = double.at_retained_l2().head.l2, whole.head  # the end is an optimum of the tilted objective
@@ -196,6 +199,7 @@ class Newton(UnlearningMethod, name="newton"):
             details=details | last.details,
             note="; ".join(one.text for one in decision.remarks) or None,
             reasons=tuple(dict.fromkeys(one.code for one in decision.remarks)),
+            curvature=StepCurvature.of(chosen, end_CE, given.layout, self.noise_sigma) if keeps else None,
         )
 
     def _follows_law(self, request: ForgetRequest) -> bool:
