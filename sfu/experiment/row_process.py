@@ -198,7 +198,8 @@ def _run_task(payload: bytes, channel: Channel) -> RowResult:
             method = task.method
             if isinstance(method, RowSpec):
                 method = make_method(task.config, task.name, method)
-            return run_method(task.name, method, task.request, replace(task.context, progress=tick), None)
+            context = replace(task.context, progress=tick)
+            return run_method(task.name, method, task.request, context, None, task.config.forget.parts)
     except BaseException as error:  # an exit or an interrupt of the method's own ends its row, too
         return RowResult(Usage(), None, described(error))
 
