@@ -36,6 +36,7 @@ from sfu.reporting.loggers.content import UPLOADED_SETTINGS, picked
 from sfu.reporting.published import published_table
 from sfu.schema import Choice, Settings, hydra_schema, make, meta_of, setting, typed
 from sfu.seeds import SeedSettings
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.settings import NewtonSettings, Tune
 
 DEFAULT_FRACTION = 0.1
@@ -74,6 +75,9 @@ class RunConfig(Settings):
     canaries: CanarySettings = setting(CanarySettings)
     evaluation: EvaluationSettings = setting(EvaluationSettings)
     methods: list[str] = setting([], "Rows of the table.", affects_results=False)
+    plugin_methods: bool = setting(
+        False, "Add a row for every method of installed plug-ins, as it is by default.", affects_results=False
+    )
     variants: dict[str, Any] = setting({}, "Rows of your own, by name.")
     tune: Tune = setting(Tune.authors, "How settings of methods with a grid are chosen.")
     tune_budget: int = setting(9, "Settings tried for every method that has a grid.", at_least=1)
@@ -163,6 +167,8 @@ def typed_config(config: DictConfig) -> RunConfig:
     run.backbone.name = choose_backbone(run)
     if not run.canaries.count and not run.forget.is_given():
         run.forget.fraction = DEFAULT_FRACTION
+    if run.plugin_methods:
+        run.methods += [name for name in UnlearningMethod.names_of_plugins() if name not in run.methods]
     drawn = run.seeds > 1 and run.head.training is not Training.exact
     if drawn and _RETRAINED in run.methods and _AGAIN not in run.methods:
         run.methods.insert(run.methods.index(_RETRAINED) + 1, _AGAIN)
