@@ -72,12 +72,11 @@ def ranked(table: ResultTable) -> list[str]:
     ranks = table.ranks
     if len(ranks) < _FEWEST_RANKED:
         return []
-    shown = [
-        f"{name} {fmt.compact(rank.mean)}"
-        + ("" if rank.low == rank.high else f" [{fmt.compact(rank.low)}, {fmt.compact(rank.high)}]")
-        + (f" (first in {100 * rank.best:.0f} % of draws)" if 0 < rank.best < 1 else "")
-        for name, rank in ranks.items()
-    ]
+    shown = []
+    for name, rank in ranks.items():
+        low, high = fmt.fixed(rank.low), fmt.fixed(rank.high)
+        first = f" (first in {100 * rank.best:.0f} % of draws)" if 0.005 < rank.best < 0.995 else ""
+        shown.append(f"{name} {fmt.fixed(rank.mean)}" + ("" if low == high else f" [{low}, {high}]") + first)
     settings = sum(bool(group.rows) for group in table.groups)
     over = f", mean over {settings} settings" if settings > 1 else ""
     return [f"Ranks by distance{over} [95 % over seeds]: {', '.join(shown)}."]
