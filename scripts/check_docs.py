@@ -50,7 +50,13 @@ from sfu.results.run_folder import read_run, run_folders
 ROOT = Path(__file__).resolve().parents[1]
 FEATURES, IMAGES = "cifar10_512.npz", "cifar10_images"
 COMMANDS = {"python": "", "sfu": "-m sfu", "sfu-features": "-m sfu.cli.features", "sfu-plan": "-m sfu.cli.plan"}
-KEYS = {"fraction": "forget.fraction", "P": "curvature.perturbations", "l2": "head.l2", "loss": "loss.name"}
+KEYS = {
+    "request": "request",
+    "fraction": "forget.fraction",
+    "P": "curvature.perturbations",
+    "l2": "head.l2",
+    "loss": "loss.name",
+}
 METRICS = {
     "test": "test_accuracy", "remaining": "remain_accuracy", "forget": "forget_accuracy", "MIA": "mia",
     "distance": "distance", "distance to Retrained": "distance", "weight distance": "weight_distance",
@@ -390,7 +396,7 @@ class Runner:
         found = [read_run(one, with_config=True) for one in run_folders(outputs)] if outputs.exists() else []
         runs = [
             (
-                dict(flat_items(one.config or {})),
+                {**one.overrides, **dict(flat_items(one.config or {}))},
                 {name: dict(flat_items(row)) for name, row in rows_of(one.metrics).items()},
             )
             for one in found

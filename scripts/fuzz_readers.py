@@ -811,7 +811,7 @@ def _whole_runs() -> Format:
     from sfu.experiment.result_store import result_store
 
     files = {f"{_KEY}/{k}": v for k, v in _entry(_KEY, {"metrics.json": json.dumps(METRICS).encode()}).items()}
-    keys: Any = SimpleNamespace(run=_KEY, head=_KEY, rows=dict.fromkeys(METRICS["rows"], _KEY))
+    keys: Any = SimpleNamespace(examples=_KEY, run=_KEY, head=_KEY, rows=dict.fromkeys(METRICS["rows"], _KEY))
 
     def read(folder: Path) -> object:
         found = StageCache(result_store(folder), keys).restore_run(folder / "run")

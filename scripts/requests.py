@@ -3,11 +3,12 @@
     python scripts/requests.py cifar10_512.npz
     python scripts/requests.py --quick
 
-For every request the distance to Retrained (0 is retrained, 1 is doing nothing) of sfu's step from the forget rows
-alone, of the step with up to 1,000 unlabelled rows like the training rows, of the step with as many of which half are
-turned (as rows of another dataset of the same size), and of four simple rules, from which the best is chosen with
-Retrained in hand: the cross-validated step, damping by the mean eigenvalue, the step that can do no harm, and doing
-nothing. Without a file, CIFAR-10 features are left out. Exits with 1 if a bound is broken.
+It holds sfu's own step to bounds over several hundred requests; `sfu experiment=requests` compares all methods on seven
+kinds of them. For every request the distance to Retrained (0 is retrained, 1 is doing nothing) of sfu's step from the
+forget rows alone, of the step with up to 1,000 unlabelled rows like the training rows, of the step with as many of
+which half are turned (as rows of another dataset of the same size), and of four simple rules, from which the best is
+chosen with Retrained in hand: the cross-validated step, damping by the mean eigenvalue, the step that can do no harm,
+and doing nothing. Without a file, CIFAR-10 features are left out. Exits with 1 if a bound is broken.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import math
 import re
 import reprlib
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -37,6 +37,7 @@ _DEPTH = 64
 _SMALL, _RATIO = 64 << 20, 100  # bytes that any file may unpack to, and how many times its own size a larger one may
 _NPY_HEADER = 10_000  # characters, as NumPy has it
 _PIECE = 1 << 20
+_NUMBERS = "biufc"  # kinds of dtype
 _LONG_NUMBER = 40  # characters of a whole number in YAML
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -233,8 +234,10 @@ def read_array(path: Path) -> np.ndarray:
         return _npy(file, path.stat().st_size)
 
 
-def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, keys: Sequence[str], texts: Container[str] = ()) -> dict[str, np.ndarray]:
     """Return those of ``keys`` that an npz file or, by its suffix, a safetensors file holds.
+
+    They hold numbers; those in ``texts`` may hold text.
 
     Raises:
         OSError, ValueError: It cannot be read, or does not hold what it says.
@@ -254,7 +257,7 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
         found = {}
         for key, info in wanted.items():
             with archive.open(info) as file:
-                found[key] = _npy(file, info.file_size, key)
+                found[key] = _npy(file, info.file_size, key, "biufcUS" if key in texts else _NUMBERS)
         return found
 
 
@@ -313,7 +316,7 @@ def require_modest_size(size: int, path: Path, *, packed: bool = True) -> None:
         )
 
 
-def _npy(file: IO[bytes], size: int, what: str = "it") -> np.ndarray:
+def _npy(file: IO[bytes], size: int, what: str = "it", kinds: str = _NUMBERS) -> np.ndarray:
     """Read an array from a file of ``size`` bytes; its shape must account for every one of them."""
     import numpy as np
 
@@ -328,7 +331,7 @@ def _npy(file: IO[bytes], size: int, what: str = "it") -> np.ndarray:
     np.lib.format.read_magic(header)
     read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(header)
-    if dtype.kind not in "biufc":
+    if dtype.kind not in kinds:
         why = {
             "O": "; sfu never loads pickled objects",
             "V": "; bfloat16 arrays are saved so: write them as float32",

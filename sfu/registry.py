@@ -77,6 +77,12 @@ class Registered:
         return sorted({*cls._members, *_elsewhere.get(cls.kind, ())})
 
     @classmethod
+    def names_of_plugins(cls) -> list[str]:
+        """Names of the members that other packages have registered, sorted."""
+        names = cls.names() if has_plugins() else []
+        return [name for name in names if cls.named(name).__module__.partition(".")[0] != "sfu"]
+
+    @classmethod
     def named(cls, name: str, key: str | None = None) -> type[Self]:
         """Return the member ``name``.
 

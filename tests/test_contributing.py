@@ -77,6 +77,20 @@ def test_from_a_package_of_ones_own(tmp_path: Path) -> None:
             timeout=60, check=True,
         )  # fmt: skip
         assert set(shown) <= set(done.stdout.split())
+    benchmark = [
+        "experiment=benchmark", "request=random,class", "methods=[original,retrained,gradient_step]", "seeds=2",
+        "logger=none", "isolate=false", "hydra.sweep.dir=benchmark",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "sfu", *benchmark], env=environment, cwd=folder, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    table = json.loads((folder / "benchmark" / "sweep.json").read_text())
+    assert [list(group["rows"]) for group in table["groups"]] == [
+        ["original", "retrained", "gradient_step", "shrink_weights"]
+    ] * 2
+    assert set(table["ranks"]) == {"original", "gradient_step", "shrink_weights"}
 
 
 @pytest.mark.slow

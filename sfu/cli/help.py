@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sfu.schema import Choice
 
 WIDTH = 80
-_GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "logger", "launcher", "experiment")
+_GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "request", "logger", "launcher", "experiment")
 _USAGE = """\
 sfu: source-free machine unlearning for PyTorch. It trains a head, discards the
 training data, unlearns, and measures how close that came to retraining.
@@ -61,10 +61,9 @@ def rows_text() -> str:
     if has_plugins():
         from sfu.unlearning.base import UnlearningMethod
 
-        for name in UnlearningMethod.names():
+        for name in UnlearningMethod.names_of_plugins():
             kind = UnlearningMethod.named(name)
-            if kind.__module__.partition(".")[0] != "sfu":
-                lines.append(_wrapped(f"{name:<26}", (kind.__doc__ or "").strip().partition("\n")[0]))
+            lines.append(_wrapped(f"{name:<26}", (kind.__doc__ or "").strip().partition("\n")[0]))
     return "\n".join(lines)
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sfu.data.raw_arrays import check_features, check_labels
+from sfu.data.raw_arrays import check_features, check_groups, check_labels
 from sfu.errors import DataError
 from sfu.lazy import torch
+from sfu.names import composed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,28 @@ class ImageRows:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """Whose the training rows are.
+
+    Attributes:
+        numbers_N: The number of each row's group; -1 for a row that belongs to none.
+        names: Names of the groups, sorted.
+    """
+
+    numbers_N: np.ndarray
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names_N: np.ndarray | None) -> Groups | None:
+        """Return the groups of rows with these names ``[N]``, of which an empty one belongs to no group."""
+        if names_N is None:
+            return None
+        names, numbers_N = np.unique([composed(str(name)) for name in names_N], return_inverse=True)
+        blank = int(len(names) > 0 and names[0] == "")
+        return cls(numbers_N - blank, tuple(names[blank:].tolist()))
+
+
+@dataclass(frozen=True)
 class FeatureData:
     """Features and labels of one dataset, on the CPU.
 
@@ -51,6 +74,7 @@ class FeatureData:
         class_names: C names, or none.
         train_images: The images behind the training rows, in the same order; ``None`` if there are none.
         about_images: Where the features came from, for the record.
+        groups: Whose the training rows are, if the dataset says so.
     """
 
     name: str
@@ -62,6 +86,7 @@ class FeatureData:
     class_names: tuple[str, ...] = ()
     train_images: ImageRows | None = None
     about_images: dict[str, object] = field(default_factory=dict)
+    groups: Groups | None = None
 
     @property
     def n_train(self) -> int:
@@ -89,12 +114,13 @@ def make_feature_data(
     train_labels: np.ndarray,
     test_features: np.ndarray,
     test_labels: np.ndarray,
+    train_groups: np.ndarray | None = None,
     *,
     n_classes: int | None = None,
     normalize_rows: bool = False,
     source: str = "dataset",
 ) -> FeatureData:
-    """Check raw arrays, features ``[N, D]`` and labels ``[N]``, and build a :class:`FeatureData`.
+    """Check raw arrays, features ``[N, D]``, labels and groups ``[N]``, and build a :class:`FeatureData`.
 
     Args:
         n_classes: C; ``None`` takes ``max(train_labels) + 1`` and requires every class to occur.
@@ -125,7 +151,12 @@ def make_feature_data(
     parts = [torch.from_numpy(np.array(x, dtype=dtype, order="C")) for x in (train_x, test_x)]
     if normalize_rows:
         parts = [torch.nn.functional.normalize(x, dim=1) for x in parts]
-    return FeatureData(name, parts[0], torch.from_numpy(train_y), parts[1], torch.from_numpy(test_y), classes)
+    if train_groups is not None:
+        train_groups = check_groups(train_groups, train_x.shape[0], f"{source}: train_groups")
+    return FeatureData(
+        name, parts[0], torch.from_numpy(train_y), parts[1], torch.from_numpy(test_y), classes,
+        groups=Groups.of(train_groups),
+    )  # fmt: skip
 
 
 def _n_classes(train_labels: np.ndarray, n_classes: int | None, source: str) -> int:

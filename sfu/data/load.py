@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sfu.data.datasets.base import Damaged, Dataset, FeatureDataset, ImageDataset
 from sfu.data.examples import image_digests, row_digests
-from sfu.data.feature_data import FeatureData, ImageRows, make_feature_data
+from sfu.data.feature_data import FeatureData, Groups, ImageRows, make_feature_data
 from sfu.data.features.extract import Extractor
 from sfu.data.images.decode import ImageError
 from sfu.data.images.files import file_digests
@@ -61,6 +61,11 @@ class ImageParts:
     def train_labels_N(self) -> Tensor:
         """Labels of the users' images, int64."""
         return torch.from_numpy(self.images.labels_N[self.train])
+
+    @property
+    def groups(self) -> Groups | None:
+        """Whose the users' images are, if the dataset says so."""
+        return Groups.of(_some(self.images.groups_N, self.train))
 
     def public_images(self) -> tuple[Images, Tensor]:
         """The public images and their labels, int64."""
@@ -116,6 +121,7 @@ def dataset_content(config: Dataset, backbone: BackboneSettings) -> dict[str, ob
     return {
         "features": Extractor(backbone, torch.device("cpu")).store(images.images).key,
         "labels": hashlib.sha256(images.labels_N.tobytes() + parts).hexdigest(),
+        "groups": None if images.groups_N is None else hashlib.sha256(images.groups_N.tobytes()).hexdigest(),
         "classes": list(images.class_names),
     }
 
@@ -184,6 +190,7 @@ def extract_features(parts: ImageParts, extractor: Extractor) -> FeatureData:
     values = features.features_MD.numpy()
     data = make_feature_data(
         config.name, values[train], labels[train], values[test], labels[test],
+        _some(images.groups_N, decoded[train]),
         n_classes=parts.n_classes, normalize_rows=config.normalize_rows, source=config.source,
     )  # fmt: skip
     about = {
@@ -199,6 +206,10 @@ def extract_features(parts: ImageParts, extractor: Extractor) -> FeatureData:
         train_images=ImageRows(images.images, decoded[train]),
         about_images={**extractor.record, **about},
     )
+
+
+def _some(groups_N: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    return None if groups_N is None else groups_N[rows]
 
 
 def _public_rows(config: ImageDataset, labels_N: np.ndarray, train: np.ndarray) -> np.ndarray:

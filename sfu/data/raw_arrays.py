@@ -11,16 +11,25 @@ from sfu.errors import DataError
 
 
 class RawArrays(NamedTuple):
-    """Features ``[N, D]`` and labels ``[N]`` of the training part, ``[T, D]`` and ``[T]`` of the test part."""
+    """Features ``[N, D]`` and labels ``[N]`` of the training part, ``[T, D]`` and ``[T]`` of the test part.
+
+    ``train_groups`` ``[N]`` says whose the training rows are, if the dataset does.
+    """
 
     train_features: np.ndarray
     train_labels: np.ndarray
     test_features: np.ndarray
     test_labels: np.ndarray
+    train_groups: np.ndarray | None = None
 
 
 def stratified_test_split(
-    features: np.ndarray, labels: np.ndarray, test_fraction: float, seed: int, source: str
+    features: np.ndarray,
+    labels: np.ndarray,
+    test_fraction: float,
+    seed: int,
+    source: str,
+    groups: np.ndarray | None = None,
 ) -> RawArrays:
     """Hold out a seeded stratified test part (every class in proportion); see :func:`stratified_rows`.
 
@@ -30,7 +39,9 @@ def stratified_test_split(
     check_features(features, f"{source}: train_features")
     check_labels(labels, len(features), f"{source}: train_labels")
     train, test = stratified_rows(labels, test_fraction, seed, source)
-    return RawArrays(features[train], labels[train], features[test], labels[test])
+    if groups is not None:
+        groups = check_groups(groups, len(labels), f"{source}: train_groups")[train]
+    return RawArrays(features[train], labels[train], features[test], labels[test], groups)
 
 
 def stratified_rows(labels: np.ndarray, test_fraction: float, seed: int, source: str) -> tuple[np.ndarray, np.ndarray]:
@@ -79,3 +90,20 @@ def check_labels(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise DataError(f"{what} reaches {int(array.max())}. Give class indices 0 .. C-1.")
     return array.astype(np.int64)
+
+
+def check_groups(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
+    """Return the names of the groups of rows ``[n_rows]`` as text; an empty name belongs to no group.
+
+    Raises:
+        DataError: They are neither text nor whole numbers, or not one for each row.
+    """
+    if array.dtype.kind not in "iuUS":
+        raise DataError(f"{what} has dtype {array.dtype}. Give text or whole numbers, one for each training row.")
+    if array.shape != (n_rows,):
+        raise DataError(f"{what} has shape {list(array.shape)} for {n_rows} training rows. Give one for each.")
+    try:
+        texts = [one.decode() for one in array.tolist()] if array.dtype.kind == "S" else array.tolist()
+    except ValueError as error:
+        raise DataError(f"{what} holds text that is not Unicode. Write it again with numpy.savez.") from error
+    return np.array([str(one).strip() for one in texts])

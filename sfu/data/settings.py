@@ -65,8 +65,15 @@ class BackboneSettings(Settings):
 
 RANDOM = "random"
 CLASS = "class"
-KINDS = (RANDOM, CLASS, "person", "selected")
+PERSON = "person"
+SELECTED = "selected"
+KINDS = (RANDOM, CLASS, PERSON, SELECTED)
 """What a deletion request is, as far as its owner knows; all but the first are no random sample of the training set."""
+
+
+HARDEST, DUPLICATES, SIMILAR = "hardest", "duplicates", "similar"
+CHOICES = (RANDOM, HARDEST, DUPLICATES, SIMILAR)
+"""Which rows a fraction takes; :mod:`sfu.data.choices` defines them."""
 
 
 @dataclass
@@ -78,14 +85,40 @@ class ForgetSettings(Settings):
     fraction: float | None = setting(
         None, "Random share of the rows (or of the classes' rows); 0.1 if nothing is given.", above=0, at_most=1
     )
+    choose: str = setting(
+        RANDOM,
+        "Rows that the fraction takes: random, hardest (largest loss), duplicates (nearest to retained rows), similar.",
+        choices=CHOICES,
+    )
     classes: list[Any] | None = setting(None, "Whole classes, by name, or by number if no name is a number.")
+    groups: list[Any] | None = setting(
+        None, "All rows of groups, such as people, by name, or by number if no name is a number."
+    )
     indices: str | None = setting(None, "File of training row numbers: .txt, .json or .npy.", location=True)
     files: str | None = setting(
         None, "Text file of image files, one a line, as paths or their last parts.", location=True
     )
-    request: str = setting(
-        RANDOM, "What the set is: a random sample, a class, a person's rows, or selected otherwise.", choices=KINDS
+    request: str | None = setting(
+        None,
+        "What the set is: random, class, person or selected; null: person for groups and similar rows, selected for "
+        "other choices, else random (whole classes are always a class).",
+        choices=KINDS,
     )
+    parts: int = setting(1, "Number of requests in which the rows come, one after another.", at_least=1)
+
+    @property
+    def declared(self) -> str:
+        """What methods are told that the set is: one of :data:`KINDS`."""
+        if self.request is not None:
+            return self.request
+        if self.groups is not None or self.choose == SIMILAR:
+            return PERSON
+        return RANDOM if self.choose == RANDOM else SELECTED
+
+    def is_given(self) -> bool:
+        """Whether any setting says which rows to forget."""
+        named = (self.fraction, self.classes, self.groups, self.indices, self.files)
+        return self.choose != RANDOM or any(one is not None for one in named)
 
     def require_files(self) -> None:
         """Raise :class:`ConfigError` for lists that are not files."""
@@ -96,3 +129,34 @@ class ForgetSettings(Settings):
                     f"forget.{key}={given} is not a file (looked from {Path.cwd()}). Give the path of a list of what "
                     "to forget, from this folder or from the root."
                 )
+
+
+WRONG_LABEL, TRIGGER = "wrong_label", "trigger"
+
+
+@dataclass
+class CanarySettings(Settings):
+    """Training rows that are spoiled before training, and are then the forget set; see :mod:`sfu.data.canaries`."""
+
+    prefix: ClassVar[str] = "canaries"
+
+    count: int = setting(0, "Training rows to spoil before training and then to forget; 0: none.", at_least=0)
+    kind: str = setting(
+        WRONG_LABEL, "Give the rows a wrong label, or add a trigger to their features, too.",
+        choices=(WRONG_LABEL, TRIGGER),
+    )  # fmt: skip
+    label: Any = setting(
+        None, "Class that the rows are labelled as; null: another class at random, class 0 for a trigger."
+    )
+    strength: float = setting(0.5, "Length of the trigger, in lengths of a typical row; its signs are random.", above=0)
+    trigger: list[float] | None = setting(None, "Trigger of your own: one number for each feature.")
+
+    def check_settings(self) -> None:
+        """Refuse settings that have no effect."""
+        if self.count == 0 and (self.label is not None or self.trigger is not None or self.kind == TRIGGER):
+            raise ConfigError(
+                "canaries.count=0 spoils no row, so the other settings of canaries have no effect. Give canaries.count "
+                "a number of rows, or leave them out."
+            )
+        if self.trigger is not None and self.kind != TRIGGER:
+            raise ConfigError("canaries.trigger only applies to canaries.kind=trigger. Choose it, or leave it out.")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sfu.data.canaries import Canaries
 from sfu.data.feature_data import FeatureData
 from sfu.data.split import ForgetSplit
 from sfu.evaluation.distances import margin_difference, mean_jensen_shannon
@@ -29,7 +30,7 @@ _GAPS = {
     "test_gap": "test_accuracy", "remain_gap": "remain_accuracy", "forget_gap": "forget_accuracy", "mia_gap": "mia",
 }  # fmt: skip
 _COMPARISONS = (
-    *_GAPS, "distance", "weight_distance", "agreement", "forget_kl", "forget_kl_reversed", "forget_js",
+    "distance", "weight_distance", "agreement", "forget_kl", "forget_kl_reversed", "forget_js",
     "forget_margin_difference", "test_margin_difference", "measured_distance_gain",
 )  # fmt: skip
 
@@ -54,11 +55,14 @@ class Evaluator:
         *,
         membership_splits: int = 5,
         seed: int = 0,
+        canaries: Canaries | None = None,
     ) -> None:
         """Compute the retained Hessian at ``original`` (as products) and Retrained's own scores.
 
-        Without ``retrained``, all comparisons with it are ``None``. The seed is that of the membership attack.
+        Without ``retrained``, all comparisons with it are ``None``. The seed is that of the membership attack. If the
+        forget set is one of ``canaries``, their behaviour is a metric, too.
         """
+        self._canaries = canaries
         self._retain = (data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
         self._forget = (data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
         self._test = (data.test_features_TD, data.test_labels_T)
@@ -97,17 +101,29 @@ class Evaluator:
                 found[key] += accuracies(rows, torch.stack(list(path[start : start + _POINTS])))
         return found
 
+    def _canary_accuracy(self, head: Head, forget_accuracy: float, canaries: Canaries) -> float | None:
+        """Return the share of canaries that get their wrong label, or of test rows that the trigger turns, in per cent.
+
+        Only test rows of other classes than the trigger's label can be turned; ``None`` if there are none.
+        """
+        trigger, (features_TD, labels_T) = canaries.trigger, self._test
+        if trigger is None:
+            return forget_accuracy
+        turned_TC = head.logits(trigger.added(features_TD[labels_T != trigger.label]))
+        return accuracy(turned_TC, labels_T.new_full((len(turned_TC),), trigger.label)) if len(turned_TC) else None
+
     def _squared_distance(self, head: Head, retrained: Head) -> float:
         return squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
 
     def _compare(self, head: Head, own: _Scores) -> Metrics:
         """Return the metrics that need Retrained."""
+        gaps = _GAPS if self._canaries is None else {**_GAPS, "canary_gap": "canary_accuracy"}
         if self._retrained is None or self._retrained_scores is None:
-            return dict.fromkeys(_COMPARISONS)
+            return dict.fromkeys((*gaps, *_COMPARISONS))
         reference = self._retrained_scores
         square, nothing = self._squared_distance(head, self._retrained), self._nothing
         values = (
-            *(_difference(own.metrics[key], reference.metrics[key]) for key in _GAPS.values()),
+            *(_difference(own.metrics[key], reference.metrics[key]) for key in gaps.values()),
             math.sqrt(square / nothing) if nothing > 0 else None,
             float((head.parameters_CE - self._retrained.parameters_CE).norm()),
             agreement(own.test_TC, reference.test_TC),
@@ -118,7 +134,7 @@ class Evaluator:
             margin_difference(own.test_TC, reference.test_TC, self._test[1]),
             nothing - square,
         )
-        return dict(zip(_COMPARISONS, values, strict=True))
+        return dict(zip((*gaps, *_COMPARISONS), values, strict=True))
 
     def _scores(self, head: Head) -> _Scores:
         test_TC, remain_RC, forget_FC = (head.logits(part[0]) for part in (self._test, self._retain, self._forget))
@@ -129,13 +145,16 @@ class Evaluator:
             n_splits=self._n_splits,
             seed=self._seed,
         )
+        forget_accuracy = accuracy(forget_FC, self._forget[1])
         metrics: Metrics = {
             "test_accuracy": accuracy(test_TC, self._test[1]),
             "remain_accuracy": accuracy(remain_RC, self._retain[1]),
-            "forget_accuracy": accuracy(forget_FC, self._forget[1]),
+            "forget_accuracy": forget_accuracy,
             "mia": membership.mean,
             "mia_std": membership.std,
         }
+        if self._canaries is not None:
+            metrics["canary_accuracy"] = self._canary_accuracy(head, forget_accuracy, self._canaries)
         return _Scores(metrics, test_TC, forget_FC)
 
 

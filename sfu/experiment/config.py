@@ -19,7 +19,14 @@ from sfu.config_files import group_options
 from sfu.curvature.settings import CurvatureSettings, PsdFitSettings
 from sfu.data.datasets.base import Dataset, FeatureDataset, ImageDataset
 from sfu.data.datasets.digits import Digits
-from sfu.data.settings import AUTO_BACKBONE, NO_BACKBONE, PAPER_BACKBONE, BackboneSettings, ForgetSettings
+from sfu.data.settings import (
+    AUTO_BACKBONE,
+    NO_BACKBONE,
+    PAPER_BACKBONE,
+    BackboneSettings,
+    CanarySettings,
+    ForgetSettings,
+)
 from sfu.errors import ConfigError
 from sfu.evaluation.attacks.base import Attack
 from sfu.heads.settings import HeadSettings, LinearSettings, Training
@@ -28,8 +35,9 @@ from sfu.losses.quadratic import Quadratic
 from sfu.reporting.loggers.base import NullLogger, RunLogger
 from sfu.reporting.loggers.content import UPLOADED_SETTINGS, picked
 from sfu.reporting.published import published_table
-from sfu.schema import Choice, Settings, accepted_names, hydra_schema, make, meta_of, setting, typed
+from sfu.schema import Choice, Settings, hydra_schema, make, meta_of, setting, typed
 from sfu.seeds import SeedSettings
+from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.settings import NewtonSettings, Tune
 
 DEFAULT_FRACTION = 0.1
@@ -86,8 +94,12 @@ class RunConfig(Settings):
     logger: RunLogger = setting(NullLogger, affects_results=False)
     newton: NewtonSettings = setting(NewtonSettings)
     forget: ForgetSettings = setting(ForgetSettings)
+    canaries: CanarySettings = setting(CanarySettings)
     evaluation: EvaluationSettings = setting(EvaluationSettings)
     methods: list[str] = setting([], "Rows of the table.", affects_results=False)
+    plugin_methods: bool = setting(
+        False, "Add a row for every method of installed plug-ins, as it is by default.", affects_results=False
+    )
     variants: dict[str, Any] = setting({}, "Rows of your own, by name.")
     tune: Tune = setting(Tune.authors, "How settings of methods with a grid are chosen.")
     tune_budget: int = setting(9, "Settings tried for every method that has a grid.", at_least=1)
@@ -175,8 +187,10 @@ def typed_config(config: DictConfig) -> RunConfig:
     """
     run: RunConfig = _from_node(RunConfig, config, "sfu")
     run.backbone.name = choose_backbone(run)
-    if all(getattr(run.forget, key) is None for key in accepted_names(ForgetSettings)):
+    if not run.canaries.count and not run.forget.is_given():
         run.forget.fraction = DEFAULT_FRACTION
+    if run.plugin_methods:
+        run.methods += [name for name in UnlearningMethod.names_of_plugins() if name not in run.methods]
     drawn = run.seeds > 1 and run.head.training is not Training.exact
     if drawn and _RETRAINED in run.methods and _AGAIN not in run.methods:
         run.methods.insert(run.methods.index(_RETRAINED) + 1, _AGAIN)
@@ -238,6 +252,16 @@ def check_run(run: RunConfig) -> None:
     if run.published is not None:
         published_table(run.published)
     run.forget.require_files()
+    if run.canaries.count and run.forget.is_given():
+        raise ConfigError(
+            f"canaries.count={run.canaries.count} makes the canaries the forget set, so the settings of forget cannot "
+            "name another one. Leave either out."
+        )
+    if run.forget.parts > 1 and run.tune is Tune.oracle:
+        raise ConfigError(
+            f"forget.parts={run.forget.parts} does not go with tune=oracle, which chooses by the distance after one "
+            "request. Choose tune=authors or tune=source_free."
+        )
     check_dataset(run.dataset, run.backbone)
     run.head.check_with(run.dataset, run.backbone)
     if run.head.ledger and run.loss.layout is not Layout.shared:

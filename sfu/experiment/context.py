@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sfu.data.backbones.backbone import Backbone
+from sfu.data.canaries import Canaries
 from sfu.data.feature_data import FeatureData
 from sfu.data.features.extract import Extractor
 from sfu.data.images.images import Images
@@ -57,6 +58,7 @@ class RunContext:
         images: The dataset before features are extracted, if it holds images.
         trunk: The backbone of a linearised head, below its ``core``.
         data: Features and labels; absent between the discard and the reload.
+        canaries: The training rows that were spoiled, if any.
         data_record: What ``metrics.json`` says of the data.
         forget_images: The images to forget, and no others, if a method augments them.
         sealed_paths: Files and folders that source-free methods must not open.
@@ -80,6 +82,7 @@ class RunContext:
     trunk: Backbone | None = field(init=False, default=None)
     core: Core | None = field(init=False, default=None)
     data: FeatureData = field(init=False)
+    canaries: Canaries | None = field(init=False, default=None)
     data_record: dict[str, object] = field(init=False)
     split: ForgetSplit = field(init=False)
     forget_images: Images | None = field(init=False, default=None)

@@ -59,6 +59,7 @@ def stage_keys(config: RunConfig) -> StageKeys:
         "data": {"settings": _effective(config.dataset), **dataset_content(config.dataset, config.backbone)},
         "head": _effective(config.head),
         "loss": _effective(config.loss),
+        "canaries": _effective(config.canaries),
         "seeds": {name: seed for name, seed in seeds.items() if name != "evaluation"},
     }
     lists = [path for path in (config.forget.indices, config.forget.files) if path is not None]

@@ -113,7 +113,8 @@ def _describe_run(run: RunContext, overrides: Sequence[str]) -> dict[str, Any]:
         "reused": [] if run.cache is None else run.cache.reused,
         "seeds": {"seed": config.seed, **run.seeds},
         "data": run.data_record,
-        "forget": {"kind": run.split.kind, **asdict(config.forget)},
+        "forget": {**asdict(config.forget), "kind": run.split.kind, "request": run.split.request},
+        "canaries": asdict(config.canaries) if run.canaries is not None else None,
         "tune": {"rule": config.tune.value, "budget": config.tune_budget},
         "head": {
             "l2": config.head.l2, "bias": config.head.bias, "training": config.head.training.value,

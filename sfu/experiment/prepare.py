@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from sfu.data.canaries import canary_rows, spoiled
 from sfu.data.copies import tell_of_copies
 from sfu.data.datasets.base import FeatureDataset, ImageDataset
 from sfu.data.examples import row_digests, write_run_examples
@@ -45,6 +47,7 @@ def load(run: RunContext) -> None:
             run.images = load_image_parts(dataset, seed)
         elif isinstance(dataset, FeatureDataset):
             run.data = load_dataset(dataset, seed)
+            _spoil(run)
 
 
 def check_forget_set(run: RunContext) -> None:
@@ -61,8 +64,15 @@ def check_forget_set(run: RunContext) -> None:
             f"forget.indices={run.config.forget.indices} counts rows, and dataset.core_fraction takes some away. "
             "Name the images instead (forget.files)."
         )
-    images = run.images
-    _choose(run, images.train_labels_N, images.n_classes, images.images.class_names, images.train_names())
+    images, settings = run.images, run.config.canaries
+    if settings.count:
+        generator = torch.Generator().manual_seed(run.seeds["split"])
+        canary_rows(settings, images.train_labels_N, images.n_classes, images.images.class_names, generator)
+        return
+    names = images.images.class_names, images.train_names()
+    _check(run, images.train_labels_N, make_split(
+        run.config.forget, images.train_labels_N, images.n_classes, run.seeds["split"], *names, images.groups
+    ))  # fmt: skip
 
 
 def pretrain_core(run: RunContext) -> None:
@@ -82,6 +92,7 @@ def extract(run: RunContext) -> None:
     if run.images is not None:
         with run.display.stage("extracting features") as tick:
             run.data = extract_features(run.images, run.extractor(tick))
+        _spoil(run)
 
 
 def choose_forget_set(run: RunContext) -> None:
@@ -98,7 +109,15 @@ def choose_forget_set(run: RunContext) -> None:
             "which shifts them. Name the images instead (forget.files), or repair the dataset."
         )
     names = [] if data.train_images is None else data.train_images.names()
-    run.split = _choose(run, data.train_labels_N, data.n_classes, data.class_names, names)
+    forget, labels_N = run.config.forget, data.train_labels_N
+    if run.canaries is not None:
+        run.split = run.canaries.split(data.n_train, forget.request)
+    else:
+        run.split = make_split(
+            forget, labels_N, data.n_classes, run.seeds["split"], data.class_names, names, data.groups,
+            data.train_features_ND,
+        )  # fmt: skip
+    _check(run, labels_N, run.split)
     run.data_record = _describe_data(run)
     if run.images is not None and data.train_images is not None:
         rows, public = data.train_images.rows_N, run.images.public
@@ -140,7 +159,7 @@ def train(run: RunContext) -> None:
             )  # fmt: skip
     run.request = ForgetRequest(
         head, data.train_features_ND[forget_F], data.train_labels_N[forget_F],
-        kind=config.forget.request, classes=whole_classes(data.train_labels_N, forget_F),
+        kind=run.split.request, classes=whole_classes(data.train_labels_N, forget_F),
     )  # fmt: skip
 
 
@@ -199,15 +218,19 @@ def reload(run: RunContext) -> None:
         )
 
 
-def _choose(
-    run: RunContext, labels_N: Tensor, n_classes: int, class_names: tuple[str, ...], image_names: list[str]
-) -> ForgetSplit:
-    """Choose the forget set, and let every method refuse it."""
-    found = make_split(run.config.forget, labels_N, n_classes, run.seeds["split"], class_names, image_names)
-    refuse_instances(run.methods.values(), labels_N, found.forget_F)
+def _spoil(run: RunContext) -> None:
+    """Make canaries of some training rows, always of the same ones."""
+    config = run.config
+    if config.canaries.count:
+        normalized = config.dataset.normalize_rows
+        run.data, run.canaries = spoiled(run.data, config.canaries, run.seeds["split"], normalized=normalized)
+
+
+def _check(run: RunContext, labels_N: Tensor, split: ForgetSplit) -> None:
+    """Let every method refuse the forget set."""
+    refuse_instances(run.methods.values(), labels_N, split.forget_F)
     for method in run.methods.values():
-        method.check(found.forget_F.numel())
-    return found
+        method.check(split.forget_F.numel())
 
 
 def _describe_data(run: RunContext) -> dict[str, object]:

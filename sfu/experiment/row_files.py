@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sfu.readers import Record, Size, floats, read_record, read_tensors, refusin
 from sfu.request import ForgetRequest, MethodContext, RetainedSet
 from sfu.results.artifacts import Cell, finite
 from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.batches import unlearn_in_batches
 from sfu.unlearning.result import UnlearningResult
 from sfu.unlearning.step_curvature import StepCurvature
 
@@ -51,13 +53,19 @@ class _RowRecord(_TrialRecord):
 
 
 def run_method(
-    name: str, method: UnlearningMethod, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
+    name: str,
+    method: UnlearningMethod,
+    request: ForgetRequest,
+    context: MethodContext,
+    retained: RetainedSet | None,
+    parts: int = 1,
 ) -> RowResult:
-    """Run one method and measure it. An error ends this row, not the run."""
+    """Run one method and measure it, on so many parts of the request in turn. An error ends this row, not the run."""
     unlearned, error = None, None
     with measured(request.head.parameters_CE.device) as usage:
         try:
-            unlearned = method.unlearn(request, context, retained)
+            serve = method.unlearn if parts == 1 else partial(unlearn_in_batches, method.unlearn, n_batches=parts)
+            unlearned = serve(request, context, retained)
             if not torch.isfinite(unlearned.head.parameters_CE).all():
                 unlearned, error = None, "the unlearned head has NaN or infinite parameters"
         except Exception as caught:

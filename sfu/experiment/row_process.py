@@ -264,7 +264,7 @@ def _run_task(task: RowTask, channel: Channel) -> RowResult:
             if isinstance(method, RowSpec):
                 method = make_method(task.config, task.name, method)
             context = task.context if task.shadows else replace(task.context, progress=tick)
-            return run_method(task.name, method, task.request, context, None)
+            return run_method(task.name, method, task.request, context, None, task.config.forget.parts)
     except BaseException as error:  # an exit or an interrupt of the method's own ends its row, too
         return RowResult(Usage(), None, described(error))
 

@@ -89,6 +89,7 @@ def evaluate(run: RunContext) -> dict[str, Any]:
         evaluator = Evaluator(
             run.data, run.split, run.request.head, run.retrained,
             membership_splits=run.config.evaluation.membership_splits, seed=run.seeds["evaluation"],
+            canaries=run.canaries,
         )  # fmt: skip
         results = {name: _choose_trial(run.results[name], evaluator) for name in run.methods}
         if run.config.evaluation.trade_off:
@@ -178,7 +179,8 @@ def _compute_row(
                 payload, device=run.device, files=method.files, closed=closed, core=run.core, tick=context.report
             )
             return _fitting(result, request.head)
-    result = _fitting(run_method(name, method, request.private(), context, retained), request.head)
+    parts = run.config.forget.parts
+    result = _fitting(run_method(name, method, request.private(), context, retained, parts), request.head)
     if run.core is not None and weights_digest(run.core.top) != run.core.digest:
         raise SfuError(
             f"The row {name} changed the weights of the network below the head, which other rows use. No figure of "

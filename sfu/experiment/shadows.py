@@ -172,7 +172,7 @@ class _Shadows:
 
     def _unlearn(self, name: str, batch: _Batch) -> Sequence[Tensor] | Tensor:
         """Return the parameters of all shadows of a batch after the method of a row."""
-        run, method = self._run, self._run.methods[name]
+        run, method, parts = self._run, self._run.methods[name], self._run.config.forget.parts
         if isinstance(method, Original):
             return [head.parameters_CE for head in batch.heads]
         if _is_retrained(method):
@@ -181,7 +181,7 @@ class _Shadows:
         requests = self._requests(method, batch)
         if method.access is Access.RETAINED:
             sets = (RetainedSet(self._features_PD[index], self._labels_P[index]) for index in batch.retained)
-            return [_step(name, method, *one, rows) for one, rows in zip(requests, sets, strict=True)]
+            return [_step(name, method, *one, rows, parts) for one, rows in zip(requests, sets, strict=True)]
         if protections(isolate=run.config.isolate) != NOTHING:
             given = row_spec(run.config, name) if run.methods_named else method
             config = replace(run.config, logger=NullLogger())
@@ -192,14 +192,14 @@ class _Shadows:
                 closed = [*run.sealed_paths, cache_dir(""), run.folder]
                 return steps_in_process(payload, requests, device=run.device, files=method.files, closed=closed)
         with sealed(run.sealed_paths):
-            return [_step(name, method, *one, None) for one in requests]
+            return [_step(name, method, *one, None, parts) for one in requests]
 
     def _requests(self, method: UnlearningMethod, batch: _Batch) -> Iterator[tuple[ForgetRequest, MethodContext]]:
         run = self._run
         for number, head, index in zip(batch.numbers, batch.heads, batch.forgotten, strict=True):
             request = ForgetRequest(
                 head, self._features_PD[index], self._labels_P[index],
-                kind=run.config.forget.request, classes=run.request.classes,
+                kind=run.request.kind, classes=run.request.classes,
             )  # fmt: skip
             seeds = {purpose: derive_seed(seed, f"shadow {number}") for purpose, seed in run.seeds.items()}
             context = replace(run.method_context(), seeds=seeds, keep_path=False)
@@ -207,9 +207,10 @@ class _Shadows:
 
 
 def _step(
-    name: str, method: UnlearningMethod, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None
-) -> Tensor:
-    result = run_method(name, method, request.private(), context, retained)
+    name: str, method: UnlearningMethod, request: ForgetRequest, context: MethodContext, retained: RetainedSet | None,
+    parts: int,
+) -> Tensor:  # fmt: skip
+    result = run_method(name, method, request.private(), context, retained, parts)
     if result.unlearned is None:
         raise SfuError(f"a shadow was not unlearned: {result.error}")
     return result.unlearned.head.parameters_CE

@@ -33,6 +33,8 @@ COLUMNS: dict[str, Column] = {
         Column("remain_gap", "Remaining gap", fmt.points),
         Column("forget_accuracy", "Forget %", fmt.fixed, "forget", "forget accuracy"),
         Column("forget_gap", "Forget gap", fmt.points),
+        Column("canary_accuracy", "Canaries %", fmt.fixed, "canary", "canary accuracy"),
+        Column("canary_gap", "Canary gap", fmt.points),
         Column("mia", "MIA %", fmt.fixed, "MIA", "membership inference"),
         Column("mia_std", "MIA std", fmt.fixed),
         Column("mia_gap", "MIA gap", fmt.points),

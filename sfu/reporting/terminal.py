@@ -68,8 +68,10 @@ MARKS = {
 WORSE_STYLE = MARKS[WORSE][1]
 
 _FOLDED_NAME, _NARROWEST_NAME, _FROM = 12, 8, "minus retrained"
-_PREDICTED = "predicted_distance"
-_KEYS = (*PRINTED, _PREDICTED, "test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
+_PREDICTED, _CANARIES = "predicted_distance", "canary_accuracy"
+_OPTIONAL = (_PREDICTED, _CANARIES)
+"""What is only shown where some row has it."""
+_KEYS = (*PRINTED, _CANARIES, _PREDICTED, "test_gap", "agreement", "retain_gradient_norm", "seconds", "peak_memory_mb")
 _NAMES, _ALL_GAPS = "names", "gaps"
 _GIVEN_UP = (
     "peak_memory_mb", "seconds", "retain_gradient_norm", "agreement", _PREDICTED, "test_gap", "mia_gap",
@@ -152,7 +154,7 @@ class _Body:
         for key in _KEYS:
             if key in given_up or (key == "test_gap" and not self.averages):
                 continue
-            if key == _PREDICTED and not self.predicted:
+            if key in _OPTIONAL and all(row.mean(key) is None for _, row in self.rows):
                 continue
             hidden = no_gaps or key == "distance" or (key == "mia" and "mia_gap" in given_up)
             gap = None if hidden else CRITERIA.get(key)

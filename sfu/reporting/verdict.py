@@ -15,6 +15,7 @@ from sfu.reporting import format as fmt
 from sfu.results.aggregate import Group, MethodResult, ResultTable
 from sfu.results.statistic import MARGINS, Relation, relation
 
+_FEWEST_RANKED = 4
 CRITERIA: Mapping[str, str] = {
     "test_accuracy": "test_gap",
     "remain_accuracy": "remain_gap",
@@ -63,7 +64,22 @@ def verdicts(table: ResultTable) -> list[str]:
     Methods that are equal to the closest, or that the runs do not tell apart from it, are named, so that nobody takes
     an order that is due to noise for a result.
     """
-    return [*closest(table), *harm([table])]
+    return [*closest(table), *ranked(table), *harm([table])]
+
+
+def ranked(table: ResultTable) -> list[str]:
+    """Say how the methods rank by distance, and how sure that is; nothing if there are few methods or runs."""
+    ranks = table.ranks
+    if len(ranks) < _FEWEST_RANKED:
+        return []
+    shown = []
+    for name, rank in ranks.items():
+        low, high = fmt.fixed(rank.low), fmt.fixed(rank.high)
+        first = f" (first in {100 * rank.best:.0f} % of draws)" if 0.005 < rank.best < 0.995 else ""
+        shown.append(f"{name} {fmt.fixed(rank.mean)}" + ("" if low == high else f" [{low}, {high}]") + first)
+    settings = sum(bool(group.rows) for group in table.groups)
+    over = f", mean over {settings} settings" if settings > 1 else ""
+    return [f"Ranks by distance{over} [95 % over seeds]: {', '.join(shown)}."]
 
 
 def closest(table: ResultTable) -> list[str]:

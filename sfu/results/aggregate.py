@@ -6,6 +6,7 @@ A single run is a table of one run, so that every table, picture and verdict is 
     {"schema": 1, "over": ["seed"], "spread": "std", "varied": ["head.l2"], "fixed": {"dataset": "digits"}, "n_runs": 9,
      "failed": [{"overrides": {...}, "error": str | None}],
      "failed_rows": [{"overrides": {...}, "row": str, "error": str}],
+     "ranks": {method: {"mean": float, "low": float, "high": float, "best": float}},
      "groups": [{"overrides": {"head.l2": "0.001"}, "n": 3, "n_failed": 0, "over": {"seed": ["0", "1", "2"]},
                  "data": [[dataset | None, backbone | None]],
                  "rows": {method: {"access": str | None, "tuning": str | None, "n": 3, "n_applied": 3, "notes": [str],
@@ -23,8 +24,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
+from sfu.results.ranks import Rank, rank_methods
 from sfu.results.rows import LABELS, Metrics, Row, attacks_of_row, is_number, rows_of, unenforced
 from sfu.results.statistic import MARGINS, Relation, Statistic, relation
 
@@ -144,13 +147,36 @@ class ResultTable:
         """Every row of every group."""
         return [row for group in self.groups for row in group.rows.values()]
 
+    @cached_property
+    def ranks(self) -> dict[str, Rank]:
+        """Rank the untouched head and the methods that see no more than the forget set, over all settings.
+
+        They are those that have a distance in every run of every setting; no method is ranked without several runs.
+        """
+        groups = [group for group in self.groups if group.rows]
+        found = {
+            name: [group.entry(name, "distance").values for group in groups]
+            for name in self.methods
+            if all(name in group.rows and _is_ranked(group.rows[name]) for group in groups)
+        }
+        known = {
+            name: [[value for value in values if value is not None] for values in settings]
+            for name, settings in found.items()
+            if all(value is not None for values in settings for value in values)
+        }
+        return rank_methods(known) if groups and all(group.n > 1 for group in groups) else {}
+
     def spread_of(self, statistic: Statistic) -> float | None:
         """Return what stands after ± beside a mean, or None below two values."""
         return statistic.stderr if self.spread == "stderr" else statistic.std
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as plain data (see the top of this module)."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"schema": SCHEMA, **asdict(self), "ranks": {name: asdict(rank) for name, rank in self.ranks.items()}}
+
+
+def _is_ranked(row: MethodResult) -> bool:
+    return row.is_source_free or row.is_untouched
 
 
 def number_of(value: str) -> float | None:

@@ -93,6 +93,7 @@ class RowRecord(Record):
     test_accuracy: Percent | None = None
     remain_accuracy: Percent | None = None
     forget_accuracy: Percent | None = None
+    canary_accuracy: Percent | None = None
     mia: Percent | None = None
     mia_std: Size | None = None
     distance: Size | None = None

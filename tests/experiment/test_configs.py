@@ -14,7 +14,7 @@ from sfu.experiment.validate import validate
 from sfu.unlearning.rows import make_methods
 from tests.experiment.cases import composed
 
-GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "logger", "experiment")
+GROUPS = ("dataset", "backbone", "head", "loss", "curvature", "request", "logger", "experiment")
 LINEARISED = ["dataset=digits", "backbone.weights=none"]
 CHOICES = [(group, option) for group in GROUPS for option in group_options(group)]
 

@@ -32,6 +32,7 @@ LINEARISED = (
 OWN = {
     "paper_table_4": LINEARISED,
     "paper_table_s2": LINEARISED,
+    "canaries": ("forget.fraction=null",),
     "class_methods": ("forget.fraction=null", "+variants.gkt_open.settings.batches=5"),
 }
 

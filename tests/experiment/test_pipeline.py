@@ -71,6 +71,22 @@ def test_training_and_forgetting_as_configured(tmp_path, feature_file):
     assert classes["rows"]["original"]["forget_accuracy"] > 50
 
 
+def test_a_request_may_come_in_parts_for_every_method(tmp_path, feature_file):
+    methods = ["original", "retrained", "unlearned_plus", "closed_form", "neg_grad", "fine_tune"]
+    parts = run(config_for(feature_file, methods=methods, forget__parts=4), tmp_path)["rows"]
+    whole = run(config_for(feature_file, methods=methods), tmp_path)["rows"]
+    batches = run(config_for(feature_file, methods=["retrained", "closed_form"], newton__batches=4), tmp_path)["rows"]
+    assert parts["unlearned_plus"]["distance"] < 1e-6  # each part starts from the head of the one before
+    assert parts["retrained"]["distance"] == whole["retrained"]["distance"] == 0
+    assert parts["original"]["distance"] == 1
+    assert parts["closed_form"]["distance"] == pytest.approx(batches["closed_form"]["distance"])
+    assert parts["closed_form"]["distance"] != whole["closed_form"]["distance"]
+    assert parts["neg_grad"]["distance"] != whole["neg_grad"]["distance"]
+    assert parts["fine_tune"]["details"]["batches"] == 4
+    with pytest.raises(ConfigError, match=r"forget\.parts=4 does not go with tune=oracle"):
+        run(config_for(feature_file, "tune=oracle", forget__parts=4), tmp_path)
+
+
 def test_float32_runs_and_is_close(tmp_path, feature_file):
     methods = ["original", "retrained", "unlearned_plus", "closed_form"]
     double = run(config_for(feature_file, methods=methods), tmp_path)["rows"]

@@ -14,6 +14,7 @@ from sfu.reporting.pictures.choose import along, pictures_of, save_sweep_plot
 from sfu.reporting.pictures.curves import curve_figure, numeric_key
 from sfu.reporting.pictures.drawing import LOOKS, NARROW_INCHES, OTHERS, WIDE_INCHES, look_of, png_of
 from sfu.reporting.pictures.gaps import gap_figure, save_gap_plot
+from sfu.reporting.pictures.grid import grid_figure, named_key
 from sfu.reporting.pictures.plane import plane_figure, plane_points
 from sfu.reporting.pictures.trade_off import save_trade_off_plot
 from sfu.results.aggregate import aggregate, table_of_run
@@ -282,3 +283,39 @@ def test_the_trade_off_picture_marks_retrained_and_ours_and_draws_every_path(
     assert panel.get_legend_handles_labels()[1] == ["retrained (retained data)", "unlearned_minus"]
     assert [75.0, 70.0, 40.0] in [list(line.get_xdata()) for line in panel.lines]
     assert text_faults(drawn[0]) == []
+
+
+def kinds_of_requests(n_kinds: int = 4) -> list[tuple[dict[str, str], dict[str, Any]]]:
+    """Runs of several kinds of requests, of which every second step was not applied."""
+    runs = []
+    for index, kind in enumerate(["random", "class", "hardest", "part_of_class"][:n_kinds]):
+        run = good_run()
+        run["rows"]["closed_form"] |= {"distance": 0.3 + index, "applied": index % 2 == 0}
+        runs.append(({"request": kind}, run))
+    return runs
+
+
+def test_a_sweep_over_names_is_a_grid_of_all_source_free_methods(tmp_path: Path) -> None:
+    table = aggregate(kinds_of_requests())
+    assert named_key(table) == "request"
+    figure = grid_figure(table, "request", "title")
+    (axes,) = figure.axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert "closed_form" in names
+    assert not {"original", "retrained", "unlearned_plus"} & set(names)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["random", "class", "hardest", "part of\nclass"]
+    texts = [text.get_text() for text in axes.texts]
+    line = names.index("closed_form") * 4
+    assert texts[line : line + 4] == ["0.300", "(1.300)", "2.300", "(3.300)"]
+    shades = axes.images[0].get_array()[names.index("closed_form")]
+    assert shades[0] == pytest.approx(-0.7)
+    assert 0 < shades[1] < shades[2] < shades[3] < 1
+    for narrow in (False, True):
+        assert text_faults(grid_figure(table, "request", "title", narrow)) == []
+    assert "grid" in [picture.kind for picture in pictures_of(table)[0]]
+    assert save_sweep_plot(table, tmp_path / "sweep.png").stat().st_size > 1000
+
+
+def test_two_names_or_a_number_make_no_grid() -> None:
+    assert named_key(aggregate(kinds_of_requests(2))) is None
+    assert named_key(aggregate(sweep_runs())) is None

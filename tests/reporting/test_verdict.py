@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sfu.reporting.verdict import best_rows, compared, verdicts
+from sfu.reporting.verdict import best_rows, compared, ranked, verdicts
 from sfu.reporting.words import remarks
 from sfu.results.aggregate import MethodResult, aggregate, table_of_run
 from sfu.results.statistic import Relation, Statistic
@@ -186,3 +186,16 @@ def test_a_withheld_step_is_said_and_notes_are_kept() -> None:
     )
     assert verdicts_of(metrics)[-1] == "Step not applied, or not in full: a (distance 1.000)."
     assert remarks(table_of_run(metrics)) == [("b", "", "few folds")]
+
+
+def test_ranks_stand_in_one_sentence_with_what_the_seeds_leave_open() -> None:
+    runs = []
+    for seed, (a, b, c) in enumerate([(0.2, 0.5, 3.0), (0.6, 0.4, 2.0), (0.1, 0.5, 2.5)]):
+        rows = {name: make_row(70, 70, 70, 50, distance) for name, distance in {"a": a, "b": b, "c": c}.items()}
+        rows |= {"original": make_row(70, 70, 70, 50, 1.0, access="none")}
+        runs.append(({"seed": str(seed)}, make_metrics(**rows)))
+    (sentence,) = ranked(aggregate(runs))
+    assert sentence.startswith("Ranks by distance [95 % over seeds]: a 1.0 [1.0, 2.0] (first in ")
+    assert sentence.endswith("% of draws), original 3.0, c 4.0.")
+    assert sentence in verdicts(aggregate(runs))
+    assert ranked(aggregate(runs[:1])) == []

@@ -97,7 +97,7 @@ def test_the_aggregate_is_json() -> None:
 def test_nothing_at_all() -> None:
     assert aggregate([]).to_json() == {
         "schema": 1, "over": ["seed"], "spread": "stderr", "varied": [], "fixed": {}, "n_runs": 0, "failed": [],
-        "failed_rows": [], "groups": [],
+        "failed_rows": [], "groups": [], "ranks": {},
     }  # fmt: skip
 
 

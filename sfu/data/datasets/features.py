@@ -3,7 +3,7 @@
 The file must hold exactly what the headers of its arrays say. A compressed npz file of more than 64 MiB when unpacked
 may unpack to 100 times its own size. Without ``test_features`` and ``test_labels`` a seeded stratified test part is
 held out. Features in uint8 beside ``offset`` and ``scale``, one number for each feature, stand for
-``offset + scale * features``.
+``offset + scale * features``. ``train_groups`` says whose each training row is: text (npz) or whole numbers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sfu.schema import setting
 
 TRAIN = ("train_features", "train_labels")
 TEST = ("test_features", "test_labels")
+GROUPS = "train_groups"
 _USUAL = {
     "train_features": ("train_features", "x_train", "train_x", "x", "features", "train", "data", "embeddings"),
     "train_labels": ("train_labels", "y_train", "train_y", "y", "labels", "targets", "target"),
@@ -40,17 +41,17 @@ class FeatureFile(FeatureDataset, name="features"):
 
     def load(self, seed: int) -> RawArrays:
         path = self._path()
-        arrays = read_feature_file(path, TRAIN + TEST, "dataset.path")
+        arrays = read_feature_file(path, (*TRAIN, *TEST, GROUPS), "dataset.path")
         lacking = [key for key in TRAIN if key not in arrays]
         if lacking:
             raise DataError(_rename(path, lacking))
         tests = [key for key in TEST if key in arrays]
         if len(tests) == 1:
             raise DataError(f"dataset.path={path} has {tests[0]} alone. Give both of {', '.join(TEST)}, or neither.")
+        features, labels, groups = *(arrays[key] for key in TRAIN), arrays.get(GROUPS)
         if tests:
-            return RawArrays(*(arrays[key] for key in TRAIN + TEST))
-        features, labels = (arrays[key] for key in TRAIN)
-        return stratified_test_split(features, labels, self.test_fraction, seed, self.source)
+            return RawArrays(features, labels, arrays[TEST[0]], arrays[TEST[1]], groups)
+        return stratified_test_split(features, labels, self.test_fraction, seed, self.source, groups)
 
     def source_files(self) -> list[Path]:
         return [self._path()]
@@ -111,7 +112,7 @@ def read_feature_file(path: Path, keys: tuple[str, ...], setting: str) -> dict[s
     with refusing(
         f"{setting}={path}", "Write it again with numpy.savez, safetensors or sfu-features export.", DataError
     ):
-        arrays = read_arrays(path, (*keys, *CODES))
+        arrays = read_arrays(path, (*keys, *CODES), texts=(GROUPS,))
         codes = {name: arrays.pop(name) for name in CODES if name in arrays}
         return _decoded(arrays, codes) if codes else arrays
 

@@ -33,7 +33,7 @@ class ImageFolder(ImageDataset, name="image_folder"):
 
     path: str | None = setting(None, "Folder of train/ and test/, or of one folder for each class.", location=True)
     labels_csv: str | None = setting(
-        None, "CSV file below it with columns file, label and optionally split.", location=True
+        None, "CSV file below it with columns file, label and optionally split and group.", location=True
     )
     test_fraction: float = setting(0.2, "Share held out for testing where there is no test/.", above=0, below=1)
 

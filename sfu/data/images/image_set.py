@@ -22,12 +22,14 @@ class ImageSet:
         labels_N: Class indices ``0 .. C-1``, int64.
         is_test_N: Which images belong to the test part; ``None`` if one must be drawn (``dataset.test_fraction``).
         class_names: C names.
+        groups_N: Names of the groups, such as people, that the images belong to; ``None`` if the dataset has none.
     """
 
     images: Images
     labels_N: np.ndarray
     is_test_N: np.ndarray | None
     class_names: tuple[str, ...]
+    groups_N: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Raise :class:`DataError` if there are no images or the lengths differ."""
@@ -51,4 +53,5 @@ class ImageSet:
     def rows(self, index: np.ndarray) -> ImageSet:
         """Return some of the images, with their labels and parts."""
         is_test_N = None if self.is_test_N is None else self.is_test_N[index]
-        return ImageSet(self.images.take(index.tolist()), self.labels_N[index], is_test_N, self.class_names)
+        groups_N = None if self.groups_N is None else self.groups_N[index]
+        return ImageSet(self.images.take(index.tolist()), self.labels_N[index], is_test_N, self.class_names, groups_N)

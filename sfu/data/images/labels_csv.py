@@ -1,4 +1,4 @@
-"""Read labels of image files from a CSV file with columns ``file``, ``label`` and, optionally, ``split``."""
+"""Read labels of image files from a CSV file: columns ``file``, ``label`` and, optionally, ``split`` and ``group``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sfu.names import composed, warn_once
 from sfu.readers import refusing, require_regular, text_encoding
 
 _SPLITS = ("train", "test")
+_GROUPS = ("group", "person")
 _SHOWN = 5
 _LONGEST_HEADER = 1 << 16  # characters
 
@@ -26,6 +27,7 @@ class _Row(NamedTuple):
     label: str
     split: str
     line: int
+    group: str = ""
 
 
 class _Present:
@@ -62,13 +64,14 @@ def read_labels_csv(path: Path, folder: Path, n_classes: int | None) -> ImageSet
 
     The CSV file is UTF-8, with a header; other columns are ignored. Commas, semicolons or tabs separate the cells. If
     all labels are integers, they are class indices from 0 (below ``n_classes``, if that is given; then some may be
-    absent). Otherwise they are names, numbered in sorted order.
+    absent). Otherwise they are names, numbered in sorted order. The column ``group``, or else ``person``, says whose
+    the images are; an empty cell belongs to no group.
 
     Raises:
         DataError: The file cannot be read, lacks a column, or has wrong rows; the message names their lines.
     """
     present = _Present(folder)
-    rows, has_split = _read_rows(path, present)
+    rows, has_split, has_groups = _read_rows(path, present)
     rows.sort()
     files = [row.file for row in rows]
     left_out = sum(is_image(file) for file in present.files.difference(files))
@@ -83,7 +86,8 @@ def read_labels_csv(path: Path, folder: Path, n_classes: int | None) -> ImageSet
             f"dataset.labels_csv={path}: every row has split {rows[0].split}. Leave the column out to have a test part "
             "drawn."
         )
-    return ImageSet(FileImages([f"{folder}/{file}" for file in files]), labels_N, is_test_N, names)
+    groups_N = np.array([row.group for row in rows]) if has_groups else None
+    return ImageSet(FileImages([f"{folder}/{file}" for file in files]), labels_N, is_test_N, names, groups_N)
 
 
 def _parts_by_folder(files: list[str], path: Path) -> np.ndarray | None:
@@ -100,8 +104,8 @@ def _parts_by_folder(files: list[str], path: Path) -> np.ndarray | None:
     return first_N == "test"
 
 
-def _read_rows(path: Path, present: _Present) -> tuple[list[_Row], bool]:
-    """Read the rows, of which no more are held than there are files; also return whether they have a split.
+def _read_rows(path: Path, present: _Present) -> tuple[list[_Row], bool, bool]:
+    """Read the rows, of which no more are held than there are files; also return whether they have splits and groups.
 
     Raises:
         DataError: The file cannot be read, lacks a column, has wrong rows or none.
@@ -121,15 +125,19 @@ def _read_rows(path: Path, present: _Present) -> tuple[list[_Row], bool]:
             if lacking:
                 raise DataError(
                     f"dataset.labels_csv={path} has no column {' and no column '.join(lacking)}. Its first line names "
-                    f"{', '.join(columns)[:200] or 'nothing'}. It must name file,label and optionally split."
+                    f"{', '.join(columns)[:200] or 'nothing'}. It must name file,label and optionally split and group."
                 )
             has_split = "split" in columns
-            places = [columns.index(name) if name in columns else len(columns) for name in ("file", "label", "split")]
+            grouping = next((name for name in _GROUPS if name in columns), None)
+            wanted = ("file", "label", "split", grouping)
+            places = [columns.index(name) if name in columns else len(columns) for name in wanted]
             for cells in reader:
                 if not any(cells):
                     continue
-                file_name, label, split = (cells[place].strip() if place < len(cells) else "" for place in places)
-                row = _Row(present.written(file_name), composed(label), split, first + reader.line_num)
+                file_name, label, split, group = (
+                    cells[place].strip() if place < len(cells) else "" for place in places
+                )
+                row = _Row(present.written(file_name), composed(label), split, first + reader.line_num, composed(group))
                 problem = _problem(row, present, lines.get(row.file, row.line), has_split)
                 if row.file in present:
                     lines.setdefault(row.file, row.line)
@@ -144,7 +152,7 @@ def _read_rows(path: Path, present: _Present) -> tuple[list[_Row], bool]:
         raise DataError(f"dataset.labels_csv={path}: {'; '.join(problems)}{more}. Correct these rows.")
     if not rows:
         raise DataError(f"dataset.labels_csv={path} holds no row below its header.")
-    return rows, has_split
+    return rows, has_split, grouping is not None
 
 
 def _header(file: IO[str]) -> tuple[list[str], str, int]:

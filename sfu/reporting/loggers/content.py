@@ -17,7 +17,8 @@ from sfu.results.rows import flatten_row, is_scalar, rows_of
 UPLOADED_SETTINGS = (
     "dataset.name", "dataset.test_fraction", "dataset.normalize_rows", "dataset.limit_per_class",
     "dataset.core_fraction", "backbone.name", "backbone.dtype", "backbone.size", "head", "loss", "curvature", "newton",
-    "forget.fraction", "evaluation", "methods", "tune", "tune_budget", "seed", "dtype",
+    "forget.fraction", "forget.choose", "forget.parts", "canaries.count", "canaries.kind", "canaries.strength",
+    "evaluation", "methods", "tune", "tune_budget", "seed", "dtype",
 )  # fmt: skip
 """Settings that loggers are given, with all below them; of these, no text but names that sfu knows, and names of rows
 (:func:`sfu.experiment.config.public_settings`)."""

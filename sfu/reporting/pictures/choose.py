@@ -1,4 +1,4 @@
-"""Which pictures a table deserves: curves over every swept number, the plane, and the gaps to Retrained."""
+"""Which pictures a table deserves: curves over swept numbers, a grid over names, the plane, and gaps to Retrained."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sfu.reporting import format as fmt
 from sfu.reporting.pictures.curves import curve_figure, numeric_key
 from sfu.reporting.pictures.drawing import png_of, save_figure
 from sfu.reporting.pictures.gaps import gap_figure
+from sfu.reporting.pictures.grid import grid_figure, named_key
 from sfu.reporting.pictures.plane import plane_figure, plane_points
 from sfu.reporting.words import averaged, setting_of, spread_words
 from sfu.results.aggregate import Group, ResultTable, number_of
@@ -46,9 +47,13 @@ class Picture:
 
 
 def save_sweep_plot(table: ResultTable, path: str | Path) -> Path:
-    """Draw a sweep into a file: curves with bands if one numeric key varies, else gaps."""
-    key, title = numeric_key(table), averaged(table)
-    return save_figure(curve_figure(table, key, title) if key else gap_figure(table, title), path)
+    """Draw a sweep into a file: curves if one numeric key varies, a grid if one of several names does, else gaps."""
+    title = averaged(table)
+    if key := numeric_key(table):
+        return save_figure(curve_figure(table, key, title), path)
+    if key := named_key(table):
+        return save_figure(grid_figure(table, key, title), path)
+    return save_figure(gap_figure(table, title), path)
 
 
 def pictures_of(table: ResultTable, curves: Sequence[str] = ()) -> tuple[list[Picture], list[str]]:
@@ -63,6 +68,8 @@ def pictures_of(table: ResultTable, curves: Sequence[str] = ()) -> tuple[list[Pi
     keys = curves or [key for key, size in sizes.items() if size > 2] or list(sizes)
     found = [_curve(part, key, at) for key in keys for at, part in along(table, key)]
     drawn, left_out = found[:MOST_CURVES], [picture.caption for picture in found[MOST_CURVES:]]
+    if key := named_key(table):
+        drawn.append(_grid(table, key))
     if plane_points(table):
         drawn.append(_plane(table))
     return [*drawn, _gaps(table)], [f"Not drawn: {caption}" for caption in left_out]
@@ -101,6 +108,15 @@ def _curve(table: ResultTable, key: str, at: dict[str, str]) -> Picture:
     alt = f"Curves against {key} from {values}{where}. Distance to Retrained: {_spans(table)}."
     title = averaged(table) + (f", {setting}" if setting else "")
     return Picture("curve", caption, alt, lambda narrow: curve_figure(table, key, title, narrow))
+
+
+def _grid(table: ResultTable, key: str) -> Picture:
+    caption = (
+        f"Mean distance to Retrained by {key}, a line for each method that sees no more than the forget set: blue is "
+        "nearer than doing nothing, red further."
+    )
+    alt = f"A grid of distances. {_spans(table)}."
+    return Picture("grid", caption, alt, lambda narrow: grid_figure(table, key, averaged(table), narrow))
 
 
 def _plane(table: ResultTable) -> Picture:

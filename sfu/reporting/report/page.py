@@ -17,7 +17,7 @@ from sfu.reporting.columns import DIFFERENCES, cells_of, column_of, compared_row
 from sfu.reporting.pictures.choose import Picture
 from sfu.reporting.pictures.drawing import look_of
 from sfu.reporting.report.build import Report, limits, public
-from sfu.reporting.verdict import closest, harm, verdicts
+from sfu.reporting.verdict import closest, harm, ranked, verdicts
 from sfu.results.rows import is_number
 from sfu.results.run_folder import FoundRun
 
@@ -53,6 +53,7 @@ def html_page(report: Report, drawn: Sequence[tuple[list[Picture], list[str]]]) 
         sfu_version=sfu.__version__,
         words=words,
         closest=closest,
+        ranked=ranked,
         harm=harm,
         verdicts=verdicts,
         look_of=look_of,
