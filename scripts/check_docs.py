@@ -59,7 +59,7 @@ KEYS = {
 }
 METRICS = {
     "test": "test_accuracy", "remaining": "remain_accuracy", "forget": "forget_accuracy", "MIA": "mia",
-    "distance": "distance", "distance to Retrained": "distance",
+    "canary": "canary_accuracy", "distance": "distance", "distance to Retrained": "distance",
 }  # fmt: skip
 RULES = ("authors", "source_free", "oracle")
 UNCHECKED = ("sees", "seconds", "MB")
