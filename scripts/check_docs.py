@@ -59,7 +59,8 @@ KEYS = {
 }
 METRICS = {
     "test": "test_accuracy", "remaining": "remain_accuracy", "forget": "forget_accuracy", "MIA": "mia",
-    "distance": "distance", "distance to Retrained": "distance", "weight distance": "weight_distance",
+    "canary": "canary_accuracy", "distance": "distance", "distance to Retrained": "distance",
+    "weight distance": "weight_distance",
     "forget JS": "forget_js", "forget margin": "forget_margin_difference", "test margin": "test_margin_difference",
     "KLoM forget": "klom.forget.mean", "KLoM test": "klom.test.mean",
     "Hessian error": "theory.lemma_1.measured", "Lemma 1": "theory.lemma_1.bound",

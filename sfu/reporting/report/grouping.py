@@ -18,6 +18,7 @@ from sfu.results.run_folder import FoundRun
 
 SEEDS = ("seed", "seed_for")
 EXPERIMENT = "experiment"
+_REQUEST = "request"
 
 Settings = dict[str, str]
 
@@ -86,9 +87,9 @@ def values_by_key(found: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
 def configured(run: FoundRun, neutral: Iterable[str] = ()) -> Configured:
     """Return a run with its settings, without the keys (with all below them) that do not change results.
 
-    The name of its experiment, where it has one, comes first.
+    The names of its experiment and of its request, where it has them, come first.
     """
-    named = {EXPERIMENT: run.overrides[EXPERIMENT]} if EXPERIMENT in run.overrides else {}
+    named = {key: run.overrides[key] for key in (EXPERIMENT, _REQUEST) if key in run.overrides}
     settings = {key: value for key, value in flatten(run.config).items() if not under(key, neutral)}
     return Configured(run, named | settings)
 
