@@ -586,9 +586,9 @@ def _features(suffix: str, coded: bool = False) -> Format:
 
     def write(folder: Path) -> None:
         if suffix == ".npz":
-            np.savez_compressed(folder / "a.npz", **_arrays(coded))
+            np.savez_compressed(folder / "a.npz", **_arrays(coded), train_groups=np.array(["ann", "zoë"] * 20))
         else:
-            save_file(_arrays(coded), folder / "a.safetensors")
+            save_file(_arrays(coded) | {"train_groups": np.arange(40) % 2}, folder / "a.safetensors")
 
     files = _written(write)
     return Format(
@@ -660,7 +660,7 @@ def _labels() -> Format:
 
     images = {f"images/{part}/{n}.png": b"" for part in ("train", "test") for n in range(4)}
     lines = [f"{name.removeprefix('images/')},{n % 2},{name.split('/')[1]}" for n, name in enumerate(images)]
-    files = {"labels.csv": "\n".join(["file,label,split", *lines]).encode(), **images}
+    files = {"labels.csv": "\n".join(["file,label,split,group", *(f"{one},ann" for one in lines)]).encode(), **images}
     return Format(
         files, {"labels.csv": on_text},
         lambda folder: read_labels_csv(folder / "labels.csv", folder / "images", None), 4,

@@ -15,7 +15,8 @@ from sfu.data.split import make_split
 from sfu.errors import ConfigError, DataError
 from tests.data.image_samples import write_folder
 from tests.data.test_image_folder import write_csv
-from tests.experiment.cases import composed, run
+from tests.experiment import cases
+from tests.experiment.cases import composed, image_config, run
 
 PEOPLE = np.array(["bob", "alice", "carol", "alice"] * 10)
 LABELS = torch.arange(40) % 2
@@ -141,3 +142,18 @@ def test_a_whole_run_forgets_one_persons_rows(tmp_path, arrays):
     assert (metrics["run"]["data"]["n_forget"], metrics["run"]["forget"]["kind"]) == (100, "groups")
     assert metrics["run"]["forget"]["request"] == "person"
     assert "the request is for one person" in metrics["rows"]["closed_form"]["note"]
+
+
+def test_a_whole_run_forgets_one_persons_images(tmp_path):
+    folder = cases.write_folder(tmp_path / "images", per_class=20, n_test=4)
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.png"))
+    people = {file: ["ann", "bob", "zoe"][index % 3] for index, file in enumerate(files)}
+    write_csv(folder, "file,label,person", *(f"{file},{file.split('/')[1]},{who}" for file, who in people.items()))
+    config = image_config(folder, dataset__labels_csv="labels.csv", forget__groups=["zoe"])
+    about = run(config, tmp_path / "run")["run"]
+    wanted = [f"{folder}/{file}" for file, who in people.items() if who == "zoe" and file.startswith("train/")]
+    assert (tmp_path / "run" / "forget_files.txt").read_text().splitlines() == wanted
+    assert about["data"]["n_forget"] == len(wanted) == 20
+    config.forget.groups = ["Zoe"]
+    with pytest.raises(DataError, match=r"'Zoe' is not a group\. Its names include zoe"):
+        run(config, tmp_path / "run")
