@@ -75,6 +75,9 @@ HARDEST, DUPLICATES, SIMILAR = "hardest", "duplicates", "similar"
 CHOICES = (RANDOM, HARDEST, DUPLICATES, SIMILAR)
 """Which rows a fraction takes; :mod:`sfu.data.choices` defines them."""
 
+DEFAULT_FRACTION = 0.1
+"""Share of the rows to forget if nothing is given."""
+
 
 @dataclass
 class ForgetSettings(Settings):

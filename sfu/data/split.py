@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfu.data.choices import chosen_first
 from sfu.data.images.files import path_key
-from sfu.data.settings import RANDOM
+from sfu.data.settings import DEFAULT_FRACTION, RANDOM
 from sfu.errors import ConfigError, DataError
 from sfu.names import composed
 from sfu.readers import Whole, read_array, read_json, read_text, refusing
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sfu.data.feature_data import Groups
     from sfu.data.settings import ForgetSettings
 
-DEFAULT_FRACTION = 0.1
 _ROWS = Annotated[list[Whole], FailFast()]
 _WORDS = {"true": True, "false": False, "null": None}
 _SMALL_FILE, _BYTES_PER_ROW = 1 << 16, 64  # of a list of row numbers

@@ -21,6 +21,7 @@ from sfu.data.datasets.base import Dataset, FeatureDataset, ImageDataset
 from sfu.data.datasets.digits import Digits
 from sfu.data.settings import (
     AUTO_BACKBONE,
+    DEFAULT_FRACTION,
     NO_BACKBONE,
     PAPER_BACKBONE,
     BackboneSettings,
@@ -40,7 +41,6 @@ from sfu.seeds import SeedSettings
 from sfu.unlearning.base import UnlearningMethod
 from sfu.unlearning.settings import NewtonSettings, Tune
 
-DEFAULT_FRACTION = 0.1
 PAPER = "paper"
 """The attack of the paper, which every run carries out."""
 
