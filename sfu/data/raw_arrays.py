@@ -9,6 +9,8 @@ import numpy as np
 from sfu.data.labels import label_problem
 from sfu.errors import DataError
 
+_LAST_CODE, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)  # of Unicode
+
 
 class RawArrays(NamedTuple):
     """Features ``[N, D]`` and labels ``[N]`` of the training part, ``[T, D]`` and ``[T]`` of the test part.
@@ -102,8 +104,13 @@ def check_groups(array: np.ndarray, n_rows: int, what: str) -> np.ndarray:
         raise DataError(f"{what} has dtype {array.dtype}. Give text or whole numbers, one for each training row.")
     if array.shape != (n_rows,):
         raise DataError(f"{what} has shape {list(array.shape)} for {n_rows} training rows. Give one for each.")
+    no_text = f"{what} holds text that is not Unicode. Write it again with numpy.savez."
+    if array.dtype.kind == "U":
+        codes = np.frombuffer(array.tobytes(), np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+        if ((codes > _LAST_CODE) | ((codes >= _SURROGATES[0]) & (codes <= _SURROGATES[1]))).any():
+            raise DataError(no_text)  # NumPy would raise a SystemError
     try:
         texts = [one.decode() for one in array.tolist()] if array.dtype.kind == "S" else array.tolist()
     except ValueError as error:
-        raise DataError(f"{what} holds text that is not Unicode. Write it again with numpy.savez.") from error
+        raise DataError(no_text) from error
     return np.array([str(one).strip() for one in texts])

@@ -113,6 +113,8 @@ def test_a_drawn_test_part_takes_its_groups_along(tmp_path, arrays):
         (np.arange(400) / 2, "train_groups has dtype float64"),
         (np.array([{}] * 400, dtype=object), "never loads pickled objects"),
         (np.array([b"\xff"] * 400), "not Unicode"),
+        (np.full(400, 0x7FFFFFFF, np.uint32).view("<U1"), "not Unicode"),
+        (np.full(400, 0xD800, np.uint32).view("<U1"), "not Unicode"),
     ],
 )
 @pytest.mark.parametrize("parts", [("train",), ("train", "test")])
