@@ -143,6 +143,8 @@ def train(run: RunContext) -> None:
         checkpoint = checkpoint_of(run.core, data.fingerprint(), config.head.l2, config.loss, run.dtype)
     if run.cache is not None:
         run.cache.note_examples(lambda: _digests(run))
+    listed = None if run.cache is None else run.cache.examples()
+    write_run_examples(run.folder, _digests(run) if listed is None else listed)
     with run.display.stage("training the original head") as tick:
         make = partial(
             train_head, data.train_features_ND, data.train_labels_N, data.n_classes, config.head, config.loss,
@@ -164,14 +166,12 @@ def train(run: RunContext) -> None:
 
 
 def save_inputs(run: RunContext) -> None:
-    """Write the split, the names of the images to forget, the original head, and the digests of all examples."""
+    """Write the split, the names of the images to forget, and the original head."""
     save_split(run.folder / "split.safetensors", run.split)
     images = run.data.train_images
     if images is not None and images.images.paths:
         names = images.names()
         write_text(run.folder / "forget_files.txt", "".join(f"{names[row]}\n" for row in run.split.forget_F.tolist()))
-    listed = None if run.cache is None else run.cache.examples()
-    write_run_examples(run.folder, _digests(run) if listed is None else listed)
     run.request.head.save(run.folder / "heads" / "original")
 
 

@@ -40,7 +40,8 @@ def rank_methods(
 ) -> dict[str, Rank]:
     """Rank methods by ``distances[method][setting][run]``; runs of a setting are paired by their place.
 
-    Settings with equally many runs have the same seeds, which are drawn together. With one run there is no spread.
+    Settings with equally many runs have the same seeds, which are drawn together. With one run there is no spread, and
+    with none there are no ranks.
 
     Returns:
         The ranks by method, the first one first.
@@ -48,7 +49,7 @@ def rank_methods(
     import numpy as np
 
     names, generator = list(distances), np.random.default_rng(0)
-    if not names:
+    if not names or not all(len(runs) for of_method in distances.values() for runs in of_method):
         return {}
     settings_GMS = [np.array([distances[name][index] for name in names]) for index in range(len(distances[names[0]]))]
     sizes = {found.shape[1] for found in settings_GMS}

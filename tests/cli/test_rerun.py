@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from sfu.cli.rerun import main, repetition
 from sfu.results.comparison import OTHER, SAME, SINGLE, compare, head_differences
 from tests.conftest import make_arrays
+from tests.experiment.cases import sfu
 from tests.unlearning.cases import trained
 
 METHODS = "methods=[original,retrained,closed_form]"
@@ -28,49 +29,50 @@ def rerun(*arguments: str) -> int:
     return 0
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A run on a feature file, made by the command."""
-    folder = tmp_path_factory.mktemp("rerun")
-    np.savez(folder / "data.npz", **make_arrays(300))
-    arguments = ["dataset=features", f"dataset.path={folder}/data.npz", METHODS, "logger=none", "seed=3"]
-    subprocess.run([sys.executable, "-m", "sfu", *arguments, f"hydra.run.dir={folder}/first"], check=True)
-    return folder
-
-
 @pytest.mark.slow
-def test_a_run_repeats_itself_and_a_changed_head_or_setting_shows(made, tmp_path, capfd):
-    first = made / "first"
+def test_a_run_repeats_itself_and_a_changed_setting_shows(tmp_path, monkeypatch, capfd):
+    first = tmp_path / "first"
+    np.savez(tmp_path / "data.npz", **make_arrays(300))
+    arguments = ["dataset=features", f"dataset.path={tmp_path}/data.npz", METHODS, "logger=none", "seed=3"]
+    assert sfu(monkeypatch, *arguments, f"hydra.run.dir={first}") == 0
     about = json.loads((first / "metrics.json").read_text())["run"]
     assert about["tf32"] is False
     assert about["git"] is None or re.fullmatch("[0-9a-f]{40}", about["git"]["commit"])
-    assert rerun(str(first), "--out", str(tmp_path / "again")) == 0
+    capfd.readouterr()
+    assert rerun(str(first)) == 0
     shown = capfd.readouterr().out
     for row in ("original", "retrained", "closed_form"):
         assert re.search(rf"^{row} +\d\.\de[+-]\d\d  the same$", shown, re.M), shown
-    assert "The repetition agrees" in shown
+    assert f"The repetition agrees: {first}\n-> {first}-rerun" in shown
     assert "heads 1e-10 and figures 1e-08 relative, accuracies 0 points" in shown
+
+    def in_this_process(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, sfu(monkeypatch, *command[3:]))
+
+    monkeypatch.setattr(subprocess, "run", in_this_process)
+    monkeypatch.setattr("sfu.experiment.pipeline._git_state", lambda package: None)
     assert rerun(str(first), "head.l2=0.5", "--out", str(tmp_path / "other")) == 1
     shown = capfd.readouterr().out
     assert re.search(r"^setting head\.l2: 0\.001 -> 0\.5$", shown, re.M)
     assert "differs" in shown
 
 
-def test_what_cannot_be_repeated_is_refused(made, tmp_path, capfd):
-    first = made / "first"
-    (tmp_path / "there").mkdir()
-    for given, message in (
-        ([str(tmp_path)], "metrics.json"),
-        ([str(first), "--out", str(tmp_path / "there")], "exists, and sfu-rerun replaces nothing"),
+def test_what_cannot_be_repeated_is_refused(tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for about, further, message in (
+        (None, [], "metrics.json"),
+        ({}, [], "does not say with what settings"),
+        ({"overrides": []}, ["--out", str(tmp_path)], "exists, and sfu-rerun replaces nothing"),
     ):
-        assert rerun(*given) == 2
-        assert message in capfd.readouterr().err
-    metrics = json.loads((first / "metrics.json").read_text())
-    (tmp_path / "old").mkdir()
-    del metrics["run"]["overrides"]
-    (tmp_path / "old" / "metrics.json").write_text(json.dumps(metrics))
-    assert rerun(str(tmp_path / "old")) == 2
-    assert "does not say with what settings" in capfd.readouterr().err
+        if about is not None:
+            (folder / "metrics.json").write_text(json.dumps({"schema": 1, "run": about, "rows": {}}))
+        assert rerun(str(folder), *further) == 2
+        assert message in capsys.readouterr().err
+    status = {"state": "running", "started": "2026-11-29T10:00:00+00:00", "overrides": [], "pid": os.getpid()}
+    (folder / "status.json").write_text(json.dumps(status | {"host": platform.node()}))
+    assert rerun(str(folder)) == 2
+    assert "did not end. Give a folder of a finished run." in capsys.readouterr().err
 
 
 def test_a_repetition_is_one_run_without_cache_and_logger(tmp_path):
