@@ -29,10 +29,15 @@ LINEARISED = (
     "backbone=resnet18", "backbone.weights=none", "backbone.size=8", "head.layers=1", "head.sgd.epochs=1",
     "dataset.limit_per_class=20",
 )  # fmt: skip
+FEW = "methods=[original,retrained,unlearned_minus]"
+"""Other experiments run the other rows."""
 OWN = {
     "paper_table_4": LINEARISED,
     "paper_table_s2": LINEARISED,
-    "canaries": ("forget.fraction=null",),
+    "benchmark": (FEW,),
+    "canaries": ("forget.fraction=null", FEW),
+    "evaluation": ("evaluation.shadows=8",),
+    "requests": (FEW,),
     "class_methods": ("forget.fraction=null", "+variants.gkt_open.settings.batches=5"),
 }
 
