@@ -190,7 +190,7 @@ def sfu(*arguments):
 
 
 FULL_DISKS = f"""
-for size in (4, 16, 28, 180, 220, 520):
+for size in (4, 16, 28, 124, 164, 520):
     folder = mounted(f"size={{size}}k") / "run"
     code, error = sfu(*{QUICK}, "logger=none", f"hydra.run.dir={{folder}}")
     path = folder / "status.json"

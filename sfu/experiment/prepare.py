@@ -18,7 +18,7 @@ from torch import Tensor
 from sfu.data.canaries import canary_rows, spoiled
 from sfu.data.copies import tell_of_copies
 from sfu.data.datasets.base import FeatureDataset, ImageDataset
-from sfu.data.examples import row_digests, write_run_examples
+from sfu.data.examples import image_digests, row_digests, write_run_examples
 from sfu.data.features.store import cache_root
 from sfu.data.load import dataset_digests, extract_features, load_dataset, load_image_parts
 from sfu.data.seal import real_places
@@ -142,7 +142,7 @@ def train(run: RunContext) -> None:
         run.display.say(str(preflight(run.core, data.n_train)))
         checkpoint = checkpoint_of(run.core, data.fingerprint(), config.head.l2, config.loss, run.dtype)
     if run.cache is not None:
-        run.cache.note_examples(lambda: _digests(run))
+        run.cache.note_examples(lambda: [*_digests(run), *_stored_digests(run)])
     listed = None if run.cache is None else run.cache.examples()
     write_run_examples(run.folder, _digests(run) if listed is None else listed)
     with run.display.stage("training the original head") as tick:
@@ -176,10 +176,16 @@ def save_inputs(run: RunContext) -> None:
 
 
 def _digests(run: RunContext) -> list[bytes]:
-    """Return digests of all examples of the run's data: as they are stored, and as the head sees them."""
-    rows = [row_digests(features.numpy()) for features in (run.data.train_features_ND, run.data.test_features_TD)]
-    stored = dataset_digests(run.config.dataset, run.config.backbone.name, run.seeds["split"])
-    return [*stored, *(digest for part in rows for digest in part)]
+    """Return digests of all examples of the data: of their images, if there are any, and as the head sees them."""
+    parts = (run.data.train_features_ND, run.data.test_features_TD)
+    rows = [digest for features in parts for digest in row_digests(features.numpy())]
+    images = [] if run.images is None else image_digests(run.images.images.images)
+    return [*rows, *(digest for one in images for digest in one)]
+
+
+def _stored_digests(run: RunContext) -> list[bytes]:
+    """Return digests of the examples as the dataset stores them; this reads it again."""
+    return dataset_digests(run.config.dataset, run.config.backbone.name, run.seeds["split"])
 
 
 def discard(run: RunContext) -> None:

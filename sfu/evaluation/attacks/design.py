@@ -53,7 +53,7 @@ class Design:
 
     @property
     def n_shadows(self) -> int:
-        """S."""
+        """Number of shadows S."""
         return len(self.inside_ST)
 
     def forgotten(self, shadow: int) -> tuple[Tensor, Tensor]:
