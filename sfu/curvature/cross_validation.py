@@ -128,13 +128,15 @@ def cross_validate(
     n_folds: int,
     trust: float = 0.0,
     likeness: Sequence[float] = (),
+    groups_F: Tensor | None = None,
 ) -> Validation:
     """Split all sources at random (seed ``folds``) and, for every fold, estimate the curvatures from the others.
 
     A fold is scored with its own Hessian: one block under the quadratic loss, products with its rows otherwise. A
     forget set of fewer rows than folds, or of copies of one row, stays whole: only unlabelled rows are held out, and
     without any there are no folds. Rows of earlier requests are in the folds, as sums; there are then as many folds as
-    parts of these. ``likeness`` is what a row of each set of unlabelled rows counts for; by default 1.
+    parts of these. ``likeness`` is what a row of each set of unlabelled rows counts for; by default 1. ``groups_F`` are
+    the forget rows' groups of near-duplicates, if they are known.
 
     Raises:
         ConfigError: There are views or unlabelled rows, and the estimator's curvature cannot be mixed with theirs.
@@ -143,7 +145,7 @@ def cross_validate(
     earlier = request.earlier_sums
     fewest = 1 if earlier else n_folds
     most = min(PARTS if earlier else n_folds, request.n_forget)
-    indices = random_folds(request, most, drawn) if request.n_forget >= fewest else []
+    indices = random_folds(request, most, drawn, groups_F) if request.n_forget >= fewest else []
     sums = joined(earlier, [request.sums(index) for index in indices]) if earlier else ()
     divided = len(sums or indices) > 1
     if not divided and not request.unlabelled:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from sfu.curvature.shifts import FEWEST, ROUNDING, SUBSET, compare_means, moment
 from sfu.errors import DataError
 from sfu.heads.projections import DIRECTIONS, projected
 from sfu.lazy import torch
+from sfu.losses.gram import add_gram
 from sfu.request import ForgetRequest
 
 if TYPE_CHECKING:
@@ -84,10 +85,12 @@ class Evidence:
         findings: One for each test, those that could not be run included.
         effective_rows: Number of rows of equal weight, none near another, whose mean would scatter as much as that of
             the forget rows.
+        groups_F: The groups of near-duplicates among them (:func:`sfu.curvature.near_duplicates.near_groups`).
     """
 
     findings: tuple[Finding, ...]
     effective_rows: float
+    groups_F: Tensor = field(repr=False, compare=False)
 
     @property
     def alarms(self) -> tuple[Finding, ...]:
@@ -144,7 +147,7 @@ def examine(
     distinct = effective_rows(torch.ones_like(weights_F), groups_F)
     others = [_duplicates(distinct, len(weights_F)), _weights(request, weights_F), _few_retained(request)]
     findings = (*(test.finding(FALSE_ALARMS / max(run, 1)) for test in tests), *others)
-    return Evidence(findings, effective_rows(weights_F, groups_F))
+    return Evidence(findings, effective_rows(weights_F, groups_F), groups_F)
 
 
 def compare_gradient(request: ForgetRequest) -> Finding:
@@ -376,8 +379,10 @@ def _few_retained(request: ForgetRequest) -> Finding:
         return Finding("few_retained", None, None, None, False, "the effective dimension of the rows is not known")
     index = subset(request.n_forget, _SPECTRUM).to(request.labels_F.device)
     rows_ME = request.rows(index).design_FE.double() / math.sqrt(len(index))
-    small = rows_ME.T @ rows_ME if rows_ME.shape[0] > rows_ME.shape[1] else rows_ME @ rows_ME.T
-    values = torch.linalg.eigvalsh(small).clamp(min=0)
+    tall = rows_ME if rows_ME.shape[0] > rows_ME.shape[1] else rows_ME.T
+    gram = tall.new_zeros((tall.shape[1],) * 2)
+    add_gram(gram, tall)
+    values = torch.linalg.eigvalsh(gram).clamp(min=0)
     floor = max(head.l2 / head.loss.constants.curvature_bound, ROUNDING * float(values.max()), 1e-300)
     dimensions = max(1.0, float((values / (values + floor)).sum()))
     reason = f"{count} rows are retained for {dimensions:.3g} effective dimensions"

@@ -23,15 +23,16 @@ def fold_indices(n_rows: int, n_folds: int, generator: torch.Generator) -> list[
 
 
 def random_folds(
-    request: ForgetRequest, n_folds: int, generator: torch.Generator, mean_D: Tensor | None = None
+    request: ForgetRequest, n_folds: int, generator: torch.Generator, groups_F: Tensor | None = None
 ) -> list[Tensor]:
     """Split the rows at random into folds of about equal weight, with near-duplicates in one fold.
 
     Rows of equal weight without near-duplicates are split by :func:`fold_indices`. Otherwise heavy groups come
-    first, and each goes to the lightest fold. There are fewer folds if there are fewer groups.
+    first, and each goes to the lightest fold. There are fewer folds if there are fewer groups. ``groups_F``
+    are those of :func:`~sfu.curvature.near_duplicates.near_groups`, if they are known.
     """
-    weights_F, groups_F = row_weights(request), near_groups(request.features_FD, mean_D)
-    count = request.n_forget
+    weights_F, count = row_weights(request), request.n_forget
+    groups_F = near_groups(request.features_FD) if groups_F is None else groups_F
     if bool((weights_F == weights_F[0]).all()) and torch.equal(groups_F, torch.arange(count)):
         return fold_indices(count, n_folds, generator)
     leaders_G, group_F = groups_F.unique(return_inverse=True)

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sfu.lazy import torch
+from sfu.losses.chunks import outputs_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +18,7 @@ _NEAR = 0.01  # of the typical distance between rows
 _PROJECTIONS = 16
 _SLACK = 4.0  # a squared distance is rarely larger in the projections by more than this factor
 _FARTHEST = 6.0  # nor a distance along one of them by more than this factor
-_BLOCK_ROWS = 512
+_BLOCK_ROWS = 256
 
 
 def near_groups(features_ND: Tensor, mean_D: Tensor | None = None) -> Tensor:
@@ -32,7 +33,7 @@ def near_groups(features_ND: Tensor, mean_D: Tensor | None = None) -> Tensor:
     limit = _NEAR**2 * 2 * float(rows_ND.square().sum(1).mean())
     generator = torch.Generator().manual_seed(0)
     axes_DK = torch.randn(width, _PROJECTIONS, generator=generator, dtype=torch.float64) / math.sqrt(_PROJECTIONS)
-    projected_NK = rows_ND @ axes_DK.to(rows_ND.device)
+    projected_NK = outputs_of(rows_ND, axes_DK.T.to(rows_ND.device)).contiguous()
     order_N = projected_NK[:, 0].argsort()
     place_N, squares_N = projected_NK[order_N, 0].contiguous(), projected_NK.square().sum(1)
     first_N = torch.arange(count, device=rows_ND.device)

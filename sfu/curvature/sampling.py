@@ -36,7 +36,8 @@ def sampling_ratio(request: ForgetRequest) -> float | None:
         square += chunk.squares(share_B1 * slope_BC)
         shares += float(share_B1.square().sum())
     spread = square - 2 * float((twice_CE * mean_CE).sum()) + shares * float(mean_CE.square().sum())
-    deviation = float((request.forget_gradient() - head.rows_gradient_CE).square().sum())
+    gradient_CE = mean_CE + head.objective().gradient_without_rows(head.parameters_CE)
+    deviation = float((gradient_CE - head.rows_gradient_CE).square().sum())
     expected = max(0.0, spread - 1e-12 * square) * count / (count - 1) * (1 - count / head.n_train)
     if expected <= 0:  # copies of one row, or no gradient at all
         return math.inf if deviation > 0 else None

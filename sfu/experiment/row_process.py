@@ -5,8 +5,8 @@ request, the kernel closes to it every file but Python's packages and an empty f
 (:mod:`sfu.isolation.sandbox`, :mod:`sfu.experiment.row_sandbox`). Plug-ins are imported inside. The result comes back
 as the files that the cache of rows has, and is checked as they are.
 
-The shadows of an attack (:mod:`sfu.experiment.shadows`) are unlearned in one such process for each row, which is given
-their requests one after the other.
+The shadows of an attack (:mod:`sfu.experiment.shadows`) are unlearned in a few such processes for each row, one thread
+in each, which share the requests: most of a step does not use a second thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +52,9 @@ log = logging.getLogger(__name__)
 ROW_PROCESS = __name__
 """The module whose server forks the processes of rows."""
 _RESULT, _SHADOWS = "result", "shadows.safetensors"  # a folder, and a file in it
+_NO_MORE = b""  # follows the last request of a shadow
 _LONGEST_TEXT = 10_000  # characters of an error or a log record
+_MOST_PROCESSES = 8  # of the shadows of a row
 _PRELOADED = ("scipy.linalg", "scipy.optimize", "sfu.curvature.cross_validation", "sfu.curvature.psd_fit.solve",
               "sfu.curvature.subspace", "sfu.heads.linear", "sfu.heads.linearised", "sfu.heads.train",
               "sfu.losses.softmax", "sfu.unlearning.descent", "sfu.unlearning.further_steps")  # fmt: skip
@@ -66,9 +68,8 @@ class RowTask:
     Attributes:
         method: The method itself, or the settings of a row of the configuration, which is built inside.
         config: The run's configuration, to build the method from.
-        request: The request; ``None`` if shadows' requests follow.
+        request: The request; ``None`` if shadows' requests follow, each with a context of its own.
         sealed: Files and folders to refuse with a friendly message.
-        shadows: Number of requests that follow, each with a context of its own.
     """
 
     name: str
@@ -77,7 +78,6 @@ class RowTask:
     request: ForgetRequest | None
     context: MethodContext
     sealed: Sequence[Path]
-    shadows: int = 0
 
 
 def packed(task: RowTask) -> bytes | None:
@@ -122,16 +122,17 @@ def run_in_process(
 
 
 def steps_in_process(
-    payload: bytes, requests: Iterator[tuple[ForgetRequest, MethodContext]], *, device: torch.device,
+    payload: bytes, requests: Iterator[tuple[ForgetRequest, MethodContext]], total: int, *, device: torch.device,
     files: Sequence[str], closed: Sequence[Path],
 ) -> Tensor:  # fmt: skip
-    """Serve several requests, of shadows, by the method of a row in one process; return all parameters ``[S, C, E]``.
+    """Serve several requests, of shadows, by the method of a row; return all parameters ``[S, C, E]``.
 
-    The process is given one request after the other, each when it has served the last one.
+    Each process is given one request after the other, each when it has served the last one.
 
     Args:
-        payload: The task, :func:`packed`, with their number.
+        payload: The task, :func:`packed`.
         requests: The requests, and what the method may use besides.
+        total: Number of requests, at least one.
         device: Where the method computes.
         files: Files that it may read.
         closed: Files and folders that it must not read.
@@ -139,30 +140,57 @@ def steps_in_process(
     Raises:
         SfuError: A request was not served, or the process ended; the message says why.
     """
-    with _scratch_folder() as scratch:
+    threads = torch.get_num_threads()
+    count = min(threads, total, _MOST_PROCESSES) if device.type == "cpu" else 1
+    shape = torch.Size()
+    with ExitStack() as folders:
+        scratches = [folders.enter_context(_scratch_folder()) for _ in range(count)]
         try:
-            with server_of(ROW_PROCESS).task() as channel:
-                channel.send(json.dumps(places(scratch, device=device.type, files=files, closed=closed)).encode())
-                channel.send(payload)
-                shape = None
-                for served, (request, context) in enumerate(requests):
-                    shape = request.head.parameters_CE.shape
+            with ExitStack() as processes:
+                channels = []
+                for scratch in scratches:
+                    channels.append(processes.enter_context(server_of(ROW_PROCESS).task()))
+                    about = places(scratch, device=device.type, files=files, closed=closed)
+                    channels[-1].send(json.dumps(about | {"threads": threads // count}).encode())
+                    channels[-1].send(payload)
+                for number, (request, context) in enumerate(requests):
+                    channel, shape = channels[number % count], request.head.parameters_CE.shape
+                    if number >= count:
+                        _expect(channel, number - count)
                     channel.send(pickle.dumps((request, replace(context, progress=None))))
-                    about = _follow(channel, lambda done, total: None)
-                    if not isinstance(about, _Served) or about.error is not None:
-                        why = "its process ended" if about is None else about.error
-                        raise SfuError(f"shadow {served} was not unlearned: {why}")
-            if shape is None:
-                raise SfuError("there are no shadows")
-            check_plain_files(Path(scratch, _RESULT))
-            found = floats(read_tensors(Path(scratch, _RESULT, _SHADOWS), "Run again."), "parameters", 3)
-            if found.shape != (served + 1, *shape):
-                raise ValueError(f"its heads are {list(found.shape)}, not {[served + 1, *shape]}")
+                for first, channel in enumerate(channels):
+                    last = range(first, total, count)[-1]
+                    _expect(channel, last)
+                    channel.send(_NO_MORE)
+                    _expect(channel, last)
+            parts = [
+                _heads_of(Path(scratch, _RESULT), len(range(first, total, count)), shape)
+                for first, scratch in enumerate(scratches)
+            ]
+            found = parts[0].new_empty(total, *shape)
+            for first, part in enumerate(parts):
+                found[first::count] = part
         except (SfuError, KeyboardInterrupt):
             raise
         except Exception as wrong:
             raise SfuError(f"shadows could not be unlearned ({type(wrong).__name__}: {wrong})") from wrong
     return found.to(device)
+
+
+def _expect(channel: Channel, number: int) -> None:
+    about = _follow(channel, lambda done, total: None)
+    if not isinstance(about, _Served) or about.error is not None:
+        why = "its process ended" if about is None else about.error
+        raise SfuError(f"shadow {number} was not unlearned: {why}")
+
+
+def _heads_of(folder: Path, count: int, shape: torch.Size) -> Tensor:
+    """Return the parameters that the process of some shadows has left."""
+    check_plain_files(folder)
+    found = floats(read_tensors(folder / _SHADOWS, "Run again."), "parameters", 3)
+    if found.shape != (count, *shape):
+        raise ValueError(f"its heads are {list(found.shape)}, not {[count, *shape]}")
+    return found
 
 
 def read_back(folder: Path, core: Core | None, device: torch.device) -> RowResult:
@@ -215,7 +243,7 @@ def _child(channel: Channel) -> None:
     except BaseException as error:
         channel.send(_ended(RowResult(Usage(), None, described(error))))
         return
-    if task.shadows:
+    if task.request is None:
         _serve_shadows(task, channel, scratch / _RESULT)
         return
     result = _run_task(task, channel)
@@ -233,25 +261,29 @@ def _ended(result: RowResult) -> bytes:
 
 
 def _serve_shadows(task: RowTask, channel: Channel, folder: Path) -> None:
-    """Be the process of a row's shadows: serve requests as they come, and write all heads in the end."""
+    """Be a process of a row's shadows: serve requests as they come, and write all heads in the end."""
     found: list[Tensor] = []
-    while len(found) < task.shadows and (frame := channel.receive()) is not None:
-        request, context = pickle.loads(frame)
-        result = _run_task(replace(task, request=request, context=context), channel)
-        error = result.error
-        if result.unlearned is not None:
-            found.append(result.unlearned.head.parameters_CE.cpu())
-            if len(found) == task.shadows:
-                try:
-                    write_tensors(folder / _SHADOWS, {"parameters": torch.stack(found)})
-                except Exception as wrong:
-                    error = described(wrong)
+
+    def served(error: str | None = None) -> None:
         channel.send(json.dumps({"served": len(found), "error": error and error[:_LONGEST_TEXT]}).encode())
-        if error is not None:
+
+    while frame := channel.receive():
+        request, context = pickle.loads(frame)
+        result = _run_task(replace(task, request=request, context=context), channel, silent=True)
+        if result.unlearned is None:
+            served(result.error)
             return
+        found.append(result.unlearned.head.parameters_CE.cpu())
+        served()
+    if frame == _NO_MORE:
+        try:
+            write_tensors(folder / _SHADOWS, {"parameters": torch.stack(found)})
+            served()
+        except Exception as wrong:
+            served(described(wrong))
 
 
-def _run_task(task: RowTask, channel: Channel) -> RowResult:
+def _run_task(task: RowTask, channel: Channel, *, silent: bool = False) -> RowResult:
     """Build the method and run it. What it reaches for is refused in words before the kernel refuses it."""
 
     def tick(done: int, total: int) -> None:
@@ -263,7 +295,7 @@ def _run_task(task: RowTask, channel: Channel) -> RowResult:
             method = task.method
             if isinstance(method, RowSpec):
                 method = make_method(task.config, task.name, method)
-            context = task.context if task.shadows else replace(task.context, progress=tick)
+            context = task.context if silent else replace(task.context, progress=tick)
             return run_method(task.name, method, task.request, context, None, task.config.forget.parts)
     except BaseException as error:  # an exit or an interrupt of the method's own ends its row, too
         return RowResult(Usage(), None, described(error))

@@ -1,7 +1,7 @@
 """Attack the rows of a run: train shadows, have each row's method unlearn them, and score the targets.
 
-Shadows are trained where the data are. A source-free method meets them as it met the run's own request: in a process of
-its own, which is given the shadows' requests one after the other and nothing else (:mod:`sfu.experiment.row_process`).
+Shadows are trained where the data are. A source-free method meets them as it met the run's own request: in processes of
+its own, which are given the shadows' requests one after the other and nothing else (:mod:`sfu.experiment.row_process`).
 They are trained, unlearned and forgotten in batches, so that no more of them are held than fit into memory.
 
 Shapes: S shadows, T targets, C classes, E parameters of a class.
@@ -177,7 +177,8 @@ class _Shadows:
             return [head.parameters_CE for head in batch.heads]
         if _is_retrained(method):
             first, subsets = 2 * batch.numbers.start + 1, [(rows,) for rows in batch.retained]
-            return [head.parameters_CE for head in self._trainer.train(subsets, batch.heads, first=first)]
+            heads = self._trainer.train(subsets, batch.heads, first=first, summarised=False)
+            return [head.parameters_CE for head in heads]
         requests = self._requests(method, batch)
         if method.access is Access.RETAINED:
             sets = (RetainedSet(self._features_PD[index], self._labels_P[index]) for index in batch.retained)
@@ -185,12 +186,12 @@ class _Shadows:
         if protections(isolate=run.config.isolate) != NOTHING:
             given = row_spec(run.config, name) if run.methods_named else method
             config = replace(run.config, logger=NullLogger())
-            task = RowTask(
-                name, given, config, None, run.method_context(), run.sealed_paths, shadows=len(batch.numbers)
-            )
+            task = RowTask(name, given, config, None, run.method_context(), run.sealed_paths)
             if (payload := packed(task)) is not None:
                 closed = [*run.sealed_paths, cache_dir(""), run.folder]
-                return steps_in_process(payload, requests, device=run.device, files=method.files, closed=closed)
+                return steps_in_process(
+                    payload, requests, len(batch.numbers), device=run.device, files=method.files, closed=closed
+                )
         with sealed(run.sealed_paths):
             return [_step(name, method, *one, None, parts) for one in requests]
 

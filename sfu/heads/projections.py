@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sfu.lazy import torch
+from sfu.losses.chunks import outputs_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,7 @@ _CHUNK_ROWS = 4096
 
 def projected(features_ND: Tensor) -> Tensor:
     """Return the rows along all directions, ``[N, K]`` in float64."""
-    return features_ND.double() @ _directions(features_ND.shape[1]).to(features_ND.device)
+    return outputs_of(features_ND.double(), _directions(features_ND.shape[1]).T.to(features_ND.device))
 
 
 def projected_moments(features_ND: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from sfu.heads.summary import bound_of_moments
 from sfu.heads.train import train_like
 from sfu.lazy import torch
 from sfu.losses.base import Layout
+from sfu.losses.gram import add_gram
 from sfu.losses.rows import design_matrix
 from sfu.operators.plan import plan_structure
 from sfu.operators.structure import Structure
@@ -119,19 +120,22 @@ class SubsetTrainer:
         """Drop the sums of parts that were met so far; they are needed no more once other subsets are trained."""
         self._made.clear()
 
-    def train(self, subsets: Sequence[Sequence[Tensor]], starts: Sequence[Head], first: int = 0) -> list[Head]:
+    def train(
+        self, subsets: Sequence[Sequence[Tensor]], starts: Sequence[Head], first: int = 0, *, summarised: bool = True
+    ) -> list[Head]:
         """Return a head for each subset.
 
         Args:
             subsets: Disjoint parts of each subset, as row numbers of the pool.
             starts: A head for each subset, to start from where the optimum takes several steps.
             first: Number of the first subset, for the seeds of training that draws.
+            summarised: Whether the heads must have what ``head.keep`` asks for of their rows.
 
         Raises:
             SfuError: A head cannot be trained (:func:`sfu.heads.train.train_like`).
         """
         if self._by_sums:
-            return self._train_by_sums(subsets)
+            return self._train_by_sums(subsets, summarised)
         return [
             train_like(
                 self._original, self._features_PD[index], self._labels_P[index], self._config,
@@ -140,7 +144,7 @@ class SubsetTrainer:
             for number, (index, start) in enumerate(zip(map(_joined, subsets), starts, strict=True), first)
         ]  # fmt: skip
 
-    def _train_by_sums(self, subsets: Sequence[Sequence[Tensor]]) -> list[Head]:
+    def _train_by_sums(self, subsets: Sequence[Sequence[Tensor]], summarised: bool) -> list[Head]:
         config = self._config
         sums = [reduce(_Sums.plus, map(self._sums_of, parts)) for parts in subsets]
         counts = [sum(map(len, parts)) for parts in subsets]
@@ -165,22 +169,28 @@ class SubsetTrainer:
             if not worst <= config.tolerance:
                 raise not_reached(worst, config.tolerance, "on the rows of a shadow")
         return [
-            self._head(one, parameters_CE, gradient_CE, moments_EE, count)
+            self._head(
+                one, parameters_CE, gradient_CE, self._kept(one, moments_EE, count) if summarised else Kept(), count
+            )
             for one, parameters_CE, gradient_CE, moments_EE, count in zip(
                 sums, rounded, gradient_BCE, moments_BEE, counts, strict=True
             )
         ]
 
-    def _head(self, sums: _Sums, parameters_CE: Tensor, gradient_CE: Tensor, moments_EE: Tensor, count: int) -> Head:
-        original, config = self._original, self._config
+    def _kept(self, sums: _Sums, moments_EE: Tensor, count: int) -> Kept:
+        config = self._config
         kept = Kept(
-            bound_of_moments(original.loss, moments_EE, rows=count), sums.counts_C / count,
+            bound_of_moments(self._original.loss, moments_EE, rows=count), sums.counts_C / count,
             trace=float(moments_EE.trace()), projected_2K=sums.projected_2K / count,
         )  # fmt: skip
         if config.keep is Keep.full:
-            kept = replace(kept, mean_D=sums.features_D / count, data_hessian=moments_EE)
-        elif config.keep is Keep.sketch:
-            kept = replace(kept, mean_D=sums.features_D / count, sketch=Sketch.encode(moments_EE, config.sketch))
+            return replace(kept, mean_D=sums.features_D / count, data_hessian=moments_EE)
+        if config.keep is Keep.sketch:
+            return replace(kept, mean_D=sums.features_D / count, sketch=Sketch.encode(moments_EE, config.sketch))
+        return kept
+
+    def _head(self, sums: _Sums, parameters_CE: Tensor, gradient_CE: Tensor, kept: Kept, count: int) -> Head:
+        original, config = self._original, self._config
         head = replace(
             original, parameters_CE=parameters_CE, gradient_CE=gradient_CE, l2=config.l2, n_train=count, kept=kept,
             weight=None if self._weights_P is None else float(sums.weight_1),
@@ -221,7 +231,7 @@ class SubsetTrainer:
             else:
                 weight_1 = weight_1 + len(part_B)
             targets_BC = -original.loss.slopes(design_BE.new_zeros(len(part_B), n_classes), labels_B.to(like.device))
-            moments_EE.addmm_(design_BE.T, weighted_BE)
+            add_gram(moments_EE, design_BE, weighted_BE)
             cross_CE.addmm_(targets_BC.T, weighted_BE)
             sums_D += design_BE[:, : original.n_features].sum(0)
             along_BK = projected(design_BE[:, : original.n_features])

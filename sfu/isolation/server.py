@@ -76,7 +76,10 @@ class Channel:
 
 
 class Server:
-    """Starts the server process at once, and has it fork a child for each :meth:`task`, one at a time."""
+    """Starts the server process at once, and has it fork a child for each :meth:`task`.
+
+    One thread at a time has tasks, as many as it likes.
+    """
 
     def __init__(self, module: str) -> None:
         """Start ``serve_children`` of a module, which imports what children need and calls :func:`serve`."""
@@ -90,7 +93,7 @@ class Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
-        self._control, self._busy, self._used = ours, threading.Lock(), False
+        self._control, self._busy, self._used = ours, threading.RLock(), False
 
     @property
     def alive(self) -> bool:
@@ -99,7 +102,9 @@ class Server:
 
     @contextmanager
     def task(self) -> Iterator[Channel]:
-        """Fork a child, and yield the channel to it. A child that is left before its end is killed, with the server.
+        """Fork a child, and yield the channel to it.
+
+        A child that is left before its end is killed, with the server and all other children.
 
         Raises:
             ChildDied: The child did not end by itself with status 0, or the server is gone; the message says why.
@@ -107,15 +112,16 @@ class Server:
         with self._busy:
             try:
                 self._used, broken = True, False
-                ours, theirs = socket.socketpair()
-                with ours:
-                    with theirs:
-                        socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
-                    try:
-                        yield Channel(ours)
-                    except ConnectionError:
-                        broken = True
-                status = self._control.recv(_STATUS.size)
+                (ours, theirs), (told, telling) = socket.socketpair(), socket.socketpair()
+                with told:
+                    with ours:
+                        with theirs, telling:
+                            socket.send_fds(self._control, [b"fork"], [theirs.fileno(), telling.fileno()])
+                        try:
+                            yield Channel(ours)
+                        except ConnectionError:
+                            broken = True
+                    status = told.recv(_STATUS.size)
             except BaseException as error:
                 self.stop()
                 if isinstance(error, ConnectionError):
@@ -129,9 +135,9 @@ class Server:
                 raise ChildDied(_how_it_ended(code))
 
     def stop(self) -> None:
-        """End the server and the child it has, if any. The server also ends by itself when this process does."""
+        """End the server and the children it has. The server also ends by itself when this process does."""
         self._control.close()
-        if self._used:  # it kills the child and ends
+        if self._used:  # it kills its children and ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_PATIENCE)
         self._process.kill()
@@ -156,41 +162,54 @@ def server_of(module: str) -> Server:
 
 
 def serve(control: int, child: Callable[[Channel], None]) -> None:
-    """Fork children on request until the caller closes its end or dies; then kill the last one. Never returns."""
+    """Fork children on request until the caller closes its end or dies; then kill those that are left. Never returns.
+
+    With each request come the child's end of its channel, and a socket that is told how the child ended.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group, and it is the caller that decides
         signal.signal(number, signal.SIG_IGN)
     server = os.getpid()
     gc.freeze()  # a collection in a child need not copy the pages of what is imported
     gc.enable()  # collections would only have slowed down the imports
-    with socket.socket(fileno=control) as connection:
-        while True:
-            try:
-                message, handles, *_ = socket.recv_fds(connection, 16, 1)
-            except OSError:
-                message = b""
-            if not message:
-                os._exit(0)
-            pid = os.fork()
-            if pid == 0:
-                _run(child, handles[0], server)
-            os.close(handles[0])
-            _wait(pid, connection)
-
-
-def _wait(pid: int, connection: socket.socket) -> None:
-    """Wait for a child and report how it ended; kill it if the caller goes first."""
-    child = os.pidfd_open(pid)
+    running: dict[int, tuple[int, int]] = {}  # process number and socket of each child, by a handle of its process
     poll = select.poll()
-    poll.register(child, select.POLLIN)
-    poll.register(connection, select.POLLIN | select.POLLHUP)
-    while child not in dict(poll.poll()):
-        os.kill(pid, signal.SIGKILL)
-    os.close(child)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with socket.socket(fileno=control) as connection:
+        poll.register(connection, select.POLLIN | select.POLLHUP)
+        while True:
+            for handle in dict(poll.poll()):
+                if handle in running:
+                    poll.unregister(handle)
+                    _report(handle, *running.pop(handle))
+                    continue
+                handles = _request(connection)
+                if not handles:
+                    for pid, _ in running.values():
+                        os.kill(pid, signal.SIGKILL)
+                    os._exit(0)
+                end, telling = handles
+                pid = os.fork()
+                if pid == 0:
+                    _run(child, end, server)
+                os.close(end)
+                process = os.pidfd_open(pid)
+                running[process] = pid, telling
+                poll.register(process, select.POLLIN)
+
+
+def _request(connection: socket.socket) -> list[int]:
+    """Return the handles that came with a request; none if the caller has gone."""
     try:
-        connection.sendall(_STATUS.pack(code))
+        return socket.recv_fds(connection, 16, 2)[1]
     except OSError:
-        os._exit(0)
+        return []
+
+
+def _report(process: int, pid: int, telling: int) -> None:
+    """Say how a child ended, if anyone still wants to know."""
+    os.close(process)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with socket.socket(fileno=telling) as told, contextlib.suppress(OSError):
+        told.sendall(_STATUS.pack(code))
 
 
 def _run(child: Callable[[Channel], None], handle: int, parent: int) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfu.lazy import torch
 from sfu.losses.base import Layout, Loss, OutputHessian
 from sfu.losses.chunks import TableChunk
+from sfu.losses.gram import add_gram
 from sfu.losses.rows import Rows
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Objective:
             if layout is Layout.blocks and hessian.rank_one is not None:
                 diagonal_BC = diagonal_BC - hessian.rank_one.square()
             for k in range(n_classes):
-                blocks_KEE[k].addmm_(design_BE.T, design_BE * (share_B * diagonal_BC[:, k])[:, None])
+                add_gram(blocks_KEE[k], design_BE, design_BE * (share_B * diagonal_BC[:, k])[:, None])
             if full is not None and hessian.rank_one is not None:
                 _subtract_rank_ones(full, design_BE, hessian.rank_one * share_B.sqrt()[:, None])
         return blocks_KEE if full is None else full + torch.block_diag(*blocks_KEE)
@@ -153,4 +154,4 @@ def _subtract_rank_ones(full: Tensor, design_BE: Tensor, scaled_BC: Tensor) -> N
     step = max(1, _PIECE // full.shape[0])
     for q_BC, a_BE in zip(scaled_BC.split(step), design_BE.split(step), strict=True):
         outer_BK = (q_BC[:, :, None] * a_BE[:, None, :]).flatten(1)
-        full.addmm_(outer_BK.T, outer_BK, alpha=-1.0)
+        add_gram(full, outer_BK, alpha=-1.0)

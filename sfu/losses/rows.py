@@ -14,6 +14,7 @@ from sfu.errors import DataError
 from sfu.lazy import torch
 from sfu.losses.base import Loss
 from sfu.losses.chunks import Chunk, LinearChunk
+from sfu.losses.gram import add_gram
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,7 +175,7 @@ class Rows:
         if self._moments is None:
             total_EE = torch.zeros(self.width, self.width, dtype=self.dtype, device=self.device)
             for chunk in self.linear_chunks():
-                total_EE.addmm_(chunk.design_BE.T, chunk.design_BE * chunk.share_B[:, None])
+                add_gram(total_EE, chunk.design_BE, chunk.design_BE * chunk.share_B[:, None])
             self._moments = total_EE
         return self._moments
 

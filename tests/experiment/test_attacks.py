@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sfu.heads import subsets
 from sfu.heads.files import load_head
 from sfu.results.artifacts import read_metrics, write_json
 from sfu.unlearning.base import UnlearningMethod
+from sfu.unlearning.methods.baselines import GradientStep
 from sfu.unlearning.result import UnlearningResult
 from tests.conftest import make_arrays
 from tests.experiment.cases import composed, config_for, run
@@ -94,12 +96,21 @@ def test_shadows_in_small_batches_are_the_same(tmp_path, feature_file, monkeypat
             assert parts[name]["attacks"][attack]["auc"] == pytest.approx(figures["auc"], abs=1e-9)
 
 
-def test_shadows_in_a_process_of_their_own_are_those_of_this_process(tmp_path, feature_file):
-    methods, figures = ["gradient_step", "rescale"], {}
-    for isolate in (True, False):
+@pytest.fixture
+def threads():
+    """Set the number of threads for a test, and so that of the processes of shadows."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_shadows_in_processes_of_their_own_are_those_of_this_process(tmp_path, feature_file, threads):
+    methods, figures = ["gradient_step", "rescale"], []
+    for isolate, processes in ((False, 1), (True, 1), (True, 3)):
+        threads(processes)
         rows = attacked(feature_file, tmp_path, "ulira", shadows=8, methods=methods, isolate=isolate)
-        figures[isolate] = [row["attacks"]["ulira"]["auc"] for row in rows.values()]
-    assert figures[True] == pytest.approx(figures[False], abs=1e-9)
+        figures.append([row["attacks"]["ulira"]["auc"] for row in rows.values()])
+    assert figures[1:] == [pytest.approx(figures[0], abs=1e-9)] * 2
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,29 @@ def test_a_shadow_is_a_request_like_the_run_s_own_and_its_failure_is_told(tmp_pa
     row = run(config, tmp_path, methods={"sees": Sees(own)})["rows"]["sees"]
     assert row["attacks"]["ulira"]["note"].endswith("RuntimeError: 40 rows of 400, kept None")
     assert "auc" in row["attacks"]["lira"]
+
+
+@dataclass(frozen=True)
+class Dies(UnlearningMethod):
+    """Ends its process at the third request of it, and leaves every head as it is before."""
+
+    def unlearn(self, request, context, retained=None):
+        global requests_seen
+        requests_seen += 1
+        if requests_seen == 3:
+            os._exit(7)
+        return UnlearningResult(request.head)
+
+
+requests_seen = 0
+
+
+def test_one_of_the_processes_of_shadows_may_die(tmp_path, feature_file, threads):
+    threads(2)
+    config = config_for(feature_file, evaluation__attacks=["ulira"], evaluation__shadows=8, head__l2=1e-3)
+    rows = run(config, tmp_path, methods={"dies": Dies(), "step": GradientStep()})["rows"]
+    assert rows["dies"]["attacks"]["ulira"]["note"].startswith("shadow 4 was not unlearned: its process ended")
+    assert "auc" in rows["step"]["attacks"]["ulira"]
 
 
 def test_a_row_that_fails_has_no_attacks_and_others_have(tmp_path, feature_file):

@@ -43,6 +43,7 @@ from sfu.heads.base import Head
 from sfu.heads.optimum import rounding_bound
 from sfu.lazy import torch
 from sfu.losses.base import Loss, make_loss
+from sfu.losses.gram import add_gram
 from sfu.losses.rows import Rows
 from sfu.operators.build import build_operator
 from sfu.operators.plan import plan_structure
@@ -190,7 +191,7 @@ def residual_bounds(request: ForgetRequest, rows: Rows, move_CE: Tensor, unsolve
         square += weight * float(share_B @ change_B)
         fourth += weight * float(share_B @ change_B.square())
         largest = max(largest, float(design_BE.square().sum(1).max()))
-        gram_EE.addmm_(design_BE.T, design_BE * share_B[:, None], alpha=weight)
+        add_gram(gram_EE, design_BE, design_BE * share_B[:, None], alpha=weight)
     spectral, radius = float(torch.linalg.eigvalsh(gram_EE)[-1]) ** 0.5, largest**0.5
     classes = math.sqrt(head.n_classes) if head.loss.separable else 1.0
     removed = float(request.design_FE.norm(dim=1).max())

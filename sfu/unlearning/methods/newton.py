@@ -245,7 +245,9 @@ class Newton(UnlearningMethod, name="newton"):
         n_unlabelled = sum(len(rows_UD) for rows_UD in request.unlabelled)
         n_folds = self._n_folds(request.head.n_train - request.n_retain, n_unlabelled)
         if n_folds > 0:
-            known = () if assessment is None else (assessment.trust, assessment.likeness)
+            known = () if assessment is None else (
+                assessment.trust, assessment.likeness, assessment.evidence.groups_F
+            )  # fmt: skip
             return self._cached("folds", context, lambda: cross_validate(estimator, request, context, n_folds, *known))
         observe = partial(estimator.observe, request, context, retained)
         return self._cached("observation", context, lambda: observe_once(estimator, request, observe()))
@@ -372,7 +374,7 @@ def _ledger(request: ForgetRequest, assessment: Assessment, context: MethodConte
     """Return the ledger after a request, which begins at the head before the first."""
     head, drawn = request.head, context.generator("folds")
     ledger, count = head.forgotten.ledger or Ledger(), request.n_forget
-    indices = random_folds(request, min(PARTS, count), drawn)
+    indices = random_folds(request, min(PARTS, count), drawn, assessment.evidence.groups_F)
     l2 = head.l2 if ledger.start is None else ledger.start.l2
     start = Start(head.parameters_CE.cpu(), head.gradient_CE.cpu(), head.n_train, head.total_weight, l2)
     sums = [request.sums(index) for index in indices]
