@@ -68,6 +68,7 @@ class MethodContext:
         normalize_rows: Whether features were normalised row by row; further feature files must be too.
         keep_path: Whether iterative methods record their parameters after each step, as ``UnlearningResult.path``.
         keep_curvature: Whether Newton steps record the Hessian they inverted, as ``UnlearningResult.curvature``.
+        predict: Whether to predict what the step is worth, where nothing is decided by it.
         memory: A cache shared by all settings of a method that are tried on one request; ``None`` for no cache.
     """
 
@@ -76,6 +77,7 @@ class MethodContext:
     normalize_rows: bool = False
     keep_path: bool = False
     keep_curvature: bool = False
+    predict: bool = True
     memory: dict[str, Any] | None = None
 
     def remember(self, key: str, make: Callable[[], Cached]) -> Cached:

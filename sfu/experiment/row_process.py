@@ -20,7 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -267,6 +267,8 @@ def _serve_shadows(task: RowTask, channel: Channel, folder: Path) -> None:
     def served(error: str | None = None) -> None:
         channel.send(json.dumps({"served": len(found), "error": error and error[:_LONGEST_TEXT]}).encode())
 
+    with suppress(BaseException), sealed(task.sealed):  # what is wrong with it is told of the first request
+        task = replace(task, method=_made(task))
     while frame := channel.receive():
         request, context = pickle.loads(frame)
         result = _run_task(replace(task, request=request, context=context), channel, silent=True)
@@ -292,13 +294,15 @@ def _run_task(task: RowTask, channel: Channel, *, silent: bool = False) -> RowRe
     try:
         assert task.request is not None
         with sealed(task.sealed):
-            method = task.method
-            if isinstance(method, RowSpec):
-                method = make_method(task.config, task.name, method)
             context = task.context if silent else replace(task.context, progress=tick)
-            return run_method(task.name, method, task.request, context, None, task.config.forget.parts)
+            return run_method(task.name, _made(task), task.request, context, None, task.config.forget.parts)
     except BaseException as error:  # an exit or an interrupt of the method's own ends its row, too
         return RowResult(Usage(), None, described(error))
+
+
+def _made(task: RowTask) -> UnlearningMethod:
+    given = task.method
+    return make_method(task.config, task.name, given) if isinstance(given, RowSpec) else given
 
 
 class _Progress(Record):

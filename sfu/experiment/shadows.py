@@ -203,7 +203,7 @@ class _Shadows:
                 kind=run.request.kind, classes=run.request.classes,
             )  # fmt: skip
             seeds = {purpose: derive_seed(seed, f"shadow {number}") for purpose, seed in run.seeds.items()}
-            context = replace(run.method_context(), seeds=seeds, keep_path=False)
+            context = replace(run.method_context(), seeds=seeds, keep_path=False, keep_curvature=False, predict=False)
             yield request.without_summary() if method.access is Access.FORGET else request, context
 
 

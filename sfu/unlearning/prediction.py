@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sfu.curvature.caution import Assessment
 from sfu.curvature.cross_validation import Validation
@@ -19,6 +20,9 @@ from sfu.operators.base import DampedInverse
 from sfu.request import ForgetRequest
 from sfu.unlearning.further_steps import Candidate
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _OPTIMUM = 0.1
 """A head is at its optimum if the gradient of a forget set has no larger part that is no sampling noise."""
 _MOST = 0.3
@@ -28,15 +32,15 @@ _HALF_OF_SIGNAL = 0.7
 
 
 def share_of_step(
-    request: ForgetRequest, assessment: Assessment, validation: Validation, chosen: Candidate
+    request: ForgetRequest, right_CE: Tensor, assessment: Assessment, validation: Validation, chosen: Candidate
 ) -> PredictedShare | None:
     """Predict the share of the squared distance that a step removes, if it is a Newton step from an optimum.
 
-    Of a head that was stopped early, nothing is known.
+    ``right_CE`` is the right-hand side of the step. Of a head that was stopped early, nothing is known.
     """
     head, inverse = request.head, chosen.inverse
     signal = max(float(fold.signal_CE.norm()) for fold in validation.folds)
-    optimum = signal <= _OPTIMUM * float(request.newton_gradient().norm())
+    optimum = signal <= _OPTIMUM * float(right_CE.norm())
     grown = head.recipe.l2_reduction == SUM  # then l2 is larger for the retained rows, and the rest is known
     few = request.count <= _MOST * head.n_train
     if inverse is None or assessment.reasons or head.feature_weights_CD is None or not ((optimum or grown) and few):

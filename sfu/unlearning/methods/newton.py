@@ -33,6 +33,7 @@ from sfu.heads.recipe import OPTIMUM, Reference
 from sfu.heads.settings import Keep
 from sfu.lazy import torch
 from sfu.losses.base import Layout
+from sfu.operators.explicit import ExplicitOperator
 from sfu.operators.plan import check_structure
 from sfu.request import Access, ForgetRequest, MethodContext, Retained
 from sfu.schema import check_fields, setting
@@ -159,8 +160,9 @@ class Newton(UnlearningMethod, name="newton"):
         reduction = reduce_request(whole) if reducible else None
         request = pooled if reduction is None else reduction.request
         validation = self._estimate(request, context, retained, assessment)
-        chosen = self._choose(validation, request, assessment)
-        first = self._first_step(chosen, request)
+        chosen = self._choose(validation, request, assessment, context)
+        right_CE = request.newton_gradient()
+        first = self._first_step(chosen, request, right_CE)
         decision = self._decide(assessment, validation, chosen, first, request, dropped=whole is not told)
         details = self._details(assessment, validation, chosen, first, request)
         details |= gains_apart(decision.predicted_distance_gain, chosen, validation, request, given)
@@ -186,8 +188,8 @@ class Newton(UnlearningMethod, name="newton"):
             head = replace(head, forgotten=replace(head.forgotten, ledger=_ledger(pooled, assessment, context)))
         share = removed = None
         if assessment is not None and self._follows_law(request):
-            if decision.predicted_distance_gain is not None:
-                share = share_of_step(request, assessment, validation, chosen)
+            if decision.predicted_distance_gain is not None and context.predict:
+                share = share_of_step(request, right_CE, assessment, validation, chosen)
             removed = removed_so_far(share, assessment, request, given)
         head = replace(head, forgotten=replace(head.forgotten, removed=removed))
         predicted = None if share is None and not given.forgotten.requests else head.forgotten.predicted()
@@ -259,7 +261,9 @@ class Newton(UnlearningMethod, name="newton"):
         estimated_from = replace(self.curvature, regularization=Regularization.none, rho=0.0)
         return context.remember(f"newton {what} {self.reference} {estimated_from}", make)
 
-    def _choose(self, validation: Validation, request: ForgetRequest, assessment: Assessment | None) -> Candidate:
+    def _choose(
+        self, validation: Validation, request: ForgetRequest, assessment: Assessment | None, context: MethodContext
+    ) -> Candidate:
         """Choose the weights of the sources, rho and c."""
         folds, head, rule = validation.folds, request.head, self.curvature.regularization
         caution = Caution() if assessment is None else assessment.caution
@@ -270,8 +274,9 @@ class Newton(UnlearningMethod, name="newton"):
             choice = choose_step(
                 validation, noise, caution, head.l2, math.inf if head.recipe.trained == OPTIMUM else 1.0
             )
-            sources, mixed = validation.sources, choice.weights
-            return Candidate(choice, sources.mixed(mixed), sources.damped(mixed))
+            operator = validation.sources.mixed(choice.weights)
+            alone = isinstance(operator, ExplicitOperator) and not context.predict  # then a Cholesky factor will do
+            return Candidate(choice, operator, None if alone else validation.sources.damped(choice.weights))
         weights = pooled_weights(validation.sources)
         operator = validation.sources.mixed(weights)
         needs_inverse = self.estimator.needs_validation or rule not in (Regularization.none, Regularization.fixed)
@@ -291,8 +296,8 @@ class Newton(UnlearningMethod, name="newton"):
     def _floor(self, head: Head) -> float:
         return head.l2 if self.curvature.regularization is Regularization.none else 0.0
 
-    def _first_step(self, chosen: Candidate, request: ForgetRequest) -> StepResult:
-        step = chosen.solve(request.newton_gradient())
+    def _first_step(self, chosen: Candidate, request: ForgetRequest, right_CE: Tensor) -> StepResult:
+        step = chosen.solve(right_CE)
         return replace(step, parameters_CE=request.head.parameters_CE + request.step_ratio * step.parameters_CE)
 
     def _decide(
