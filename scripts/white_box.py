@@ -95,7 +95,7 @@ def with_noise(
         new = method.unlearn(request, MethodContext({"noise": draw}), retained).head
         attacks = WhiteBox(request, retained, data.test_features_TD).attack(new)
         target = Retrained(settings).unlearn(request, MethodContext(), retained).head
-        scores = Evaluator(data, split, head, target).evaluate(new)
+        scores = Evaluator(data, split, head, target).evaluate(new)[0]
         assert attacks is not None
         assert scores["test_accuracy"] is not None
         assert scores["distance"] is not None

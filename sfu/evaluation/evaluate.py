@@ -24,8 +24,8 @@ from sfu.operators.structure import Structure
 
 Metrics = dict[str, float | None]
 
-_POINTS = 16
-"""Points of a path that are evaluated in one pass over the rows."""
+_POINTS, _OUTPUTS = 16, 256
+"""Heads, and outputs of all of them, that are evaluated in one pass over the rows."""
 _GAPS = {
     "test_gap": "test_accuracy", "remain_gap": "remain_accuracy", "forget_gap": "forget_accuracy", "mia_gap": "mia",
 }  # fmt: skip
@@ -63,28 +63,44 @@ class Evaluator:
         forget set is one of ``canaries``, their behaviour is a metric, too.
         """
         self._canaries = canaries
-        self._retain = (data.train_features_ND[split.retain_R], data.train_labels_N[split.retain_R])
         self._forget = (data.train_features_ND[split.forget_F], data.train_labels_N[split.forget_F])
         self._test = (data.test_features_TD, data.test_labels_T)
         self._forgotten_classes = self._forget[1].unique()
         self._n_splits, self._seed = membership_splits, seed
-        self._rows = original.rows(*self._retain, cache=True)
+        retain_R = split.retain_R
+        self._rows = original.rows(data.train_features_ND[retain_R], data.train_labels_N[retain_R], cache=True)
         self._objective = original.objective_of(self._rows.weight)
         self._hessian = build_operator(self._objective, self._rows, original.parameters_CE, Structure.products)
         self._original, self._retrained = original, retrained
-        self._retrained_scores = None if retrained is None else self._scores(retrained)
-        self._nothing = 0.0 if retrained is None else self._squared_distance(original, retrained)
+        self._points = max(1, min(_POINTS, _OUTPUTS // original.n_classes))
+        self._retrained_scores, self._nothing = None, 0.0
+        if retrained is not None:
+            remain_accuracy = accuracies(self._rows, retrained.parameters_CE[None])[0]
+            self._retrained_scores = self._scores(retrained, remain_accuracy)
+            self._nothing = self._squared_distance(original, retrained)
 
-    def evaluate(self, head: Head) -> Metrics:
-        """Return all metrics of one head.
+    def evaluate(self, *heads: Head) -> list[Metrics]:
+        """Return all metrics of each head.
 
         Percentages are 0 to 100; gaps are the head's value minus Retrained's, in points. ``distance`` is
         ``|w - w_r| / |w* - w_r|`` in the norm of the retained data's Hessian at w* (0: Retrained, 1: nothing done), and
         ``measured_distance_gain`` is how much the squared numerator falls from doing nothing.
         """
-        scores = self._scores(head)
-        gradient = self._objective.gradient(self._rows, head.parameters_CE)
-        return scores.metrics | {"retain_gradient_norm": float(gradient.norm())} | self._compare(head, scores)
+        found: list[Metrics] = []
+        for first in range(0, len(heads), self._points):
+            some = heads[first : first + self._points]
+            parameters_PCE = torch.stack([head.parameters_CE for head in some])
+            remain = accuracies(self._rows, parameters_PCE)
+            gradients_PCE = self._objective.gradients_at(self._rows, parameters_PCE)
+            squares = [0.0] * len(some)
+            if self._retrained is not None:
+                differences_PCE = parameters_PCE - self._retrained.parameters_CE
+                squares = self._hessian.quadratic(differences_PCE).clamp(min=0).tolist()
+            for head, remains, gradient_CE, square in zip(some, remain, gradients_PCE, squares, strict=True):
+                scores = self._scores(head, remains)
+                gradient = {"retain_gradient_norm": float(gradient_CE.norm())}
+                found.append(scores.metrics | gradient | self._compare(head, scores, square))
+        return found
 
     def distance(self, head: Head) -> float | None:
         """Return the distance to Retrained, 1 for nothing done; ``None`` if it is not known."""
@@ -97,8 +113,8 @@ class Evaluator:
         found: dict[str, list[float]] = {"test_accuracy": [], "forget_accuracy": []}
         for key, labelled in (("test_accuracy", self._test), ("forget_accuracy", self._forget)):
             rows = self._original.rows(*labelled, cache=True)
-            for start in range(0, len(path), _POINTS):
-                found[key] += accuracies(rows, torch.stack(list(path[start : start + _POINTS])))
+            for start in range(0, len(path), self._points):
+                found[key] += accuracies(rows, torch.stack(list(path[start : start + self._points])))
         return found
 
     def _canary_accuracy(self, head: Head, forget_accuracy: float, canaries: Canaries) -> float | None:
@@ -115,13 +131,12 @@ class Evaluator:
     def _squared_distance(self, head: Head, retrained: Head) -> float:
         return squared_norm(head.parameters_CE - retrained.parameters_CE, self._hessian)
 
-    def _compare(self, head: Head, own: _Scores) -> Metrics:
-        """Return the metrics that need Retrained."""
+    def _compare(self, head: Head, own: _Scores, square: float) -> Metrics:
+        """Return the metrics that need Retrained, from which the squared distance is given."""
         gaps = _GAPS if self._canaries is None else {**_GAPS, "canary_gap": "canary_accuracy"}
         if self._retrained is None or self._retrained_scores is None:
             return dict.fromkeys((*gaps, *_COMPARISONS))
-        reference = self._retrained_scores
-        square, nothing = self._squared_distance(head, self._retrained), self._nothing
+        reference, nothing = self._retrained_scores, self._nothing
         values = (
             *(_difference(own.metrics[key], reference.metrics[key]) for key in gaps.values()),
             math.sqrt(square / nothing) if nothing > 0 else None,
@@ -136,8 +151,8 @@ class Evaluator:
         )
         return dict(zip((*gaps, *_COMPARISONS), values, strict=True))
 
-    def _scores(self, head: Head) -> _Scores:
-        test_TC, remain_RC, forget_FC = (head.logits(part[0]) for part in (self._test, self._retain, self._forget))
+    def _scores(self, head: Head, remain_accuracy: float) -> _Scores:
+        test_TC, forget_FC = (head.logits(features) for features, _ in (self._test, self._forget))
         same_class = torch.isin(self._test[1], self._forgotten_classes)
         membership = membership_attack(
             cross_entropy_per_sample(forget_FC, self._forget[1]),
@@ -148,7 +163,7 @@ class Evaluator:
         forget_accuracy = accuracy(forget_FC, self._forget[1])
         metrics: Metrics = {
             "test_accuracy": accuracy(test_TC, self._test[1]),
-            "remain_accuracy": accuracy(remain_RC, self._retain[1]),
+            "remain_accuracy": remain_accuracy,
             "forget_accuracy": forget_accuracy,
             "mia": membership.mean,
             "mia_std": membership.std,

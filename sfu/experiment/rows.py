@@ -78,7 +78,7 @@ def run_rows_with_data(run: RunContext) -> None:
     for name, method in run.methods.items():
         if method.access is Access.RETAINED:
             _run_row(run, name, method, run.request, _retained_set(run))
-    run.retrained = _retrained(run, _retained_set(run))
+    run.retrained = _retrained(run)
 
 
 def evaluate(run: RunContext) -> dict[str, Any]:
@@ -102,11 +102,13 @@ def evaluate(run: RunContext) -> dict[str, Any]:
         attacker = None
         if run.config.evaluation.white_box:
             attacker = WhiteBox(run.request, _retained_set(run), run.data.test_features_TD)
+        heads = {name: result.unlearned.head for name, result in results.items() if result.unlearned is not None}
+        scored = dict(zip(heads, evaluator.evaluate(*heads.values()), strict=True))
         for done, (name, result) in enumerate(results.items(), start=1):
             scores: dict[str, Any] = {}
             if result.unlearned is not None:
                 result.unlearned.head.save(run.folder / "heads" / name)
-                scores |= evaluator.evaluate(result.unlearned.head)
+                scores |= scored[name]
                 if attacker is not None:
                     scores["white_box"] = attacker.attack(result.unlearned.head)
                 if run.config.evaluation.theory:
@@ -208,14 +210,14 @@ def _retained_set(run: RunContext) -> RetainedSet:
     return RetainedSet(run.data.train_features_ND[retain_R], run.data.train_labels_N[retain_R])
 
 
-def _retrained(run: RunContext, retained: RetainedSet) -> Head | None:
+def _retrained(run: RunContext) -> Head | None:
     """Retrained's head: that of its row, or one trained for the comparison alone; ``None`` if training fails."""
     for name, method in run.methods.items():
         if isinstance(method, Retrained):
             outcome = run.results[name].unlearned
             return None if outcome is None else outcome.head
     try:
-        return Retrained(run.config.head).unlearn(run.request, run.method_context(), retained).head
+        return Retrained(run.config.head).unlearn(run.request, run.method_context(), _retained_set(run)).head
     except SfuError as error:
         log.warning("Retrained could not be trained, so nothing is compared with it: %s", error)
         return None

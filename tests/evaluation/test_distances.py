@@ -107,8 +107,8 @@ def evaluator(original: LinearHead, retrained: LinearHead | None) -> Evaluator:
 
 def test_the_evaluator_names_both_directions_and_measures_margins():
     heads = [LinearHead(drawn(3, 3, seed=seed), torch.zeros(3, 3).double(), 0.1, 20) for seed in range(3)]
-    found = evaluator(heads[0], heads[1]).evaluate(heads[2])
-    other = evaluator(heads[0], heads[2]).evaluate(heads[1])
+    found = evaluator(heads[0], heads[1]).evaluate(heads[2])[0]
+    other = evaluator(heads[0], heads[2]).evaluate(heads[1])[0]
     assert found["forget_kl"] == pytest.approx(other["forget_kl_reversed"]) != pytest.approx(other["forget_kl"])
     assert found["forget_js"] == pytest.approx(other["forget_js"])
     assert found["weight_distance"] == pytest.approx(
@@ -122,7 +122,7 @@ def test_the_evaluator_names_both_directions_and_measures_margins():
 
 def test_without_retrained_nothing_is_compared():
     head = LinearHead(drawn(3, 3), torch.zeros(3, 3).double(), 0.1, 20)
-    found = evaluator(head, None).evaluate(head)
+    found = evaluator(head, None).evaluate(head)[0]
     names = ("weight_distance", "forget_kl_reversed", "forget_js", "forget_margin_difference", "test_margin_difference")
     assert [found[name] for name in names] == [None] * 5
     assert found["test_accuracy"] is not None
