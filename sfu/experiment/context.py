@@ -18,6 +18,7 @@ from sfu.data.load import ImageParts
 from sfu.data.split import ForgetSplit
 from sfu.experiment.cache import StageCache
 from sfu.experiment.config import RunConfig
+from sfu.experiment.estimate import Estimate
 from sfu.experiment.resources import Usage, measured
 from sfu.experiment.validate import resolve_device, resolve_dtype
 from sfu.heads.base import Head
@@ -60,6 +61,7 @@ class RunContext:
         data: Features and labels; absent between the discard and the reload.
         canaries: The training rows that were spoiled, if any.
         data_record: What ``metrics.json`` says of the data.
+        expected: What the run takes, estimated once the data are there; ``None`` for linearised heads.
         forget_images: The images to forget, and no others, if a method augments them.
         sealed_paths: Files and folders that source-free methods must not open.
         results: The outcome of every method that has run, by row name.
@@ -85,6 +87,7 @@ class RunContext:
     canaries: Canaries | None = field(init=False, default=None)
     data_record: dict[str, object] = field(init=False)
     split: ForgetSplit = field(init=False)
+    expected: Estimate | None = field(init=False, default=None)
     forget_images: Images | None = field(init=False, default=None)
     request: ForgetRequest = field(init=False)
     sealed_paths: list[Path] = field(init=False)

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +24,7 @@ from sfu.experiment import prepare, rows
 from sfu.experiment.cache import StageCache
 from sfu.experiment.config import RunConfig
 from sfu.experiment.context import RunContext
+from sfu.experiment.estimate import expect, sizes_of
 from sfu.experiment.row_process import ROW_PROCESS
 from sfu.experiment.validate import validate
 from sfu.isolation.sandbox import NOTHING, protections
@@ -60,7 +61,7 @@ def run(
         cache: Results of earlier runs; none by default.
 
     Raises:
-        ConfigError: A setting cannot work. Most are checked before any data are loaded.
+        ConfigError: A setting cannot work, or the memory is too small. Most are checked before any data are loaded.
         DataError: The data or the forget set cannot be used.
         SfuError: Training failed.
     """
@@ -84,6 +85,7 @@ def run(
             prepare.pretrain_core(context)
             prepare.extract(context)
             prepare.choose_forget_set(context)
+            _estimate(context, clock)
             prepare.train(context)
         prepare.save_inputs(context)
         prepare.discard(context)
@@ -94,6 +96,21 @@ def run(
     about = _describe_run(context, overrides)
     about |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
     return dict(finite({"schema": METRICS_SCHEMA, "run": about, "rows": table}))
+
+
+def _estimate(run: RunContext, clock: float) -> None:
+    """Estimate what a run with a linear head takes, and tell it if it is long; it began at ``clock``.
+
+    Raises:
+        ConfigError: It needs more memory than there is.
+    """
+    if run.core is not None:  # its own preflight follows
+        return
+    done = [] if run.cache is None else run.cache.available()
+    rest = expect(run.config, sizes_of(run.data, run.split, run.config), run.methods, run.device, done)
+    if rest.worth_telling:
+        run.display.say(str(rest))
+    run.expected = replace(rest, seconds=rest.seconds + time.perf_counter() - clock)
 
 
 def _describe_run(run: RunContext, overrides: Sequence[str]) -> dict[str, Any]:
@@ -113,6 +130,7 @@ def _describe_run(run: RunContext, overrides: Sequence[str]) -> dict[str, Any]:
         "reused": [] if run.cache is None else run.cache.reused,
         "seeds": {"seed": config.seed, **run.seeds},
         "data": run.data_record,
+        "expected": None if run.expected is None else run.expected.as_json(),
         "forget": {**asdict(config.forget), "kind": run.split.kind, "request": run.split.request},
         "canaries": asdict(config.canaries) if run.canaries is not None else None,
         "tune": {"rule": config.tune.value, "budget": config.tune_budget},

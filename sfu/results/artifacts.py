@@ -146,6 +146,11 @@ class _Git(Record):
     changed: bool
 
 
+class _Expected(Record):
+    seconds: Size
+    memory_mb: Size
+
+
 class RunRecord(_Named):
     """What metrics.json says of the run, as far as sfu reads it."""
 
@@ -162,6 +167,7 @@ class RunRecord(_Named):
     reused: list[str] | None = None
     seeds: dict[str, Whole] | None = None
     data: _Data | None = None
+    expected: _Expected | None = None
     forget: _Forget | None = None
     head: _Head | None = None
 
