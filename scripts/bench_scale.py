@@ -229,7 +229,8 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         f"\nN = {case.rows:,}, D = {case.features}, C = {case.classes}, {case.loss}, P = {case.perturbations}; "
         f"{rates['flops'] / 1e9:.0f} GFLOP/s, {rates['bandwidth'] / 1e9:.1f} GB/s",
-        f"{'stage':22s} {'GFLOP':>8s} {'GB':>7s} {'expected':>9s} {'measured':>9s} {'ratio':>6s} {'MiB':>7s} {'peak':>7s}",
+        f"{'stage':22s} {'GFLOP':>8s} {'GB':>7s} {'expected':>9s} {'measured':>9s} {'ratio':>6s}"
+        f" {'MiB':>7s} {'peak':>7s}",
     ]
     for one in found["stages"]:
         ratio = one["seconds"] / max(one["expected_seconds"], 1e-9)

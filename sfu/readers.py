@@ -36,6 +36,7 @@ _ITEMS = 100_000  # values in a record or a configuration: each takes some hundr
 _DEPTH = 64
 _SMALL, _RATIO = 64 << 20, 100  # bytes that any file may unpack to, and how many times its own size a larger one may
 _NPY_HEADER = 10_000  # characters, as NumPy has it
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 _PIECE = 1 << 20
 _NUMBERS = "biufc"  # kinds of dtype
 _LONG_NUMBER = 40  # characters of a whole number in YAML
@@ -283,6 +284,28 @@ def array_names(path: Path) -> list[str]:
         return sorted(name.removesuffix(".npy") for name in archive.namelist())
 
 
+def array_shapes(path: Path, keys: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Return the shapes, and bytes of a number, of the arrays that :func:`read_arrays` would read, from their headers.
+
+    It raises what :func:`read_arrays` does.
+    """
+    require_regular(path)
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, framework="np") as tensors:
+            parts = {key: tensors.get_slice(key) for key in sorted(tensors.keys()) if key in keys}
+            return {key: (tuple(part.get_shape()), _BYTES.get(part.get_dtype(), 4)) for key, part in parts.items()}
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if (key := info.filename.removesuffix(".npy")) in keys:
+                with archive.open(info) as file:
+                    shape, _, dtype, _ = _npy_header(file, info.file_size, key)
+                found[key] = shape, dtype.itemsize
+    return found
+
+
 def require_modest(members: Sequence[zipfile.ZipInfo], path: Path, *, packed: bool = True) -> None:
     """Refuse members of a zip file that are encrypted, oddly compressed, or far larger than the file.
 
@@ -316,8 +339,8 @@ def require_modest_size(size: int, path: Path, *, packed: bool = True) -> None:
         )
 
 
-def _npy(file: IO[bytes], size: int, what: str = "it", kinds: str = _NUMBERS) -> np.ndarray:
-    """Read an array from a file of ``size`` bytes; its shape must account for every one of them."""
+def _npy_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Read the shape, order, dtype and length of the header of an array from a file of ``size`` bytes."""
     import numpy as np
 
     start = file.read(12)
@@ -330,7 +353,14 @@ def _npy(file: IO[bytes], size: int, what: str = "it", kinds: str = _NUMBERS) ->
     header = io.BytesIO(start + file.read(max(length[version] - len(start), 0)))
     np.lib.format.read_magic(header)
     read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(header)
+    return *read(header), length[version]
+
+
+def _npy(file: IO[bytes], size: int, what: str = "it", kinds: str = _NUMBERS) -> np.ndarray:
+    """Read an array from a file of ``size`` bytes; its shape must account for every one of them."""
+    import numpy as np
+
+    shape, fortran, dtype, length = _npy_header(file, size, what)
     if dtype.kind not in kinds:
         why = {
             "O": "; sfu never loads pickled objects",
@@ -339,8 +369,8 @@ def _npy(file: IO[bytes], size: int, what: str = "it", kinds: str = _NUMBERS) ->
         }
         raise ValueError(f"{what} holds {dtype}, not numbers{why.get(dtype.kind.replace('S', 'U'), '')}")
     n_bytes = math.prod(shape) * dtype.itemsize
-    if any(axis < 0 for axis in shape) or n_bytes != size - length[version]:
-        held = size - length[version]
+    if any(axis < 0 for axis in shape) or n_bytes != size - length:
+        held = size - length
         raise ValueError(f"{what} has shape {list(shape)}, which takes {n_bytes:,} bytes, but holds {held:,}")
     values = np.empty(n_bytes, np.uint8)
     view, done = memoryview(cast(Any, values)), 0

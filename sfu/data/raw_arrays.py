@@ -25,6 +25,16 @@ class RawArrays(NamedTuple):
     train_groups: np.ndarray | None = None
 
 
+class Shape(NamedTuple):
+    """Numbers of training rows, test rows, features and classes, and the bytes of a number of the features."""
+
+    rows: int
+    test: int
+    features: int
+    classes: int
+    itemsize: int
+
+
 def stratified_test_split(
     features: np.ndarray,
     labels: np.ndarray,

@@ -1,7 +1,8 @@
 """What a command would do: which results of every job are cached, what would be computed, and what downloaded.
 
 A dry run downloads nothing. It imports PyTorch only to look a job up in a cache that holds something, because PyTorch's
-number of threads and kind of device are part of every key, and to check a backbone that was never built before.
+number of threads and kind of device are part of every key, to check a backbone that was never built before, and to
+estimate the time and memory of a job on a file of features, from the file's headers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from sfu.experiment.config import RunConfig
+    from sfu.experiment.estimate import Estimate
 
 FLAG = "--dry-run"
 MULTIRUN = ("-m", "--multirun")
@@ -124,6 +126,29 @@ def inspect_job(config: DictConfig, tally: Tally) -> None:
         return
     todo = ", ".join([*([] if "head" in available else ["training"]), *missing]) or "the evaluation"
     print(f"{job}: would run {todo}" + (f"; cached: {', '.join(available)}" if available else ""), flush=True)
+    if (estimate := expected(typed, available)) is not None:
+        print(estimate, flush=True)
+
+
+def expected(config: RunConfig, available: list[str]) -> Estimate | None:
+    """Estimate what a job takes, if the size of its data is told by headers of a file.
+
+    Raises:
+        ConfigError: It does not fit this machine's memory.
+    """
+    from sfu.data.datasets.base import FeatureDataset
+    from sfu.heads.settings import LinearSettings
+
+    if config.backbone.name != NO_BACKBONE or not isinstance(config.dataset, FeatureDataset):
+        return None
+    if not isinstance(config.head, LinearSettings) or (shape := config.dataset.shape()) is None:
+        return None
+    from sfu.experiment.estimate import expect, sizes_of_shape
+    from sfu.experiment.validate import resolve_device
+    from sfu.unlearning.rows import make_methods
+
+    methods = make_methods(config)
+    return expect(config, sizes_of_shape(shape, config), methods, resolve_device(config.device), available)
 
 
 def missing_downloads(config: RunConfig) -> dict[str, int | None]:

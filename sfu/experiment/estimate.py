@@ -17,7 +17,8 @@ from sfu.curvature.observations import DEFAULT_LOSSES
 from sfu.curvature.settings import Measurement, PsdFitSettings
 from sfu.data.datasets.base import ImageDataset
 from sfu.data.feature_data import FeatureData
-from sfu.data.settings import NO_BACKBONE
+from sfu.data.raw_arrays import Shape
+from sfu.data.settings import DEFAULT_FRACTION, NO_BACKBONE
 from sfu.data.split import ForgetSplit
 from sfu.errors import ConfigError
 from sfu.experiment.config import RunConfig
@@ -148,6 +149,18 @@ def sizes_of(data: FeatureData, split: ForgetSplit, config: RunConfig) -> Sizes:
     )  # fmt: skip
 
 
+def sizes_of_shape(shape: Shape, config: RunConfig) -> Sizes:
+    """Return the sizes of data that are not loaded; whole classes are taken to be equally large."""
+    forget, share = config.forget, config.forget.fraction or DEFAULT_FRACTION
+    if forget.classes is not None:
+        share = (forget.fraction or 1.0) * len(forget.classes) / shape.classes
+    count = config.canaries.count or round(share * shape.rows)
+    return Sizes(
+        shape.rows, min(max(count, 1), shape.rows - 1), shape.test, shape.features, shape.classes,
+        bias=config.head.bias, itemsize=shape.itemsize,
+    )  # fmt: skip
+
+
 def stages_of(
     config: RunConfig, sizes: Sizes, methods: Mapping[str, UnlearningMethod], device: Any, done: Collection[str] = ()
 ) -> tuple[list[Stage], tuple[str, ...]]:
@@ -220,11 +233,8 @@ def _row(
             structure = plan_structure(layout, classes, width, sizes.forget, device, settings.structure).structure
             structure = Structure.blocks if structure is Structure.products else structure
         return fit_to_losses(name, sizes, settings, settings.perturbations or DEFAULT_LOSSES, structure)
-    if (
-        isinstance(settings, PsdFitSettings)
-        and settings.perturbations is None
-        or settings.estimator in _FORGET_HESSIANS
-    ):
+    determined = isinstance(settings, PsdFitSettings) and settings.perturbations is None
+    if determined or settings.estimator in _FORGET_HESSIANS:
         width = reduced_width(sizes) or width
         plan = plan_structure(
             layout, classes, width, sizes.forget, device, settings.structure, copies=20, validated=True

@@ -20,7 +20,7 @@ from sfu.store import cache_dir
 if TYPE_CHECKING:
     from sfu.data.download import Archive
     from sfu.data.images.image_set import ImageSet
-    from sfu.data.raw_arrays import RawArrays
+    from sfu.data.raw_arrays import RawArrays, Shape
 
 
 class Damaged(Enum):
@@ -69,6 +69,10 @@ class FeatureDataset(Dataset):
     @abstractmethod
     def load(self, seed: int) -> RawArrays:
         """Return features and labels of both parts; ``seed`` draws a test part where there is none."""
+
+    def shape(self) -> Shape | None:
+        """Return how large the dataset is, if that can be told without reading its features; by default it cannot."""
+        return None
 
 
 @dataclass

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from sfu.data.datasets.base import FeatureDataset
-from sfu.data.raw_arrays import RawArrays, stratified_test_split
+from sfu.data.raw_arrays import RawArrays, Shape, stratified_test_split
 from sfu.errors import ConfigError, DataError
-from sfu.readers import array_names, read_arrays, refusing
+from sfu.readers import array_names, array_shapes, read_arrays, refusing
 from sfu.schema import setting
 
 TRAIN = ("train_features", "train_labels")
@@ -52,6 +52,19 @@ class FeatureFile(FeatureDataset, name="features"):
         if tests:
             return RawArrays(features, labels, arrays[TEST[0]], arrays[TEST[1]], groups)
         return stratified_test_split(features, labels, self.test_fraction, seed, self.source, groups)
+
+    def shape(self) -> Shape | None:
+        path = self._path()
+        with refusing(self.source, "Write it again with numpy.savez, safetensors or sfu-features export.", DataError):
+            shapes = array_shapes(path, (*TRAIN, *TEST))
+            labels = read_arrays(path, ("train_labels",)).get("train_labels")
+            if labels is None or not labels.size or len(shapes.get("train_features", ((), 0))[0]) != 2:
+                return None  # loading says what is wrong
+            (rows, features), itemsize = shapes["train_features"]
+            test = shapes["test_features"][0][0] if "test_features" in shapes else round(self.test_fraction * rows)
+            rows = rows if "test_features" in shapes else rows - test
+            classes = self.n_classes or int(labels.max()) + 1
+        return Shape(rows, test, features, classes, 8 if itemsize == 8 else 4)
 
     def source_files(self) -> list[Path]:
         return [self._path()]
