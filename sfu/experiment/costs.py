@@ -15,6 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from sfu.curvature.settings import PsdFitSettings
+from sfu.curvature.shifts import SUBSET
 from sfu.losses.base import Layout
 from sfu.losses.gram import panels
 from sfu.losses.rows import CACHE_BYTES
@@ -23,7 +24,7 @@ from sfu.operators.structure import Structure
 
 _FOLDS = 5
 _EIGH, _EIGVALSH, _CHOLESKY, _QR = 13.0, 5.5, 1.1, 4.0  # products' operations in the same time, times E^3 (QR: D F^2)
-_SCORE = 7.0  # of a fold on a grid of rho: products, times E^3
+_SCORE = 5.0  # of a fold on a grid of rho: products, times E^3
 _SLOPES = 16  # times 8 bytes for each output and row: what values, slopes and curvature of a loss read and write
 _LINEARIZED, _PRODUCTS = 9, 26  # passes of Newton-CG, from zero: values and gradients, and Hessian products
 _CG = 25  # products of a solve to full precision, with the preconditioner
@@ -31,7 +32,7 @@ _FIT, _FIT_SECONDS = 2.5, 0.05  # of a fit of losses, times P^3, and of whatever
 _PAIR = 30  # bytes for each pair of losses in a fit
 _DECOMPOSED = 1024  # largest E whose second moments are decomposed for the bound of a head
 _DIRECTIONS = 16
-_STEP_FLOPS, _STEP_SECONDS = 4e8, 0.15  # of a step, of whatever size: draws, and many small calls
+_STEP_SECONDS = 0.15  # of a step of whatever size: draws, and many small calls
 _ATTACK = 0.05  # seconds of the membership attack on a head
 
 
@@ -90,11 +91,16 @@ class Remedy(Enum):
 
 
 class Held(NamedTuple):
-    """An array that a stage holds, its bytes, and what makes it smaller."""
+    """An array that a stage holds, its bytes, and what makes it smaller.
+
+    For perturbations, their number is given, and which of the bytes grow with it and not with its square.
+    """
 
     what: str
     size: float
     remedy: Remedy = Remedy.nothing
+    count: int = 0
+    linear: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -223,10 +229,11 @@ def reduced_width(sizes: Sizes) -> int | None:
 def folds(name: str, sizes: Sizes, plan: Plan, width: int) -> Stage:
     """Return the cost of a step with the forget rows' Hessian: Gram matrices of folds, decompositions and scores."""
     count, classes = sizes.forget, sizes.classes
+    some = min(count, SUBSET)
     seen: tuple[Work, ...] = (
         passes(count, sizes.width, classes, 6, convert=True),
         Work(2.0 * count * (count // _FOLDS) * _DIRECTIONS, moved=40.0 * count * sizes.features),  # near-duplicates
-        Work(_STEP_FLOPS, fixed=_STEP_SECONDS),
+        Work(2.0 * some**2 * (sizes.width + some) + 4.0 * some * width**2, fixed=_STEP_SECONDS),  # tests for a shift
     )
     if width < sizes.width:
         seen = (*seen, Work(solved=_QR * sizes.features * count**2))
@@ -253,6 +260,7 @@ def fit_to_losses(name: str, sizes: Sizes, settings: PsdFitSettings, count: int,
     fitted = count * (classes if settings.per_class and structure is Structure.shared else 1)
     span = min(side, fitted)
     outputs = classes * count * several
+    drawn = 16.0 * count * classes * width
     one = _EIGH * (span**3 + 2 * side**3) + (_QR * side * span**2 if span < side else 0.0)
     work = (
         passes(rows, width, outputs, 1), slopes(rows, outputs),
@@ -260,8 +268,7 @@ def fit_to_losses(name: str, sizes: Sizes, settings: PsdFitSettings, count: int,
     )  # fmt: skip
     held = (
         Held(f"{rows:,} rows to forget", 3 * 8.0 * rows * width),
-        Held(f"curvature.perturbations={count}", _PAIR * fitted**2 + 16.0 * count * classes * width,
-             Remedy.perturbations),
+        Held(f"curvature.perturbations={count}", _PAIR * fitted**2 + drawn, Remedy.perturbations, count, drawn),
         Held("matrices of the fit", 8.0 * (8 + several) * side**2),
         Held("outputs at perturbed heads", 4 * 8.0 * min(1 << 22, rows * outputs)),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sfu.curvature.observations import DEFAULT_LOSSES
+from sfu.curvature.observations import DEFAULT_LOSSES, enough_gradients
 from sfu.curvature.settings import Measurement, PsdFitSettings
 from sfu.data.datasets.base import ImageDataset
 from sfu.data.feature_data import FeatureData
@@ -57,8 +57,8 @@ LONG = 10.0
 PROGRAM_BYTES = 512 * 2**20  # Python and PyTorch
 _PROCESS = 0.25  # seconds for the process of a source-free row
 _SMALL, _LARGE = 320, 2048  # side of the product by which a CPU and a GPU are measured
-_ROWS, _VECTORS = (4096, 512), 10
-_REPEATS = 3
+_ROWS, _VECTORS = (2048, 512), 10
+_REPEATS = 5
 _FORGET_HESSIANS = ("closed_form", "ledoit_wolf", "oas")
 
 
@@ -75,17 +75,19 @@ class Rates:
 
     @classmethod
     def measured(cls, device: Any, clock: Callable[[], float] = time.perf_counter) -> Rates:
-        """Measure a product, the best of a few, and passes over a chunk of rows, on average."""
+        """Measure a product, the best of a few, and passes over a few thousand rows, of which the median counts."""
         side = _SMALL if device.type == "cpu" else _LARGE
         matrix_SS = torch.ones(side, side, dtype=torch.float64, device=device)
         rows_BD, vectors_CD = torch.ones(_ROWS), torch.ones(_VECTORS, _ROWS[1], dtype=torch.float64, device=device)
 
-        def rows_pass() -> float:
-            chunks = [chunk.to(device, torch.float64) for chunk in rows_BD.split(CHUNK_ROWS)]
-            return sum(float(outputs_of(chunk, vectors_CD)[0, 0]) for chunk in chunks)
+        converted: list[Any] = []  # so that each pass takes new memory, as in a run
+
+        def rows_pass() -> None:
+            converted.extend(chunk.to(device, torch.float64) for chunk in rows_BD.split(CHUNK_ROWS))
+            float(sum(outputs_of(chunk, vectors_CD)[0, 0] for chunk in converted[-len(rows_BD) // CHUNK_ROWS :]))
 
         product = min(_timed(lambda: float((matrix_SS @ matrix_SS)[0, 0]), clock))
-        passed = statistics.mean(_timed(rows_pass, clock))
+        passed = statistics.median(_timed(rows_pass, clock))
         return cls(2.0 * side**3 / product, 20.0 * rows_BD.numel() / passed)
 
     def seconds(self, stage: Stage) -> float:
@@ -233,14 +235,16 @@ def _row(
             structure = plan_structure(layout, classes, width, sizes.forget, device, settings.structure).structure
             structure = Structure.blocks if structure is Structure.products else structure
         return fit_to_losses(name, sizes, settings, settings.perturbations or DEFAULT_LOSSES, structure)
-    determined = isinstance(settings, PsdFitSettings) and settings.perturbations is None
-    if determined or settings.estimator in _FORGET_HESSIANS:
-        width = reduced_width(sizes) or width
-        plan = plan_structure(
-            layout, classes, width, sizes.forget, device, settings.structure, copies=20, validated=True
-        )
-        return folds(name, sizes, plan, width)
-    return None
+    if not isinstance(settings, PsdFitSettings) and settings.estimator not in _FORGET_HESSIANS:
+        return None
+    small = reduced_width(sizes) or width
+    given = settings.structure
+    plan = plan_structure(layout, classes, small, sizes.forget, device, given, copies=20, validated=True)
+    if isinstance(settings, PsdFitSettings) and settings.perturbations is not None:
+        own = plan_structure(layout, classes, width, sizes.forget, device, given, copies=20, validated=True)
+        if settings.perturbations < enough_gradients(settings, classes, width, own.structure):
+            return None  # a fit whose steps depend on the data
+    return folds(name, sizes, plan, small)
 
 
 def expect(
@@ -269,9 +273,9 @@ def refuse_what_cannot_fit(config: RunConfig, sizes: Sizes, stages: Iterable[Sta
     Raises:
         ConfigError: The message names the stage, what there is, and the option that would fit.
     """
-    worst = max(stages, key=lambda stage: stage.size)
+    worst = max(stages, key=lambda stage: max(stage.size, 2 * _of_fits(stage)))
     need = PROGRAM_BYTES + worst.size
-    if need <= memory:
+    if need <= memory and 2 * _of_fits(worst) <= memory:  # a fit may take half, see sfu.curvature.observations
         return
     remedies = [
         text
@@ -286,6 +290,10 @@ def refuse_what_cannot_fit(config: RunConfig, sizes: Sizes, stages: Iterable[Sta
     )
 
 
+def _of_fits(stage: Stage) -> float:
+    return sum(one.size for one in stage.held if one.remedy is Remedy.perturbations)
+
+
 def _source(config: RunConfig, sizes: Sizes) -> str:
     return f"{config.dataset.source} ({sizes.rows + sizes.test:,} rows of {sizes.features:,} features)"
 
@@ -293,9 +301,9 @@ def _source(config: RunConfig, sizes: Sizes) -> str:
 def _remedy(config: RunConfig, sizes: Sizes, stage: Stage, held: Held, memory: float) -> str | None:
     """Return the setting by which a stage would fit if this array, or all that grow with the rows, were smaller."""
     if held.remedy is Remedy.perturbations:
-        others = stage.size - held.size
-        count = int(held.what.split("=")[1])
-        count = int(count * math.sqrt(max(0.0, memory - others) / held.size))  # at least: part of it grows linearly
+        left = min(memory - (stage.size - held.size), memory / 2)
+        square, linear = (held.size - held.linear) / held.count**2, held.linear / held.count
+        count = int((math.sqrt(linear**2 + 4 * square * max(0.0, left)) - linear) / (2 * square))
         return f"Set curvature.perturbations={_rounded(count)}, which fits." if count >= 1 else None
     if held.remedy is Remedy.rows:
         fixed = sum(one.size for one in stage.held if one.remedy is not Remedy.rows)
