@@ -32,10 +32,10 @@ from sfu import __version__
 from sfu.cli.commands import compose_settings
 from sfu.experiment import prepare, rows
 from sfu.experiment.context import RunContext
-from sfu.experiment.costs import Stage
-from sfu.experiment.estimate import PROGRAM_BYTES, Rates, sizes_of, stages_of
+from sfu.experiment.estimate import PROGRAM_BYTES, sizes_of, stages_of
 from sfu.experiment.pipeline import run
 from sfu.experiment.resources import measured
+from sfu.experiment.work import Rates, Stage
 from sfu.unlearning.rows import make_methods
 
 CPU = torch.device("cpu")

@@ -10,12 +10,9 @@ perturbations, K folds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
-
 from sfu.curvature.settings import PsdFitSettings
 from sfu.curvature.shifts import SUBSET
+from sfu.experiment.work import Held, Remedy, Sizes, Stage, Work
 from sfu.losses.base import Layout
 from sfu.losses.gram import panels
 from sfu.losses.rows import CACHE_BYTES
@@ -25,7 +22,7 @@ from sfu.operators.structure import Structure
 _FOLDS = 5
 _EIGH, _EIGVALSH, _CHOLESKY, _QR = 13.0, 5.5, 1.1, 4.0  # products' operations in the same time, times E^3 (QR: D F^2)
 _SCORE = 5.0  # of a fold on a grid of rho: products, times E^3
-_SLOPES = 16  # times 8 bytes for each output and row: what values, slopes and curvature of a loss read and write
+_SLOPES = 12  # times 8 bytes for each output and row: what values, slopes and curvature of a loss read and write
 _LINEARIZED, _PRODUCTS = 9, 26  # passes of Newton-CG, from zero: values and gradients, and Hessian products
 _CG = 25  # products of a solve to full precision, with the preconditioner
 _FIT, _FIT_SECONDS = 2.5, 0.05  # of a fit of losses, times P^3, and of whatever size
@@ -33,93 +30,7 @@ _PAIR = 30  # bytes for each pair of losses in a fit
 _DECOMPOSED = 1024  # largest E whose second moments are decomposed for the bound of a head
 _DIRECTIONS = 16
 _STEP_SECONDS = 0.15  # of a step of whatever size: draws, and many small calls
-_ATTACK = 0.05  # seconds of the membership attack on a head
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers of rows, features and classes; ``itemsize`` is the bytes of a number of the features."""
-
-    rows: int
-    forget: int
-    test: int
-    features: int
-    classes: int
-    bias: bool = False
-    itemsize: int = 4
-
-    @property
-    def width(self) -> int:
-        """E."""
-        return self.features + int(self.bias)
-
-    @property
-    def retain(self) -> int:
-        """R."""
-        return self.rows - self.forget
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of the features of both parts."""
-        return (self.rows + self.test) * self.features * self.itemsize
-
-
-class Work(NamedTuple):
-    """Work of one kind.
-
-    Attributes:
-        flops: Operations of products.
-        read: Bytes that products read. The slower of the two decides.
-        moved: Bytes read and written besides.
-        solved: Operations of products that take as long as the decompositions.
-        fixed: Further seconds, of whatever size.
-    """
-
-    flops: float = 0.0
-    read: float = 0.0
-    moved: float = 0.0
-    solved: float = 0.0
-    fixed: float = 0.0
-
-
-class Remedy(Enum):
-    """What makes an array smaller."""
-
-    nothing = "nothing"
-    rows = "rows"
-    perturbations = "perturbations"
-
-
-class Held(NamedTuple):
-    """An array that a stage holds, its bytes, and what makes it smaller.
-
-    For perturbations, their number is given, and which of the bytes grow with it and not with its square.
-    """
-
-    what: str
-    size: float
-    remedy: Remedy = Remedy.nothing
-    count: int = 0
-    linear: float = 0.0
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage: its work, piece by piece, and what it holds besides Python and PyTorch."""
-
-    name: str
-    work: tuple[Work, ...] = ()
-    held: tuple[Held, ...] = ()
-
-    @property
-    def size(self) -> float:
-        """Bytes held."""
-        return sum(one.size for one in self.held)
-
-    @property
-    def flops(self) -> float:
-        """Operations of products."""
-        return sum(one.flops for one in self.work)
+_ATTACK = 0.03  # seconds of the membership attack on a head
 
 
 def gram(count: int, width: int, *, convert: bool = True) -> Work:
@@ -156,7 +67,7 @@ def _cached(count: int, width: int, item: int) -> Held:
 def loading(sizes: Sizes) -> Stage:
     """Return the cost of reading, checking and converting the features, and of their fingerprint."""
     data = sizes.data_bytes
-    return Stage("load", (Work(moved=8.0 * data),), (*_of_data(sizes), _copied(sizes, sizes.rows + sizes.test)))
+    return Stage("load", (Work(moved=6.0 * data),), (*_of_data(sizes), _copied(sizes, sizes.rows + sizes.test)))
 
 
 def digests(sizes: Sizes) -> Work:
@@ -182,7 +93,7 @@ def training(name: str, sizes: Sizes, count: int, plan: Plan, layout: Layout) ->
         slopes(count, classes, _LINEARIZED + _PRODUCTS // 4),
         gram(seen, width), Work(solved=_EIGH * width**3),
     )  # fmt: skip
-    hessians = Held(f"output Hessians of {count:,} rows for {classes} classes", 5 * 8.0 * count * classes)
+    hessians = Held(f"output Hessians of {count:,} rows for {classes} classes", 5 * 8.0 * count * classes, Remedy.rows)
     return Stage(name, work, (*held, _cached(count, width, 4), hessians, Held("second moments", 8.0 * 4 * width**2)))
 
 
@@ -205,7 +116,7 @@ def unlearned_plus(name: str, sizes: Sizes, plan: Plan) -> Stage:
             passes(count, width, classes, 2 * _CG, convert=True),
             slopes(count, classes, 1 + _CG // 4),
         )
-        outputs = Held(f"outputs of {count:,} rows for {classes} classes", 2 * 8.0 * count * classes)
+        outputs = Held(f"outputs of {count:,} rows for {classes} classes", 2 * 8.0 * count * classes, Remedy.rows)
         return Stage(name, work, (*data, outputs))
     blocks, side = blocks_of(plan.structure, classes, width)
     work = (*hessian(count, width, classes, plan.structure), Work(solved=_CHOLESKY * blocks * side**3))
@@ -277,22 +188,22 @@ def fit_to_losses(name: str, sizes: Sizes, settings: PsdFitSettings, count: int,
 
 def evaluation(sizes: Sizes, n_heads: int) -> Stage:
     """Return the cost of scoring ``n_heads`` heads, in as few passes over the retained rows as they need."""
-    width, classes, everything = sizes.width, sizes.classes, sizes.rows + sizes.test
+    width, classes, others = sizes.width, sizes.classes, sizes.forget + sizes.test
     at_once = max(1, min(16, 256 // classes))
     grouped = [min(at_once, n_heads - first) for first in range(0, n_heads, at_once)]
     work = (
         passes(sizes.retain, width, classes, 3, convert=True), slopes(sizes.retain, classes),
         *(passes(sizes.retain, width, classes * heads, 4) for heads in grouped),
         slopes(sizes.retain, classes, n_heads),
-        *[passes(2 * (sizes.forget + sizes.test), width, classes, 1, convert=True)] * (n_heads + 1),
+        *[passes(2 * others, width, classes, 1, convert=True)] * (n_heads + 1),
         Work(fixed=_ATTACK * n_heads),
     )  # fmt: skip
     held = (
         *_of_data(sizes),
         _copied(sizes, sizes.retain),
         _cached(sizes.retain, width, 8),
-        Held(f"output Hessians of {sizes.retain:,} rows for {classes} classes", 2 * 8.0 * sizes.retain * classes),
-        Held(f"outputs of {everything - sizes.retain:,} rows", 4 * 8.0 * (everything - sizes.retain) * classes),
+        Held(f"output Hessians of {sizes.retain:,} rows", 2 * 8.0 * sizes.retain * classes, Remedy.rows),
+        Held(f"outputs of {others:,} rows", 4 * 8.0 * others * classes, Remedy.rows),
     )
     return Stage("evaluate", work, held)
 

@@ -1,15 +1,13 @@
 """Estimate the time and memory of a run before its long work, and refuse a run that cannot fit.
 
-The costs of the stages are formulas in the sizes (:mod:`sfu.experiment.costs`). The two rates of the machine, of
-products and of passes over rows, are measured in a tenth of a second.
+The costs of the stages are formulas in the sizes (:mod:`sfu.experiment.costs`), and the rates of the machine are
+measured (:mod:`sfu.experiment.work`).
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +21,6 @@ from sfu.data.split import ForgetSplit
 from sfu.errors import ConfigError
 from sfu.experiment.config import RunConfig
 from sfu.experiment.costs import (
-    Held,
-    Remedy,
-    Sizes,
-    Stage,
-    Work,
     digests,
     evaluation,
     fit_to_losses,
@@ -38,12 +31,11 @@ from sfu.experiment.costs import (
     training,
     unlearned_plus,
 )
+from sfu.experiment.work import Held, Rates, Remedy, Sizes, Stage
 from sfu.files import human_size
 from sfu.heads.settings import LinearSettings, Training
 from sfu.lazy import torch
 from sfu.losses.base import Layout
-from sfu.losses.chunks import outputs_of
-from sfu.losses.rows import CHUNK_ROWS
 from sfu.operators.plan import available_memory, plan_structure
 from sfu.operators.structure import Structure
 from sfu.request import Access
@@ -56,47 +48,7 @@ LONG = 10.0
 """Shorter runs are not announced, unless they need half of the memory."""
 PROGRAM_BYTES = 512 * 2**20  # Python and PyTorch
 _PROCESS = 0.25  # seconds for the process of a source-free row
-_SMALL, _LARGE = 320, 2048  # side of the product by which a CPU and a GPU are measured
-_ROWS, _VECTORS = (2048, 512), 10
-_REPEATS = 5
 _FORGET_HESSIANS = ("closed_form", "ledoit_wolf", "oas")
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a machine does in a second: operations of float64 products, and bytes read and written in a pass over rows.
-
-    A pass converts rows to float64 and multiplies them by a few vectors. That is slower than a plain copy, because the
-    converted rows take memory that was not used before.
-    """
-
-    flops: float
-    bandwidth: float
-
-    @classmethod
-    def measured(cls, device: Any, clock: Callable[[], float] = time.perf_counter) -> Rates:
-        """Measure a product, the best of a few, and passes over a few thousand rows, of which the median counts."""
-        side = _SMALL if device.type == "cpu" else _LARGE
-        matrix_SS = torch.ones(side, side, dtype=torch.float64, device=device)
-        rows_BD, vectors_CD = torch.ones(_ROWS), torch.ones(_VECTORS, _ROWS[1], dtype=torch.float64, device=device)
-
-        converted: list[Any] = []  # so that each pass takes new memory, as in a run
-
-        def rows_pass() -> None:
-            converted.extend(chunk.to(device, torch.float64) for chunk in rows_BD.split(CHUNK_ROWS))
-            float(sum(outputs_of(chunk, vectors_CD)[0, 0] for chunk in converted[-len(rows_BD) // CHUNK_ROWS :]))
-
-        product = min(_timed(lambda: float((matrix_SS @ matrix_SS)[0, 0]), clock))
-        passed = statistics.median(_timed(rows_pass, clock))
-        return cls(2.0 * side**3 / product, 20.0 * rows_BD.numel() / passed)
-
-    def seconds(self, stage: Stage) -> float:
-        """Return the time of a stage, piece by piece."""
-        return sum(self._of(piece) for piece in stage.work)
-
-    def _of(self, work: Work) -> float:
-        products = max(work.flops / self.flops, work.read / self.bandwidth)
-        return products + work.moved / self.bandwidth + work.solved / self.flops + work.fixed
 
 
 @dataclass(frozen=True)
@@ -131,16 +83,6 @@ def _shown(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _timed(work: Callable[[], object], clock: Callable[[], float]) -> list[float]:
-    work()  # the first call sets the library up
-    times = []
-    for _ in range(_REPEATS):
-        start = clock()
-        work()
-        times.append(max(clock() - start, 1e-9))
-    return times
 
 
 def sizes_of(data: FeatureData, split: ForgetSplit, config: RunConfig) -> Sizes:
@@ -302,7 +244,7 @@ def _remedy(config: RunConfig, sizes: Sizes, stage: Stage, held: Held, memory: f
     """Return the setting by which a stage would fit if this array, or all that grow with the rows, were smaller."""
     if held.remedy is Remedy.perturbations:
         left = min(memory - (stage.size - held.size), memory / 2)
-        square, linear = (held.size - held.linear) / held.count**2, held.linear / held.count
+        square, linear = (held.size - held.linear) / held.number**2, held.linear / held.number
         count = int((math.sqrt(linear**2 + 4 * square * max(0.0, left)) - linear) / (2 * square))
         return f"Set curvature.perturbations={_rounded(count)}, which fits." if count >= 1 else None
     if held.remedy is Remedy.rows:

@@ -20,8 +20,9 @@ import sfu as package
 from sfu.errors import ConfigError
 from sfu.evaluation.evaluate import Evaluator
 from sfu.experiment import estimate
-from sfu.experiment.costs import Sizes, Stage, Work, gram
-from sfu.experiment.estimate import Estimate, Rates, expect, sizes_of_shape, stages_of
+from sfu.experiment.costs import gram
+from sfu.experiment.estimate import Estimate, expect, sizes_of_shape, stages_of
+from sfu.experiment.work import Rates, Sizes, Stage, Work
 from sfu.heads.train import train_head
 from sfu.losses.base import make_loss
 from sfu.request import Access, ForgetRequest, MethodContext, RetainedSet
