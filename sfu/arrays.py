@@ -9,7 +9,9 @@ Shapes: N rows, D features.
 from __future__ import annotations
 
 import reprlib
+import warnings
 from collections.abc import Iterator, Sequence
+from mmap import mmap
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from sfu.errors import DataError
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
     from torch.utils.data import DataLoader, Dataset
+
+
+_PIECE_ROWS = 1 << 16
 
 
 class ToNumpy(Protocol):
@@ -198,8 +203,33 @@ def _from_numpy(array: np.ndarray, argument: str) -> Tensor:
     if kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise DataError(f"{argument} reach {int(array.max())}, which no 64-bit integer holds. Give smaller numbers.")
     wanted = {"f": np.float32 if array.dtype.itemsize <= 4 else np.float64, "c": np.complex128, "b": np.bool_}
+    if array.dtype in (np.float32, np.float64) and array.flags.c_contiguous and _is_mapped(array):
+        with warnings.catch_warnings():  # of memory that cannot be written: nothing writes to what it was given
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.from_numpy(np.asarray(array))
     # a copy, because PyTorch takes no other byte order, no negative strides and no read-only memory
     return torch.from_numpy(np.array(array, dtype=wanted.get(kind, np.int64), order="C"))
+
+
+def _is_mapped(array: np.ndarray) -> bool:
+    """Return whether an array lies in a file that is mapped into memory, and so may be larger than memory."""
+    import numpy as np
+
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return isinstance(owner, mmap)
+
+
+def first_not_finite(features_ND: Tensor) -> int | None:
+    """Return the number of the first row with a value that is not finite, a piece of the rows at a time."""
+    import torch
+
+    for start in range(0, len(features_ND), _PIECE_ROWS):
+        finite_N = torch.isfinite(features_ND[start : start + _PIECE_ROWS]).all(1)
+        if not bool(finite_N.all()):
+            return start + int(finite_N.int().argmin())
+    return None
 
 
 def _no_number(argument: str, value: Any) -> DataError:

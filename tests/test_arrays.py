@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from sfu.arrays import as_examples, as_tensor
+import sfu
+from sfu.arrays import as_examples, as_tensor, first_not_finite
 from sfu.errors import DataError
 
 VALUES = np.arange(12).reshape(4, 3) % 5
@@ -156,3 +157,38 @@ IMAGE = torch.zeros(3, 8, 8)
 def test_what_is_no_example_is_named_with_a_remedy(features, labels, message):
     with pytest.raises(DataError, match=message):
         as_examples(features, labels)
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_a_mapped_file_is_not_read_into_memory(tmp_path, mode):
+    np.save(tmp_path / "rows.npy", np.arange(30, dtype=np.float32).reshape(10, 3))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode=mode)
+    for given in (mapped, mapped[2:8], np.asarray(mapped)):
+        assert as_tensor(given, "features").data_ptr() == given.ctypes.data
+    for given in (mapped[:, :2], mapped[::2], mapped.astype(np.float32)):  # PyTorch needs rows that lie together
+        assert as_tensor(given, "features").data_ptr() != given.ctypes.data
+        assert as_tensor(given, "features").tolist() == given.tolist()
+
+
+def test_a_head_is_fitted_to_a_mapped_file(tmp_path):
+    drawn = np.random.default_rng(0)
+    rows, labels = drawn.standard_normal((200, 5)).astype(np.float32), drawn.integers(0, 3, 200)
+    np.save(tmp_path / "rows.npy", rows)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    heads = [sfu.fit(given, labels, l2=1e-2, loss="quadratic", keep="full") for given in (rows, mapped)]
+    assert torch.equal(heads[0].parameters_CE, heads[1].parameters_CE)
+    results = [
+        sfu.unlearn(head, given[20:60], labels[20:60], request="random")
+        for head, given in zip(heads, (rows, mapped), strict=True)
+    ]
+    assert torch.equal(results[0].head.parameters_CE, results[1].head.parameters_CE)
+    assert np.array_equal(np.load(tmp_path / "rows.npy"), rows)
+
+
+def test_the_first_row_that_is_not_finite_is_found_in_any_piece(monkeypatch):
+    monkeypatch.setattr("sfu.arrays._PIECE_ROWS", 4)
+    rows = torch.zeros(11, 2)
+    assert first_not_finite(rows) is None
+    for row in (10, 5, 4, 3, 0):
+        rows[row, 1] = torch.inf
+        assert first_not_finite(rows) == row

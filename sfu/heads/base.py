@@ -254,12 +254,14 @@ class Head(Registered, ABC, kind="head"):
         of a block of one class, on average. Where the classes share their parameters, :math:`|J_i|_F^2` of the Jacobian
         (an estimate, :meth:`sfu.losses.chunks.Chunk.squares_of_rows`) takes the place of :math:`|a_i|^2`.
         """
-        found = []
+        # small tensors that outlive large ones would leave memory in pieces too small to be used again
+        found_N, done = torch.empty(rows.count, dtype=torch.float64, device=rows.device), 0
         for chunk in rows.chunks():
             hessian = self.loss.curvature(chunk.outputs(self.parameters_CE), chunk.labels_B)
-            squares_B = chunk.squares_of_rows().double()
-            found.append(chunk.share_B.double() * hessian.trace().double() / self.n_classes * squares_B)
-        return torch.cat(found)
+            own_B = chunk.share_B.double() * hessian.trace().double() / self.n_classes
+            found_N[done : done + len(own_B)] = own_B * chunk.squares_of_rows().double()
+            done += len(own_B)
+        return found_N
 
     @abstractmethod
     def outputs(self, features_ND: Tensor, parameters_CE: Tensor) -> Tensor:
@@ -351,8 +353,11 @@ class Head(Registered, ABC, kind="head"):
             )
         if not features_ND.shape[0]:
             return parameters_CE.new_empty(0, self.n_classes)
+        found_NC = parameters_CE.new_empty(len(features_ND), self.n_classes)
         with torch.no_grad():
-            return torch.cat([self.outputs(chunk, parameters_CE) for chunk in features_ND.split(LOGIT_ROWS)])
+            for found, chunk in zip(found_NC.split(LOGIT_ROWS), features_ND.split(LOGIT_ROWS), strict=True):
+                found.copy_(self.outputs(chunk, parameters_CE))
+        return found_NC
 
     def save(self, stem: str | Path) -> list[Path]:
         """Write ``stem.safetensors`` (tensors), ``stem.json`` (settings) and what the kind of head needs beside them.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sfu.arrays import Array, as_tensor, numbered, values_of
+from sfu.arrays import Array, as_tensor, first_not_finite, numbered, values_of
 from sfu.data.labels import label_problem
 from sfu.errors import ConfigError, DataError, SfuError
 from sfu.heads.linear import LinearHead
@@ -64,9 +64,7 @@ def fit(
             raise DataError(f"the {name} are complex numbers, and a head is fitted to real ones. Give real numbers.")
     if features_ND.ndim != 2 or not features_ND.numel():
         raise DataError(f"the features have shape {list(features_ND.shape)}. Give at least one row [N, D].")
-    finite_N = torch.isfinite(features_ND).all(1)
-    if not bool(finite_N.all()):
-        row = int(finite_N.int().argmin())
+    if (row := first_not_finite(features_ND)) is not None:
         raise DataError(f"the features have NaN or infinite values, first in row {row}. Remove or repair those rows.")
     given = as_tensor(numbered(labels, names), "labels")
     labels_N = class_numbers(given, given.shape[-1] if given.ndim == 2 else 1)

@@ -48,7 +48,8 @@ class Channel:
         """Send a frame, from any thread; raise :class:`OSError` if the other end is closed."""
         with self._sending:
             self._end.sendall(_LENGTH.pack(len(frame)))
-            self._end.sendall(frame)
+            if frame:  # the other end may be gone once it has all of an empty one
+                self._end.sendall(frame)
 
     def receive(self, longest: int | None = None) -> bytes | None:
         """Return the next frame, or ``None`` if the other end is closed.

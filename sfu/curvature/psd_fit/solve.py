@@ -28,7 +28,6 @@ from sfu.curvature.psd_fit.splitting_newton import solve_splitting_newton
 from sfu.curvature.psd_fit.standard_form import DualPoint, Minimiser, StandardForm
 from sfu.errors import ConfigError
 from sfu.lazy import torch
-from sfu.operators.spectral import eigh
 from sfu.operators.threads import one_thread
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def fit_psd(
                 raise torch.linalg.LinAlgError("products of the measurements overflow")
             solution, used = _run(form, algorithm, tolerance, limit)
             shifted_DD, value_DD = form.lift(solution.matrix_DD)
-            smallest = float(eigh(shifted_DD)[0][0])
+            smallest = float(torch.linalg.eigvalsh(shifted_DD)[0])
         except torch.linalg.LinAlgError as error:
             return PsdFitResult.failed(f"{error}: rescale the perturbations and their observations.", algorithm)
     status, message = _verdict(solution, tolerance, limit)

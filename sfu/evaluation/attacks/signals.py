@@ -54,11 +54,13 @@ def modified_entropies(logits_TC: Tensor, labels_T: Tensor) -> Tensor:
 
 def confidences_under(original: Head, parameters_SCE: Tensor, features_TD: Tensor, labels_T: Tensor) -> Tensor:
     """Return the confidences of rows under many heads of one kind, ``[S, T]``, in one pass over the rows."""
-    found = [
-        confidences(chunk.outputs(parameters_SCE).double(), chunk.labels_B)
-        for chunk in original.rows(features_TD, labels_T).chunks()
-    ]
-    return torch.cat(found).T
+    rows = original.rows(features_TD, labels_T)
+    found_TS, done = torch.empty(rows.count, len(parameters_SCE), dtype=torch.float64, device=rows.device), 0
+    for chunk in rows.chunks():
+        own_BS = confidences(chunk.outputs(parameters_SCE).double(), chunk.labels_B)
+        found_TS[done : done + len(own_BS)] = own_BS
+        done += len(own_BS)
+    return found_TS.T
 
 
 def _own(outputs: Tensor, labels_T: Tensor) -> Tensor:
