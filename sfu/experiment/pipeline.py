@@ -27,6 +27,7 @@ from sfu.experiment.context import RunContext
 from sfu.experiment.estimate import expect, sizes_of
 from sfu.experiment.row_process import ROW_PROCESS
 from sfu.experiment.validate import validate
+from sfu.heads.settings import LinearSettings
 from sfu.isolation.sandbox import NOTHING, protections
 from sfu.isolation.server import server_of
 from sfu.progress import ProgressDisplay
@@ -104,7 +105,7 @@ def _estimate(run: RunContext, clock: float) -> None:
     Raises:
         ConfigError: It needs more memory than there is.
     """
-    if run.core is not None:  # its own preflight follows
+    if not isinstance(run.config.head, LinearSettings):  # the preflight of a linearised head follows
         return
     done = [] if run.cache is None else run.cache.available()
     rest = expect(run.config, sizes_of(run.data, run.split, run.config), run.methods, run.device, done)

@@ -244,3 +244,12 @@ def test_a_dry_run_knows_the_size_of_a_file_without_reading_it(suffix, tmp_path,
     data = ("dataset=features", f"dataset.path={path}", "logger=none", "methods=[original,closed_form]")
     assert sfu(monkeypatch, *data, "--dry-run") == 0
     assert re.search(r"would run training, original, closed_form\nexpects about \d+ s and ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"train_labels": -np.ones(9, int)}, {"train_features": np.zeros((0, 3))}, {"train_features": np.zeros(9)}]
+)
+def test_a_file_that_cannot_be_used_is_left_to_the_loading(wrong, tmp_path):
+    path = tmp_path / "rows.npz"
+    np.savez(path, **{"train_features": np.zeros((9, 3)), "train_labels": np.arange(9) % 3, **wrong})
+    assert composed("dataset=features", f"dataset.path={path}", "logger=none").dataset.shape() is None

@@ -64,6 +64,8 @@ class FeatureFile(FeatureDataset, name="features"):
             test = shapes["test_features"][0][0] if "test_features" in shapes else round(self.test_fraction * rows)
             rows = rows if "test_features" in shapes else rows - test
             classes = self.n_classes or int(labels.max()) + 1
+        if min(rows, features) < 1 or classes < 2:
+            return None
         return Shape(rows, test, features, classes, 8 if itemsize == 8 else 4)
 
     def source_files(self) -> list[Path]:
