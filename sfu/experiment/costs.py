@@ -30,6 +30,7 @@ _PAIR = 30  # bytes for each pair of losses in a fit
 _DECOMPOSED = 1024  # largest E whose second moments are decomposed for the bound of a head
 _DIRECTIONS = 16
 _STEP_SECONDS = 0.15  # of a step of whatever size: draws, and many small calls
+_CLASS_DRAWS, _CLASS_BYTES = 1e4, 300.0  # random sets whose classes are counted, and bytes for each class of them
 _ATTACK = 0.03  # seconds of the membership attack on a head
 
 
@@ -121,7 +122,8 @@ def unlearned_plus(name: str, sizes: Sizes, plan: Plan) -> Stage:
     blocks, side = blocks_of(plan.structure, classes, width)
     work = (*hessian(count, width, classes, plan.structure), Work(solved=_CHOLESKY * blocks * side**3))
     held = Held("Hessians", memory_estimate(plan.structure, classes, width, count))
-    return Stage(name, (*work, Work(moved=16.0 * count * width)), (*data, held))
+    step = (passes(sizes.forget, width, classes, 4, convert=True), slopes(sizes.forget, classes, 2))
+    return Stage(name, (*work, *step, Work(moved=16.0 * count * width)), (*data, held))
 
 
 def blocks_of(structure: Structure, classes: int, width: int) -> tuple[int, int]:
@@ -145,6 +147,7 @@ def folds(name: str, sizes: Sizes, plan: Plan, width: int) -> Stage:
         passes(count, sizes.width, classes, 6, convert=True),
         Work(2.0 * count * (count // _FOLDS) * _DIRECTIONS, moved=40.0 * count * sizes.features),  # near-duplicates
         Work(2.0 * some**2 * (sizes.width + some) + 4.0 * some * width**2, fixed=_STEP_SECONDS),  # tests for a shift
+        Work(moved=_CLASS_BYTES * min(_CLASS_DRAWS * classes, 1 << 25)),
     )
     if width < sizes.width:
         seen = (*seen, Work(solved=_QR * sizes.features * count**2))
@@ -196,6 +199,7 @@ def evaluation(sizes: Sizes, n_heads: int) -> Stage:
         *(passes(sizes.retain, width, classes * heads, 4) for heads in grouped),
         slopes(sizes.retain, classes, n_heads),
         *[passes(2 * others, width, classes, 1, convert=True)] * (n_heads + 1),
+        slopes(others, classes, 2 * (n_heads + 1)),
         Work(fixed=_ATTACK * n_heads),
     )  # fmt: skip
     held = (
