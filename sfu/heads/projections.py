@@ -29,9 +29,14 @@ def projected(features_ND: Tensor) -> Tensor:
 
 def projected_moments(features_ND: Tensor) -> Tensor:
     """Return the means over rows of their projections and of the squares of these, ``[2, K]``."""
+    return projected_sums(features_ND) / len(features_ND)
+
+
+def projected_sums(features_ND: Tensor) -> Tensor:
+    """Return the sums over rows of their projections and of the squares of these, ``[2, K]``."""
     chunks = (projected(rows) for rows in features_ND.split(_CHUNK_ROWS))
     sums = [torch.stack([along_BK.sum(0), along_BK.square().sum(0)]) for along_BK in chunks]
-    return torch.stack(sums).sum(0) / len(features_ND)
+    return torch.stack(sums).sum(0)
 
 
 @lru_cache(maxsize=8)

@@ -343,7 +343,7 @@ def test_very_few_rows_are_forgotten_without_settings(n_forget):
 def test_a_step_that_nobody_predicts_is_the_same(bias):
     request, _, _ = situation(n_forget=60, bias=bias)
     method = Newton(curvature_settings())
-    whole, alone = (method.unlearn(request, replace(CONTEXT, predict=predict)) for predict in (True, False))
+    whole, alone = (method.unlearn(request, dataclasses.replace(CONTEXT, predict=predict)) for predict in (True, False))
     torch.testing.assert_close(alone.head.parameters_CE, whole.head.parameters_CE, rtol=1e-10, atol=1e-13)
     assert alone.predicted_distance_gain == whole.predicted_distance_gain
     assert whole.predicted_share is not None
