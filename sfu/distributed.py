@@ -64,7 +64,8 @@ class Ranks:
             )
         self._group, self._distributed = found, distributed
         self.rank, self.size = distributed.get_rank(found), distributed.get_world_size(found)
-        on_gpu = "gloo" not in distributed.get_backend(found) and torch.cuda.is_available()
+        backend = distributed.get_backend(found)  # it may be "cpu:gloo,cuda:nccl"
+        on_gpu = "nccl" in backend and "gloo" not in backend
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def add_up(self, tensor: Tensor) -> Tensor:
@@ -115,12 +116,12 @@ class Ranks:
 
         All ranks send the same number of numbers whatever they do, so those that do different things can meet.
         """
-        own = text.encode()
+        own = text.encode(errors="replace")
         numbers = torch.zeros(2 * self.size + _SMALL, dtype=torch.float64, device=self.device)
         numbers[self.rank], numbers[self.size + self.rank] = _ACTIONS.index(action), len(own) if own else size
         if payload is not None:
             numbers[2 * self.size :][: len(payload)] = payload
-        numbers = self._sum(numbers)
+        self._sum(numbers)
         told = [int(one) for one in numbers[: 2 * self.size].tolist()]
         actions, sizes = [_ACTIONS[one] for one in told[: self.size]], told[self.size :]
         if _FAILED in actions:
@@ -144,6 +145,7 @@ class Ranks:
         return [bytes(row[:width]).decode() for row, width in zip(rows, widths, strict=True)]
 
     def _sum(self, tensor: Tensor) -> Tensor:
+        """Add a tensor up over all ranks, in place, and return it."""
         try:
             self._distributed.all_reduce(tensor, group=self._group)
         except RuntimeError as error:
@@ -152,12 +154,3 @@ class Ranks:
                 "time limit of the group. Its own output says why. Start all of them again."
             ) from error
         return tensor
-
-
-def ranks_of(group: ProcessGroup | str | None) -> Ranks | None:
-    """Return the ranks of a group; ``None`` without one.
-
-    Raises:
-        ConfigError: There is no such group, or this process is not in it.
-    """
-    return None if group is None else Ranks(group)

@@ -48,7 +48,8 @@ def train_head(
 ) -> Head:
     """Train a head of the kind ``head.name`` on all rows given; ``balanced`` class weights are counted here.
 
-    With ``ranks`` each process gives its own rows, and all get the head of all rows (:mod:`sfu.distributed`).
+    With ``ranks`` each process gives its own rows, and all get the head of all rows. Call it within
+    :meth:`sfu.distributed.Ranks.together` then, so that an error of one process reaches the others.
 
     Exact training is float64 whatever ``dtype``; the head is rounded to it in the end, and its stored gradient is that
     of the rounded head. A linearised head needs its ``core``. ``options`` are further keywords of :func:`train_like`,

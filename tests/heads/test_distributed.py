@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -134,6 +135,11 @@ def work(rank: int) -> Iterator[dict[str, Any]]:
         faults[name] = message(lambda call=call: call(rank, pair))
         if rank < 2:
             torch.distributed.barrier(pair)
+    hasty = torch.distributed.new_group([0, 1], timeout=timedelta(seconds=1))
+    if rank == 0:
+        faults["too slow"] = message(lambda: fitted(slice(0, 50), {"loss": "quadratic"}, hasty))
+    elif rank == 1:
+        time.sleep(1.5)
     yield {"heads": heads, "faults": faults}
     if rank == 3:
         Rows.moments = lambda self: os._exit(1)
@@ -171,6 +177,9 @@ def test_two_and_four_processes(tmp_path: Path) -> None:
         assert told[0][0]["faults"][name].startswith(first)
         assert told[1][0]["faults"][name].startswith(second)
         assert "no group of torch.distributed that this process belongs to" in told[2][0]["faults"][name]
+    assert told[0][0]["faults"]["too slow"].startswith(
+        "RankError: rank 0 of 2 has lost the others: one has died, or has"
+    )
     assert len(told[3]) == 1  # it has died
     for rank in range(3):
         assert told[rank][1].startswith(f"RankError: rank {rank} of 4 has lost the others: one has died")
