@@ -202,6 +202,19 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert unlearned.n_train == 1747
 
 
+def on_gpu(rank: int) -> Iterator[dict[str, Any]]:
+    torch.distributed.init_process_group("nccl")
+    yield numbers(fitted(slice(None), TRAINED["bias, weights"][1], "world"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_process_with_nccl_trains_on_its_gpu(tmp_path: Path) -> None:
+    (found,) = run_ranks(1, on_gpu, tmp_path)
+    wanted = numbers(fitted(slice(None), TRAINED["bias, weights"][1]))
+    np.testing.assert_allclose(found[0]["parameters"], wanted["parameters"], rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("group", ["world", "all", 3])
 def test_a_group_needs_torch_distributed(group):
     with pytest.raises(ConfigError, match="has not been started in this process"):
