@@ -37,3 +37,7 @@ class DivergedError(SfuError):
 
 class ArtifactError(SfuError):
     """A saved artifact (head, metrics, split) is missing, corrupt, or of another schema."""
+
+
+class RankError(SfuError):
+    """Another process of a group has failed, died, or does not do the same."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.reporting.scripts import load_script
 
@@ -62,3 +64,22 @@ def test_mistakes_are_refused_by_name_and_what_is_right_is_not(monkeypatch, caps
     monkeypatch.setattr(script, "serve", lambda head, rows, kind="random": ("no", head))
     assert script.main(["--only", "one-hot"]) == 1
     assert re.search(r"^one-hot +right +refused: no  WRONG$", capsys.readouterr().out, re.M)
+
+
+def test_all_benchmarks_are_run_by_one_command(monkeypatch, capsys, tmp_path):
+    script = load_script("bench")
+    assert {one.script for one in script.BENCHMARKS.values()} <= {f"{name}.py" for name in SCRIPTS}
+    (tmp_path / "good.py").write_text("import sys\nprint('ratio 2', len(sys.argv))\n")
+    (tmp_path / "bad.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.setattr(script, "FOLDER", tmp_path)
+    some = {"good": script.Benchmark("good.py", "nothing", ("PATH",)), "bad": script.Benchmark("bad.py", "nothing")}
+    monkeypatch.setattr(script, "BENCHMARKS", some)
+    assert script.main(["--quick", "--json", str(tmp_path / "bench.json")]) == 1
+    assert "Failed: bad." in capsys.readouterr().out
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["benchmarks"]["good"]["output"] == ["ratio 2 2"]
+    assert found["benchmarks"]["good"]["options"] == ["--quick"]
+    assert found["benchmarks"]["bad"]["exit"] == 3
+    assert torch.__version__.startswith(found["environment"]["versions"]["torch"])
+    assert script.main(["--only", "good", "--json", str(tmp_path / "bench.json")]) == 0
+    assert json.loads((tmp_path / "bench.json").read_text())["benchmarks"]["good"]["options"] == ["PATH"]

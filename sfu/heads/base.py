@@ -255,7 +255,7 @@ class Head(Registered, ABC, kind="head"):
         (an estimate, :meth:`sfu.losses.chunks.Chunk.squares_of_rows`) takes the place of :math:`|a_i|^2`.
         """
         # small tensors that outlive large ones would leave memory in pieces too small to be used again
-        found_N, done = torch.empty(rows.count, dtype=torch.float64, device=rows.device), 0
+        found_N, done = torch.empty(len(rows.labels_N), dtype=torch.float64, device=rows.device), 0
         for chunk in rows.chunks():
             hessian = self.loss.curvature(chunk.outputs(self.parameters_CE), chunk.labels_B)
             own_B = chunk.share_B.double() * hessian.trace().double() / self.n_classes

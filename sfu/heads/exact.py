@@ -52,7 +52,7 @@ def train_exact(
         return solve_normal_equations(objective, rows, start_CE, checkpoint=checkpoint, **limits)
     if objective.loss.layout is Layout.shared:
         plan = plan_structure(Layout.shared, start_CE.shape[0], rows.width, rows.count, rows.device)
-        if plan.structure is Structure.shared:
+        if rows.everywhere(plan.structure is Structure.shared):
             return _one_step(objective, rows, start_CE, tolerance)
     return minimize(objective, rows, start_CE, warm=warm, **limits)
 

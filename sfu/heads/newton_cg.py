@@ -77,8 +77,8 @@ class _Descent:
         if self.point_CE.dtype != torch.float64 or self._rows.shared:
             return Structure.products, self.point_CE.numel()
         plan = plan_structure(self._objective.loss.layout, n_classes, width, self._rows.count, self._rows.device)
-        if plan.structure is Structure.products:
-            return plan.structure, self.point_CE.numel()
+        if not self._rows.everywhere(plan.structure is not Structure.products):
+            return Structure.products, self.point_CE.numel()
         return plan.structure, 2 * (n_classes * width if plan.structure is Structure.dense else width)
 
     def _direction(self) -> Tensor:

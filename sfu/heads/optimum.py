@@ -52,10 +52,13 @@ def not_reached(
 
 
 def advice_to_centre(rows: Rows) -> str | None:
-    """Say that the mean of the features is so much larger than their scatter that rounding hides it; else ``None``."""
+    """Say that the mean of the features is so much larger than their scatter that rounding hides it; else ``None``.
+
+    Rows of this process stand for those of others.
+    """
     mean_D = rows.features_ND.mean(0, dtype=torch.float64)
     scatter = sum(float((part.double() - mean_D).square().sum()) for part in rows.features_ND.split(rows.step))
-    ratio = float(mean_D.norm()) / math.sqrt(scatter / rows.count) if scatter > 0 else 0.0
+    ratio = float(mean_D.norm()) / math.sqrt(scatter / len(rows.features_ND)) if scatter > 0 else 0.0
     if ratio < _FAR:
         return None
     return (
@@ -70,7 +73,7 @@ def warn_of_absent_classes(head: Head, rows: Rows) -> None:
     if head.loss.attained or not head.bias:
         return
     weighing = rows.labels_N if rows.weights_N is None else rows.labels_N[rows.weights_N > 0]
-    counts = torch.bincount(weighing, minlength=head.n_classes).tolist()
+    counts = rows.summed(torch.bincount(weighing, minlength=head.n_classes)).tolist()
     absent = [c for c, count in enumerate(counts) if count == 0]
     if absent:
         log.warning(
@@ -94,7 +97,7 @@ def warn_if_separated(head: Head, rows: Rows) -> None:
             own_B1 = (outputs_BC * hot_BC).sum(1, keepdim=True)
             right_BC = ((own_B1 > outputs_BC) | (hot_BC > 0)).all(1, keepdim=True)
         apart_C &= (right_BC | (chunk.share_B == 0)[:, None]).all(0)
-    if bool(apart_C.any()):
+    if bool((rows.summed((~apart_C).long()) == 0).any()):
         log.warning(
             "head.l2=0 and the training rows can be separated, so loss=%s has no optimum: weights grow until training "
             "stops, and unlearning from them means nothing. Set head.l2 above 0.", head.loss.name,

@@ -29,11 +29,16 @@ def projected(features_ND: Tensor) -> Tensor:
 
 def projected_moments(features_ND: Tensor) -> Tensor:
     """Return the means over rows of their projections and of the squares of these, ``[2, K]``."""
+    return projected_sums(features_ND) / len(features_ND)
+
+
+def projected_sums(features_ND: Tensor) -> Tensor:
+    """Return the sums over rows of their projections and of the squares of these, ``[2, K]``."""
     sums_2K = torch.zeros(2, DIRECTIONS, dtype=torch.float64, device=features_ND.device)
     for rows_BD in features_ND.split(_CHUNK_ROWS):
         along_BK = projected(rows_BD)
         sums_2K += torch.stack([along_BK.sum(0), along_BK.square().sum(0)])
-    return sums_2K / len(features_ND)
+    return sums_2K
 
 
 @lru_cache(maxsize=8)

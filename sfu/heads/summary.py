@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.kept import Kept
-from sfu.heads.projections import projected_moments
+from sfu.heads.projections import projected_sums
 from sfu.heads.settings import HeadSettings, Keep
 from sfu.heads.sketch import Sketch
 from sfu.lazy import torch
@@ -35,18 +35,21 @@ _SMALLEST, _LARGEST = 1e-20, 1e30  # traces between which squares in float32 nei
 
 def summarise(trained: Head, rows: Rows, config: HeadSettings) -> Kept:
     """Return what ``head.keep`` asks for of the training rows, at the trained head."""
-    shares_C = rows.labels_N.bincount(minlength=trained.n_classes).double() / rows.count
+    counts_C = rows.summed(rows.labels_N.bincount(minlength=trained.n_classes))
+    bound = curvature_bound(trained, rows)
     numbers = Kept(
-        curvature_bound(trained, rows), shares_C.to(rows.device), trace=float(trained.traces(rows).sum()),
-        projected_2K=projected_moments(rows.features_ND).to(rows.device),
+        None if bound is None else float(rows.same(torch.tensor(bound, dtype=torch.float64))),
+        (counts_C.double() / rows.count).to(rows.device), trace=float(rows.summed(trained.traces(rows).sum())),
+        projected_2K=(rows.summed(projected_sums(rows.features_ND)) / rows.count).to(rows.device),
     )  # fmt: skip
     if config.keep is Keep.bound:
         return numbers
-    mean_D = rows.features_ND.mean(0, dtype=torch.float64).to(rows.device)
+    mean_D = (rows.summed(rows.features_ND.sum(0, dtype=torch.float64)) / rows.count).to(rows.device)
     hessian = trained.objective().data_hessian(rows, trained.parameters_CE, trained.loss.layout)
     if config.keep is Keep.full:
         return replace(numbers, mean_D=mean_D, data_hessian=hessian)
-    return replace(numbers, mean_D=mean_D, sketch=Sketch.encode(hessian, config.sketch))
+    sketch = Sketch.encode(hessian, config.sketch)
+    return replace(numbers, mean_D=mean_D, sketch=Sketch(*(rows.same(one) for one in sketch.tensors().values())))
 
 
 def check_keep(head: Head, keep: Keep) -> None:

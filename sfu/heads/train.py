@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sfu.distributed import Ranks
+from sfu.errors import ConfigError
 from sfu.heads.base import Head
 from sfu.heads.certificate import Certificate
 from sfu.heads.descent import train_adam, train_sgd
@@ -41,9 +43,13 @@ def train_head(
     device: torch.device,
     dtype: torch.dtype,
     core: Core | None = None,
+    ranks: Ranks | None = None,
     **options: Any,
 ) -> Head:
     """Train a head of the kind ``head.name`` on all rows given; ``balanced`` class weights are counted here.
+
+    With ``ranks`` each process gives its own rows, and all get the head of all rows. Call it within
+    :meth:`sfu.distributed.Ranks.together` then, so that an error of one process reaches the others.
 
     Exact training is float64 whatever ``dtype``; the head is rounded to it in the end, and its stored gradient is that
     of the rounded head. A linearised head needs its ``core``. ``options`` are further keywords of :func:`train_like`,
@@ -55,9 +61,9 @@ def train_head(
         ConfigError: The curvature to store is too large, or the loss's settings do not fit the data.
         DataError: The sample weights are not one finite number of at least 0 for each row, or are all 0.
     """
-    made = loss.for_labels(labels_N, n_classes)
+    made = loss.for_labels(labels_N, n_classes, ranks)
     untrained = Head.named(head.name, "head.name").untrained(head, made, features_ND.shape[1], n_classes, core)
-    return train_like(untrained.to(device, dtype), features_ND, labels_N, head, **options)
+    return train_like(untrained.to(device, dtype), features_ND, labels_N, head, ranks=ranks, **options)
 
 
 def train_like(
@@ -73,6 +79,7 @@ def train_like(
     start_CE: Tensor | None = None,
     checkpoint: Checkpoint | None = None,
     progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Head:
     """Train from zero on other rows, with the kind, loss, class weights, network, device and dtype of ``original``.
 
@@ -86,22 +93,29 @@ def train_like(
             by default at zero.
         checkpoint: Where exact training of a linearised head saves its progress.
         progress: Called with (steps done, largest number of steps).
+        ranks: The processes whose rows are trained on together; ``None`` for the rows of this one alone.
 
     Raises:
         SfuError: See :func:`train_head`.
     """
     dtype, exact = original.parameters_CE.dtype, config.training is Training.exact
+    if ranks is not None and not (exact and config.objective_noise == 0):
+        raise ConfigError(
+            "rows of several processes are only trained on with head.training=exact and without head.objective_noise, "
+            "because each process would draw its own numbers. Set these, or train in one process."
+        )
     if weights_N is not None:
-        weights_N = check_weights(weights_N, labels_N)
+        weights_N = check_weights(weights_N, labels_N, ranks)
+    n_train = labels_N.shape[0] if ranks is None else int(ranks.add_up(torch.tensor(labels_N.shape[0])))
     zero_CE = torch.zeros_like(original.parameters_CE, dtype=torch.float64 if exact else dtype)
     blank = replace(
-        original, parameters_CE=zero_CE, gradient_CE=zero_CE, l2=config.l2, n_train=labels_N.shape[0],
+        original, parameters_CE=zero_CE, gradient_CE=zero_CE, l2=config.l2, n_train=n_train,
         weight=original.total_weight, kept=Kept(), certificate=None,
         forgotten=Forgotten(ledger=Ledger() if config.ledger else None),
         recipe=replace(original.recipe, trained=OPTIMUM if exact else EARLY_STOPPED),
     )  # fmt: skip
     check_keep(blank, config.keep)
-    rows = blank.rows(features_ND, labels_N, weights_N, cache=True)
+    rows = blank.rows(features_ND, labels_N, weights_N, cache=True, ranks=ranks)
     certificate = None
     if config.objective_noise > 0 and noise is not None:
         certificate = replace(noise, secret_CE=noise.noise_CE.to(zero_CE), residual_bound=0.0)
@@ -117,7 +131,7 @@ def train_like(
             objective, rows, zero_CE if start_CE is None else start_CE.to(zero_CE), tolerance=config.tolerance,
             max_iterations=config.max_iterations, warm=start_CE is not None, progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
-        parameters_CE, gradient_CE = optimum.parameters_CE.to(dtype).double(), optimum.gradient_CE
+        parameters_CE, gradient_CE = rows.same(optimum.parameters_CE).to(dtype).double(), optimum.gradient_CE
     elif config.training is Training.sgd:
         parameters_CE = train_sgd(objective, rows, zero_CE, config.sgd, seed=seed, progress=progress)
     else:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from sfu.distributed import Ranks
+
 
 BALANCED = "balanced"
 
@@ -156,16 +158,20 @@ class Loss(Choice, ABC, kind="loss"):
             raise ConfigError(f"loss.class_weights={list(weights)} are not all above 0 and finite. {wanted}")
         object.__setattr__(self, "class_weights", weights)
 
-    def for_labels(self, labels_N: Tensor, n_classes: int) -> Self:
+    def for_labels(self, labels_N: Tensor, n_classes: int, ranks: Ranks | None = None) -> Self:
         """Return the loss for these training labels; ``balanced`` becomes ``N / (C n_c)``, so classes weigh the same.
+
+        The rows of all ``ranks`` are counted together.
 
         Raises:
             ConfigError: There are not C class weights.
         """
         weights = self.class_weights
         if weights == BALANCED:
-            counts = labels_N.bincount(minlength=n_classes).clamp(min=1).tolist()
-            return replace(self, class_weights=tuple(labels_N.numel() / (n_classes * count) for count in counts))
+            counts_C = labels_N.bincount(minlength=n_classes)
+            counts_C = counts_C if ranks is None else ranks.add_up(counts_C)
+            total, counts = int(counts_C.sum()), counts_C.clamp(min=1).tolist()
+            return replace(self, class_weights=tuple(total / (n_classes * count) for count in counts))
         if weights is not None and len(weights) != n_classes:
             raise ConfigError(
                 f"loss.class_weights={list(weights)} has {len(weights)} entries for {n_classes} classes. Give one for "

@@ -75,8 +75,7 @@ class LinearChunk(Chunk):
         return flat_BQ.unflatten(1, vectors.shape[:-1])
 
     def pull(self, cotangent: Tensor) -> Tensor:
-        flat_BQ = cotangent.reshape(cotangent.shape[0], -1)
-        return (flat_BQ.T @ self.design_BE).reshape(*cotangent.shape[1:], self.design_BE.shape[1])
+        return (cotangent.flatten(1).T @ self.design_BE).reshape(*cotangent.shape[1:], self.design_BE.shape[1])
 
     def squares(self, cotangent_BC: Tensor) -> float:
         return float(cotangent_BC.square().sum(1) @ self.design_BE.square().sum(1))

@@ -67,20 +67,20 @@ class Objective:
         if self.linear_CE is not None:
             total = total + (parameters_PCE * self.linear_CE).sum(-1)
         by_class = self.loss.separable and n_classes > 1
-        total_PG = total if by_class else total.sum(-1, keepdim=True)
+        total_PG = rows.once(total if by_class else total.sum(-1, keepdim=True))
         for chunk in rows.chunks():
             values_BPG = self.loss.values(chunk.outputs(parameters_PCE), chunk.labels_B)
             values_BPG = values_BPG if by_class else values_BPG.sum(-1, keepdim=True)
             total_PG = total_PG + (chunk.share_B @ values_BPG.flatten(1)).reshape(n_points, -1)
-        return total_PG
+        return rows.summed(total_PG)
 
     def gradients_at(self, rows: Rows, parameters_PCE: Tensor) -> Tensor:
         """Return the gradient at each of P points, ``[P, C, E]``."""
-        total_PCE = self.gradient_without_rows(parameters_PCE)
+        total_PCE = rows.once(self.gradient_without_rows(parameters_PCE))
         for chunk in rows.chunks():
             slopes_BPC = self.loss.slopes(chunk.outputs(parameters_PCE), chunk.labels_B)
             total_PCE = total_PCE + chunk.pull(slopes_BPC * chunk.share_B[:, None, None])
-        return total_PCE
+        return rows.summed(total_PCE)
 
     def gradient_without_rows(self, parameters_PCE: Tensor) -> Tensor:
         """Return the gradient of the regulariser and the linear term at each of P points, ``[P, C, E]``."""
@@ -102,14 +102,14 @@ class Objective:
         if self.linear_CE is not None:
             gradient_CE = gradient_CE + self.linear_CE
             value += float((parameters_CE * self.linear_CE).sum())
-        hessians = []
+        value, gradient_CE, hessians = rows.once(value), rows.once(gradient_CE), []
         for chunk in rows.chunks():
             outputs_BC = chunk.outputs(parameters_CE)
             value += float(chunk.share_B @ self.loss.values(outputs_BC, chunk.labels_B).sum(-1))
             slopes_BC = self.loss.slopes(outputs_BC, chunk.labels_B)
             gradient_CE = gradient_CE + chunk.pull(slopes_BC * chunk.share_B[:, None])
             hessians.append(self.loss.curvature(outputs_BC, chunk.labels_B))
-        return Linearization(value, gradient_CE, hessians)
+        return Linearization(*rows.summed_with(value, gradient_CE), hessians)
 
     def data_hessian(self, rows: Rows, parameters_CE: Tensor, layout: Layout) -> Tensor:
         """Return the data term's Hessian: ``[E, E]``, ``[C, E, E]`` (diagonal blocks) or ``[C E, C E]``, by ``layout``.
@@ -133,7 +133,7 @@ class Objective:
                 add_gram(blocks_KEE[k], design_BE, design_BE * (share_B * diagonal_BC[:, k])[:, None])
             if full is not None and hessian.rank_one is not None:
                 _subtract_rank_ones(full, design_BE, hessian.rank_one * share_B.sqrt()[:, None])
-        return blocks_KEE if full is None else full + torch.block_diag(*blocks_KEE)
+        return rows.summed(blocks_KEE if full is None else full + torch.block_diag(*blocks_KEE))
 
     def _table_hessian(self, rows: Rows, parameters_1K: Tensor) -> Tensor:
         """Return ``[K, K]`` for rows that are given by their Jacobian."""
@@ -143,7 +143,7 @@ class Objective:
             output_BCC = self.loss.curvature(chunk.outputs(parameters_1K), chunk.labels_B).dense()
             weighted_BCK = output_BCC @ chunk.jacobian_BCK * chunk.share_B[:, None, None]
             full_KK += torch.einsum("bck,bcl->kl", chunk.jacobian_BCK, weighted_BCK)
-        return full_KK
+        return rows.summed(full_KK)
 
 
 _PIECE = 1 << 24

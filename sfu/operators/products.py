@@ -73,9 +73,14 @@ class ProductOperator(CurvatureOperator):
     structure = "products"
 
     @property
+    def _rows(self) -> Rows:
+        """Rows that are spread over processes as those of all parts are."""
+        return self.parts[0].rows
+
+    @property
     def shared(self) -> bool:
         """Whether the classes share all parameters."""
-        return self.parts[0].rows.shared
+        return self._rows.shared
 
     @property
     def tolerance(self) -> float:
@@ -99,11 +104,11 @@ class ProductOperator(CurvatureOperator):
     def quadratic(self, vectors: Tensor) -> Tensor:
         """Return ``v^T H v = sum_i s_i z_i^T M_i z_i + l2 |v|^2``, with one product ``z_i = A_i v`` a row."""
         flat_MCE = vectors.reshape(-1, *vectors.shape[-2:])
-        total_M = (flat_MCE.square() @ self.ridge_E).sum(-1)
+        total_M = self._rows.once((flat_MCE.square() @ self.ridge_E).sum(-1))
         for chunk, hessian, share_B in self._chunks():
             pushed_BMC = chunk.push(flat_MCE)
             total_M = total_M + share_B @ (hessian.unsqueeze().apply(pushed_BMC) * pushed_BMC).sum(-1)
-        return total_M.reshape(vectors.shape[:-2])
+        return self._rows.summed(total_M).reshape(vectors.shape[:-2])
 
     def matmul(self, vectors: Tensor) -> Tensor:
         """Return ``H v``, for as many vectors at once as memory allows."""
@@ -112,11 +117,11 @@ class ProductOperator(CurvatureOperator):
         return torch.cat(pieces).reshape(vectors.shape)
 
     def _matmul(self, vectors_MCE: Tensor) -> Tensor:
-        total = self.ridge_E * vectors_MCE
+        total = self._rows.once(self.ridge_E * vectors_MCE)
         for chunk, hessian, share_B in self._chunks():
             cotangent_BMC = hessian.unsqueeze().apply(chunk.push(vectors_MCE))
             total = total + chunk.pull(cotangent_BMC * share_B[:, None, None])
-        return total
+        return self._rows.summed(total)
 
     @property
     def n_outputs(self) -> int:
@@ -150,12 +155,13 @@ class ProductOperator(CurvatureOperator):
         """Return ``sum_i s_i tr(M_i) |a_i|^2 + C l2 tr(R)``, by Hutchinson's estimate if classes share parameters."""
         if self.shared:
             return _hutchinson_trace(self)
-        total = self.n_classes * (float(self.ridge_E.sum()) + self.unseen.directions * self.unseen.curvature)
+        ridge = float(self.ridge_E.sum()) + self.unseen.directions * self.unseen.curvature
+        total = self._rows.once(self.n_classes * ridge)
         for part in self.parts:
             for chunk, hessian in zip(part.rows.linear_chunks(), part.hessians, strict=True):
                 squares_B = chunk.design_BE.square().sum(1)
                 total += part.coefficient * float((chunk.share_B * hessian.trace() * squares_B).sum())
-        return total
+        return float(self._rows.summed(torch.tensor(total, dtype=torch.float64)))
 
     def output_mean(self) -> Tensor:
         """Return the sum of the rows' blocks of M, ``[C, C]``."""
@@ -165,7 +171,7 @@ class ProductOperator(CurvatureOperator):
             total += torch.diag(share_B @ hessian.diagonal)
             if hessian.rank_one is not None:
                 total -= hessian.rank_one.T @ (hessian.rank_one * share_B[:, None])
-        return total
+        return self._rows.summed(total)
 
     def damped(self) -> DampedInverse:
         return KrylovInverse(self)
