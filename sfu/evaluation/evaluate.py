@@ -137,6 +137,8 @@ class Evaluator:
         if self._retrained is None or self._retrained_scores is None:
             return dict.fromkeys((*gaps, *_COMPARISONS))
         reference, nothing = self._retrained_scores, self._nothing
+        if torch.equal(head.parameters_CE, self._original.parameters_CE):
+            square = nothing  # its own may be rounded in another way
         values = (
             *(_difference(own.metrics[key], reference.metrics[key]) for key in gaps.values()),
             math.sqrt(square / nothing) if nothing > 0 else None,
