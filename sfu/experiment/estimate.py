@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sfu.curvature.observations import DEFAULT_LOSSES, enough_gradients
@@ -77,6 +78,12 @@ class Estimate:
     def worth_telling(self) -> bool:
         """Whether it is long, or takes half of the memory."""
         return self.seconds >= LONG or self.memory > available_memory(torch.device("cpu")) / 2
+
+
+@cache
+def _rates_of(device: Any) -> Rates:
+    """Measure a device once for all jobs of a process."""
+    return Rates.measured(device)
 
 
 def _shown(seconds: float) -> str:
@@ -203,7 +210,7 @@ def expect(
     isolated = config.isolate and sum(
         method.access is not Access.RETAINED for name, method in methods.items() if name not in done
     )
-    rates = Rates.measured(device)
+    rates = _rates_of(device)
     seconds = sum(map(rates.seconds, stages)) + _PROCESS * isolated
     memory = PROGRAM_BYTES * (1 + bool(isolated)) + max(stage.size for stage in stages)
     return Estimate(seconds, memory, uncounted)
