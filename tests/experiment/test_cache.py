@@ -49,7 +49,7 @@ def cached_run(config, folder):
 def bare(value):
     """Metrics without times, sizes, and what came from the cache."""
     if isinstance(value, dict):
-        unlike = ("seconds", "peak_memory_mb", "fit_seconds", "started", "reused", "name")
+        unlike = ("seconds", "peak_memory_mb", "fit_seconds", "started", "reused", "name", "expected")
         return {key: bare(item) for key, item in value.items() if key not in unlike}
     return [bare(item) for item in value] if isinstance(value, list) else value
 

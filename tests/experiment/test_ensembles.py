@@ -98,7 +98,7 @@ def test_an_ensemble_of_one_is_refused_before_any_work():
 
 
 def test_without_retrained_there_is_no_klom(feature_file: Path, tmp_path: Path, monkeypatch, caplog):
-    monkeypatch.setattr("sfu.experiment.rows._retrained", lambda run, retained: None)
+    monkeypatch.setattr("sfu.experiment.rows._retrained", lambda run: None)
     config = config_for(feature_file, evaluation__klom=2, evaluation__theory=True, forget__fraction=0.2)
     config.methods = ["original", "closed_form"]
     rows = run(config, tmp_path / "run")["rows"]
