@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
 
-_PIECE_ROWS = 1 << 16
-
-
 class ToNumpy(Protocol):
     """A data frame, a series or a column of pandas, Polars, Arrow or another library."""
 
@@ -221,12 +218,12 @@ def _is_mapped(array: np.ndarray) -> bool:
     return isinstance(owner, mmap)
 
 
-def first_not_finite(features_ND: Tensor) -> int | None:
-    """Return the number of the first row with a value that is not finite, a piece of the rows at a time."""
+def first_not_finite(features_ND: Tensor, piece: int = 1 << 16) -> int | None:
+    """Return the number of the first row with a value that is not finite, looking at a ``piece`` of rows at a time."""
     import torch
 
-    for start in range(0, len(features_ND), _PIECE_ROWS):
-        finite_N = torch.isfinite(features_ND[start : start + _PIECE_ROWS]).all(1)
+    for start in range(0, len(features_ND), piece):
+        finite_N = torch.isfinite(features_ND[start : start + piece]).all(1)
         if not bool(finite_N.all()):
             return start + int(finite_N.int().argmin())
     return None

@@ -185,10 +185,9 @@ def test_a_head_is_fitted_to_a_mapped_file(tmp_path):
     assert np.array_equal(np.load(tmp_path / "rows.npy"), rows)
 
 
-def test_the_first_row_that_is_not_finite_is_found_in_any_piece(monkeypatch):
-    monkeypatch.setattr("sfu.arrays._PIECE_ROWS", 4)
+def test_the_first_row_that_is_not_finite_is_found_in_any_piece():
     rows = torch.zeros(11, 2)
-    assert first_not_finite(rows) is None
+    assert first_not_finite(rows, piece=4) is None
     for row in (10, 5, 4, 3, 0):
         rows[row, 1] = torch.inf
-        assert first_not_finite(rows) == row
+        assert first_not_finite(rows, piece=4) == row

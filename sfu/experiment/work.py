@@ -37,12 +37,12 @@ class Sizes:
 
     @property
     def width(self) -> int:
-        """E."""
+        """E: the features, and the bias if there is one."""
         return self.features + int(self.bias)
 
     @property
     def retain(self) -> int:
-        """R."""
+        """R: the training rows that are not forgotten."""
         return self.rows - self.forget
 
     @property
@@ -100,7 +100,7 @@ class Stage:
 
     @property
     def size(self) -> float:
-        """Bytes held."""
+        """Bytes of all arrays that it holds."""
         return sum(one.size for one in self.held)
 
     @property
